@@ -1,0 +1,1 @@
+"""Spec-Bench's commands: answer questions with a method, compare answers, print tables."""

@@ -1,0 +1,56 @@
+"""What every command shares: option spelling, and errors that are one clear line with exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+
+class UserError(Exception):
+    """A mistake in what the user gave: what, got, allowed, what to do, in one line."""
+
+
+class OptionParser(argparse.ArgumentParser):
+    """An argument parser that takes `--tree-version` and `--tree_version` alike.
+
+    Spec-Bench and TokenRecycling use both spellings. Abbreviations are refused: an option that is
+    not known is an error, never a guess.
+    """
+
+    def __init__(self, **kwargs: object) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**kwargs)  # type: ignore[arg-type]
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        given = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args([_with_dashes(word) for word in given], namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and one line."""
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
+def _with_dashes(word: str) -> str:
+    """Spell an option's name with dashes; leave values alone."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
+    """Run a command's main function and exit with its code; a `UserError` is one line on stderr and
+    code 2.
+    """
+    try:
+        code = main(None)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)

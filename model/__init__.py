@@ -1,0 +1,1 @@
+"""Train-free speculative decoding for any decoder-only Hugging Face model, unmodified."""

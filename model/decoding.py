@@ -1,0 +1,173 @@
+"""The loop: propose a tree, verify it in one forward pass, keep the accepted rows, learn from it.
+
+Everything stands on this one generator: the inference commands, the library and the tests. Plain
+decoding is the empty draft through the same loop. The prompt is read up to its last token, which is
+the first tree's root, so that acceptance lengths sum exactly to the number of new tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from model.draft_tree import DraftBudget
+from model.drafter import Drafter, VerifiedStep
+from model.hf import TargetModel
+from model.verification import TokenRule, verify
+
+# Depth allowed to drafts where the model sets no limit to its context.
+MAX_UNLIMITED_DRAFT = 4096
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step of decoding.
+
+    Attributes:
+        tokens: emitted token ids, never past the end of text or the limit.
+        num_nodes: nodes verified, root included.
+        stop_reason: None while the text goes on, else "eos", "length" (max_new_tokens) or "context"
+            (full).
+        prefill_ns: time of reading the prompt, on the first step; 0 on others.
+        draft_ns, forward_ns, verify_ns, keep_ns, observe_ns: time of each part. The host waits for
+            the device in verify alone, so that on a GPU the forward pass is paid there.
+    """
+
+    tokens: list[int]
+    num_nodes: int
+    stop_reason: str | None = None
+    prefill_ns: int = 0
+    draft_ns: int = 0
+    forward_ns: int = 0
+    verify_ns: int = 0
+    keep_ns: int = 0
+    observe_ns: int = 0
+
+
+@dataclass(slots=True)
+class Generation:
+    """A whole answer.
+
+    Attributes:
+        token_ids: new tokens.
+        steps: a record of every step, in order.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+
+    @property
+    def accept_lengths(self) -> list[int]:
+        """Tokens emitted by each step, bonus token included; their sum is the number of new tokens."""
+        return [len(step.tokens) for step in self.steps]
+
+
+def generate(
+    target: TargetModel, drafter: Drafter, prompt_ids: Sequence[int], **options: Any
+) -> Generation:
+    """Run `decode` (same options) to its end and collect its steps."""
+    generation = Generation()
+    for step in decode(target, drafter, prompt_ids, **options):
+        generation.token_ids += step.tokens
+        generation.steps.append(step)
+    return generation
+
+
+@torch.inference_mode()
+def decode(
+    target: TargetModel,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    eos_ids: Collection[int] = (),
+    rule: TokenRule | None = None,
+) -> Iterator[StepRecord]:
+    """Yield the steps of decoding `prompt_ids`.
+
+    Args:
+        target: the model.
+        drafter: the method.
+        prompt_ids: token ids of the prompt, at least one.
+        max_new_tokens: limit; exact for every method.
+        eos_ids: token ids that end the text; the one that ends it is emitted.
+        rule: None for greedy decoding, else how each token is drawn.
+
+    Raises:
+        ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
+    """
+    limit = _context_limit(target, prompt_ids, max_new_tokens)
+    room = min(max_new_tokens, limit - len(prompt_ids))
+    limit_reason = "length" if room == max_new_tokens else "context"
+    last = min(
+        room + drafter.overrun, limit - len(prompt_ids)
+    )  # where the loop ends, unseen steps included
+    sequence = list(prompt_ids)
+    num_emitted = 0
+    clock = time.perf_counter_ns
+    started = clock()
+    cache = target.new_cache(len(sequence) + last + drafter.max_nodes)
+    drafter.start(sequence)
+    for chunk in target.prefill(sequence, cache, drafter.harvests_prompt):
+        if chunk.logits is not None:
+            drafter.observe_prompt(chunk.token_ids, chunk.logits)
+    target.synchronize()
+    prefill_ns = clock() - started
+    stop_reason = None
+    while stop_reason is None:
+        base = cache.length
+        times = [clock()]
+        budget = DraftBudget(limit - 1 - base, target.chain_only)
+        tree = drafter.propose(sequence, budget)
+        budget.check(tree.topology)
+        times.append(clock())
+        logits = target.forward(tree, cache)
+        times.append(clock())
+        acceptance = verify(tree, logits, rule, sequence)
+        times.append(clock())
+        cache.keep(base, acceptance.path)
+        times.append(clock())
+        tokens = _up_to_eos(acceptance.tokens, eos_ids)
+        visible = tokens[: max(0, room - num_emitted)]
+        num_emitted += len(tokens)
+        sequence += tokens
+        has_ended = tokens[-1] in eos_ids
+        stop_reason = "eos" if has_ended else limit_reason if num_emitted >= last else None
+        drafter.observe(VerifiedStep(tree, logits, acceptance, tokens, stop_reason))
+        times.append(clock())
+        if visible:
+            has_ended = visible[-1] in eos_ids
+            reason = "eos" if has_ended else limit_reason if num_emitted >= room else None
+            parts = [end - begin for begin, end in pairwise(times)]
+            yield StepRecord(visible, tree.topology.num_nodes, reason, prefill_ns, *parts)
+            prefill_ns = 0
+
+
+def _up_to_eos(tokens: list[int], eos_ids: Collection[int]) -> list[int]:
+    """Return the tokens up to and including the first that ends the text."""
+    for count, token in enumerate(tokens, start=1):
+        if token in eos_ids:
+            return tokens[:count]
+    return tokens
+
+
+def _context_limit(target: TargetModel, prompt_ids: Sequence[int], max_new_tokens: int) -> int:
+    """Check the request; return the most tokens that prompt and answer may have together."""
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens: got {max_new_tokens}; allowed: 1 or more")
+    if not prompt_ids:
+        raise ValueError("prompt: got no token; allowed: at least one")
+    limit = target.context_limit(len(prompt_ids))
+    if limit is None:
+        return len(prompt_ids) + max_new_tokens + MAX_UNLIMITED_DRAFT
+    if len(prompt_ids) >= limit:
+        raise ValueError(
+            f"prompt: got {len(prompt_ids)} tokens; allowed: fewer than the model's context of "
+            f"{limit}; shorten the prompt"
+        )
+    return limit

@@ -1,0 +1,173 @@
+"""Draft trees: what a drafter guesses and one forward pass verifies.
+
+A draft is a tree of token ids. Node 0 is the root: the last committed token, whose key and value
+are not in the KV cache yet. Every other node guesses the token that follows its parent. A chain is
+a tree, and "no draft" is the root alone, so plain decoding and every speculative method share one
+representation.
+
+Shapes: N nodes (root included), D depth of the deepest node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+
+
+class TreeTopology:
+    """The shape of a draft tree: parents, and everything that follows from them.
+
+    Built once for a static template and reused, so that its tensors are constants. Use
+    `TreeTopology.from_parents`, which returns the same object for the same parents.
+
+    Args:
+        parents: `parents[n]` is the index of node n's parent; -1 for the root (node 0). Parents
+            come before their children.
+
+    Raises:
+        ValueError: if node 0 is not the root, or a parent does not precede its child.
+    """
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        if not parents or parents[0] != -1:
+            raise ValueError(
+                f"parents: node 0 must be the root with parent -1, got {list(parents[:1])}"
+            )
+        for node, parent in enumerate(parents[1:], start=1):
+            if not 0 <= parent < node:
+                raise ValueError(
+                    f"parents: node {node} has parent {parent}; allowed: an earlier node, 0 to {node - 1}"
+                )
+        self.parents = tuple(parents)
+        self._on_device: dict[tuple[str, torch.device, torch.dtype | None], torch.Tensor] = {}
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def from_parents(parents: tuple[int, ...]) -> TreeTopology:
+        """Return the topology with these parents, shared by all callers."""
+        return TreeTopology(parents)
+
+    @staticmethod
+    def chain(num_nodes: int) -> TreeTopology:
+        """Return the chain of `num_nodes` nodes, root included (1: the root alone)."""
+        return TreeTopology.from_parents(tuple(range(-1, num_nodes - 1)))
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes N, root included."""
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of each node from the root; the root has depth 0."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def max_depth(self) -> int:
+        """Depth of the deepest node; 0 when there is no draft."""
+        return max(self.depths)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether every node has at most one child (the root alone is a chain)."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Children of each node in node order."""
+        children: list[list[int]] = [[] for _ in self.parents]
+        for node, parent in enumerate(self.parents[1:], start=1):
+            children[parent].append(node)
+        return tuple(tuple(nodes) for nodes in children)
+
+    @cached_property
+    def ancestor_mask(self) -> torch.Tensor:
+        """Boolean [N, N]: row n is True at n and at every ancestor of n."""
+        # numpy: a topology may be new at every step, and its row operations cost a tenth of
+        # torch's.
+        mask = np.eye(self.num_nodes, dtype=bool)  # [N, N]
+        for node, parent in enumerate(self.parents[1:], start=1):
+            mask[node] |= mask[parent]
+        return torch.from_numpy(mask)
+
+    def path_to(self, node: int) -> list[int]:
+        """Return the nodes from the root to `node`, both included."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def depth_tensor(self, device: torch.device) -> torch.Tensor:
+        """Return the depths as int64 [N] on `device`; the same tensor on every call."""
+        key = ("depths", device, None)
+        if key not in self._on_device:
+            self._on_device[key] = torch.tensor(self.depths, device=device)
+        return self._on_device[key]
+
+    def additive_mask(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Return [N, N]: 0 where a node sees itself or an ancestor, the lowest finite number
+        elsewhere.
+        """
+        key = ("mask", device, dtype)
+        if key not in self._on_device:
+            blocked = ~self.ancestor_mask
+            mask = torch.zeros(blocked.shape, dtype=dtype).masked_fill_(
+                blocked, torch.finfo(dtype).min
+            )
+            self._on_device[key] = mask.to(device)
+        return self._on_device[key]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Token ids over a topology.
+
+    Attributes:
+        token_ids: int64 [N] on the model's device; `token_ids[0]` is the last committed token.
+        topology: the shape of the tree, N nodes.
+    """
+
+    token_ids: torch.Tensor
+    topology: TreeTopology
+
+    @classmethod
+    def from_lists(
+        cls, tokens: Sequence[int], parents: tuple[int, ...], device: torch.device
+    ) -> DraftTree:
+        """Build a tree from host lists of equal length N (root first)."""
+        return cls(torch.tensor(tokens, device=device), TreeTopology.from_parents(parents))
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], device: torch.device) -> DraftTree:
+        """Build a chain: the root token followed by its guessed continuation."""
+        return cls(torch.tensor(tokens, device=device), TreeTopology.chain(len(tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """What a draft may contain; a drafter must stay inside it.
+
+    Attributes:
+        max_depth: deepest node allowed: the context left after the root. 0 allows the root alone.
+        chain_only: whether the model can verify chains only (see `model.hf`).
+    """
+
+    max_depth: int
+    chain_only: bool = False
+
+    def check(self, topology: TreeTopology) -> None:
+        """Raise ValueError if `topology` exceeds the budget: a drafter's bug, not a user's mistake."""
+        if topology.max_depth > self.max_depth:
+            raise ValueError(
+                f"draft of depth {topology.max_depth}; allowed: at most {self.max_depth}"
+            )
+        if self.chain_only and not topology.is_chain:
+            raise ValueError("draft branches; this model verifies chains only")

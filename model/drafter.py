@@ -1,0 +1,131 @@
+"""Drafters: the part of speculative decoding that guesses, and the table of methods.
+
+A drafter may be wrong, never unsafe: whatever it proposes, verification emits the target model's
+own tokens. To add a method: one folder with a `drafter.py` (a config dataclass and a `Drafter`),
+and one line in `METHODS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from model.draft_tree import DraftBudget, DraftTree
+from model.verification import Acceptance
+
+METHODS: dict[str, str] = {
+    "vanilla": "model.vanilla.drafter:VanillaDrafter",
+    "recycling": "model.recycling.drafter:RecyclingDrafter",
+    "pld": "model.pld.drafter:PldDrafter",
+    "lookahead": "model.lookahead.drafter:LookaheadDrafter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedStep:
+    """What a drafter may learn from one step.
+
+    Attributes:
+        tree: the verified draft.
+        logits: the target model's logits after every node [N, V].
+        acceptance: the accepted path and what was emitted along it.
+        tokens: the emitted tokens after the end-of-sequence and length cuts.
+        stop_reason: None while the text goes on, else why this step was the last: "eos", "length"
+            or "context".
+    """
+
+    tree: DraftTree
+    logits: torch.Tensor
+    acceptance: Acceptance
+    tokens: Sequence[int]
+    stop_reason: str | None
+
+
+class Drafter:
+    """Base of all drafters: the lifecycle, with nothing to do by default.
+
+    Three lifetimes: the frozen `config`; memory that lives across prompts (`memory`, cleared by
+    `reset`); and the state of one sequence (cleared by `start`).
+
+    Args:
+        config: an instance of `config_class`.
+        vocab_size: number of rows of the target model's output V.
+        device: where the target model takes its token ids.
+    """
+
+    config_class: ClassVar[type]
+    # Whether `observe_prompt` wants the logits of the prompt's tokens.
+    harvests_prompt: bool = False
+    # Whether warm-up passes leave their mark on the measured run.
+    keeps_warmup: bool = False
+    # Whether memory is cleared between questions (a cold start each).
+    is_cold: bool = False
+    # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
+    max_nodes: int = 1
+    # Steps go on, unseen, until this many tokens past the limit (to reproduce codes that
+    # overshoot).
+    overrun: int = 0
+
+    def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
+        self.config = config
+        self.vocab_size = vocab_size
+        self.device = device
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a sequence: clear the state of the previous one."""
+
+    def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+        """Learn from a chunk of the prompt: its C tokens and the logits after each, [C, V]."""
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return a draft whose root is `context[-1]`, inside the budget."""
+        raise NotImplementedError
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Learn from a verified step."""
+
+    def reset(self) -> None:
+        """Forget everything, memory kept across prompts included."""
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the memory kept across prompts, as named tensors; empty if there is none."""
+        return {}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` of an equally configured drafter returned.
+
+        Raises:
+            ValueError: if names, shapes or values do not fit this drafter.
+        """
+        if tensors:
+            raise ValueError(
+                f"memory: got {sorted(tensors)}; this method keeps nothing across prompts"
+            )
+
+    def describe(self) -> str:
+        """Return one line on size and memory for a log; empty if there is nothing to say."""
+        return ""
+
+
+def unknown_name(what: str, name: object, known: Sequence[str]) -> str:
+    """Return the text of an error for a name that is not in a table, with the likeliest meant."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{what}: got {name!r}; allowed: {', '.join(known)}{hint}"
+
+
+def drafter_class(method: str) -> type[Drafter]:
+    """Return the drafter of a method.
+
+    Raises:
+        ValueError: if the method is unknown.
+    """
+    if method not in METHODS:
+        raise ValueError(unknown_name("method", method, list(METHODS)))
+    module, name = METHODS[method].split(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,138 @@
+"""Lookahead decoding: a Jacobi window makes n-grams, a pool keeps them, matching ones are verified
+as guesses.
+
+Window and guesses are one draft tree. The window has W columns and N-1 rows (N is the n-gram's
+length, `level`). Row 0 is a chain under the root: column 0 is the root itself, column j hangs from
+column j-1. Node (row i, column j) hangs from (row i-1, column j). The prediction after the last row
+of a column completes an n-gram of the pool. Every step the window moves one position on. Guesses
+are the pool's n-grams that begin with the root's token, chains under the root; with several alike
+the longest accepted path wins.
+
+Source: Y. Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding,
+arXiv 2402.02057 (W -> `window`, N -> `level`, G -> `guess`); defaults are Spec-Bench's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from model.draft_tree import DraftBudget, DraftTree
+from model.drafter import Drafter, VerifiedStep
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadConfig:
+    """Options of lookahead decoding."""
+
+    level: int = field(default=5, metadata={"help": "length N of the n-grams"})
+    window: int = field(default=7, metadata={"help": "columns W of the Jacobi window"})
+    guess: int = field(
+        default=7, metadata={"help": "n-grams G verified in a step, and kept for each token"}
+    )
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        for name, lowest in (("level", 2), ("window", 1), ("guess", 1)):
+            if getattr(self, name) < lowest:
+                raise ValueError(f"{name}: got {getattr(self, name)}; allowed: {lowest} or more")
+
+
+class _Window(NamedTuple):
+    """The window as part of a tree: its nodes without the root, and the last row's node of each
+    column.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    last_nodes: list[int]
+
+
+class LookaheadDrafter(Drafter):
+    """Drafts the Jacobi window and the n-grams of the pool in one tree."""
+
+    config_class = LookaheadConfig
+
+    def __init__(self, config: LookaheadConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        num_columns = config.window + config.level - 3
+        self.max_nodes = 1 + (config.level - 1) * (num_columns + 1 + config.guess)
+        self._rows: list[list[int]] = []
+        # first token -> the N-1 tokens that follow it in an n-gram, the latest last
+        self._pool: dict[int, list[tuple[int, ...]]] = {}
+        self._last_nodes: list[int] = []
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Feed the pool from the prompt and begin a window of random prompt tokens (the same every
+        time).
+        """
+        level = self.config.level
+        self._pool = {}
+        for begin in range(len(prompt_ids) - level + 1):
+            self._add_ngram(prompt_ids[begin], tuple(prompt_ids[begin + 1 : begin + level]))
+        # One column more for every row still to fill: each step that adds a row drops a column.
+        num_columns = self.config.window + level - 3
+        self._rows = [random.Random(0).choices(prompt_ids, k=num_columns)]
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return window and guesses; the best guess alone where only a chain can be verified."""
+        root = context[-1]
+        guesses = [guess[: budget.max_depth] for guess in self._pool.get(root, [])]
+        if budget.chain_only:
+            self._last_nodes = []
+            return DraftTree.chain([root, *(guesses[-1] if guesses else ())], self.device)
+        tokens, parents, self._last_nodes = self._window_within(budget.max_depth)
+        tokens, parents = [root, *tokens], [-1, *parents]
+        for guess in guesses:
+            parent = 0
+            for token in guess:
+                parents.append(parent)
+                parent = len(tokens)
+                tokens.append(token)
+        return DraftTree.from_lists(tokens, tuple(parents), self.device)
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Move the window on by one position; a full one gives W new n-grams."""
+        if not self._last_nodes:
+            return
+        predictions = [step.acceptance.predictions[node] for node in self._last_nodes]
+        if len(self._rows) < self.config.level - 1:
+            self._rows = [row[1:] for row in self._rows] + [predictions[1:]]
+            return
+        heads = [step.acceptance.node_tokens[0], *self._rows[0]]
+        for head, *column in zip(heads, *self._rows[1:], predictions, strict=True):
+            self._add_ngram(head, tuple(column))
+        self._rows = [*self._rows[1:], predictions]
+        self._rows[0] = self._rows[0][1:]
+
+    def _window_within(self, max_depth: int) -> _Window:
+        """Return the window's nodes, or none of them where its depth does not fit."""
+        heads = self._rows[0]
+        if len(heads) + len(self._rows) - 1 > max_depth:
+            return _Window([], [], [])
+        tokens = list(heads)
+        parents = list(range(len(heads)))
+        last_nodes = list(range(len(heads) + 1))  # row 0: the root, then the chain of heads
+        for row in self._rows[1:]:
+            first = len(tokens) + 1
+            tokens += row
+            parents += last_nodes
+            last_nodes = list(range(first, first + len(row)))
+        return _Window(tokens, parents, last_nodes)
+
+    def _add_ngram(self, first: int, rest: tuple[int, ...]) -> None:
+        """Put an n-gram last in its token's list; the oldest leaves when there are more than G."""
+        known = self._pool.setdefault(first, [])
+        if rest in known:
+            known.remove(rest)
+        known.append(rest)
+        if len(known) > self.config.guess:
+            known.pop(0)

@@ -1,0 +1,222 @@
+"""Token Recycling: the candidate tokens that decoding throws away are kept and drafted from.
+
+An adjacency matrix holds, for every token of the vocabulary, the top-k tokens predicted after its
+last occurrence. A step fills a static tree template from it, level by level (`child =
+matrix[token(parent), rank]`), verifies the tree in one forward pass, and writes the top-k of every
+node's logits back, rejected nodes included.
+
+Source: X. Luo et al., Turning Trash into Treasure: Accelerating Inference of LLMs with Token
+Recycling, arXiv 2408.08696 (M, the adjacency matrix -> `_matrix`; k -> `output_id_topk`; the static
+tree of section 3.2 -> `TreeTemplate`).
+
+Shapes: N nodes (root included), V vocabulary, k successors kept for a token, C prompt tokens in a
+chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from model.draft_tree import DraftBudget, DraftTree
+from model.drafter import Drafter, VerifiedStep
+from model.recycling.tree_template import TreeTemplate, load_template
+
+POLICIES = ("accepted-last", "original")
+STARTS = ("hot", "cold")
+
+
+@dataclass(frozen=True, slots=True)
+class RecyclingConfig:
+    """Options of Token Recycling.
+
+    With `policy="original"` the drafter does what the published code does: the prompt is not
+    harvested, rows are written in tree order after every step but the one that stops, warm-up
+    passes count, and nothing is ever reset.
+    """
+
+    output_id_topk: int = field(default=8, metadata={"help": "successors kept for each token (k)"})
+    tree_version: str = field(
+        default="2.2.2", metadata={"help": "name of a tree template, or a JSON file of rank paths"}
+    )
+    start: str = field(
+        default="hot",
+        metadata={
+            "help": "hot: the matrix lives across questions; cold: cleared before each",
+            "choices": STARTS,
+        },
+    )
+    policy: str = field(
+        default="accepted-last",
+        metadata={
+            "help": "order of write-back; original: as the published code, to compare with its figures",
+            "choices": POLICIES,
+        },
+    )
+    harvest_prompt: bool | None = field(
+        default=None,
+        metadata={
+            "help": "seed the matrix from the prompt's logits (default: yes, no with --policy original)"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        """Validate, the tree template included.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        if self.output_id_topk < 1:
+            raise ValueError(f"output_id_topk: got {self.output_id_topk}; allowed: 1 or more")
+        if self.start not in STARTS:
+            raise ValueError(f"start: got {self.start!r}; allowed: {', '.join(STARTS)}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy: got {self.policy!r}; allowed: {', '.join(POLICIES)}")
+        if self.policy == "original" and self.harvest_prompt:
+            raise ValueError(
+                "harvest_prompt: got yes with policy original, which never harvests; leave one out"
+            )
+        if self.policy == "original" and self.start == "cold":
+            raise ValueError(
+                "start: got cold with policy original, which never resets; leave one out"
+            )
+        load_template(self.tree_version).check_ranks(self.output_id_topk)
+
+
+class _Level(NamedTuple):
+    """The nodes of one depth: a slice of the tree, their parents and their ranks."""
+
+    nodes: slice
+    parents: torch.Tensor
+    ranks: torch.Tensor
+
+
+class RecyclingDrafter(Drafter):
+    """Drafts a static tree from the adjacency matrix."""
+
+    config_class = RecyclingConfig
+
+    def __init__(self, config: RecyclingConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        if config.output_id_topk > vocab_size:
+            raise ValueError(
+                f"output_id_topk: got {config.output_id_topk}; allowed: 1 to {vocab_size}, the vocabulary"
+            )
+        self._is_original = config.policy == "original"
+        self.harvests_prompt = (
+            not self._is_original if config.harvest_prompt is None else config.harvest_prompt
+        )
+        self.keeps_warmup = self._is_original
+        self.is_cold = config.start == "cold"
+        # The published loop stops once more than max_new_tokens + 1 tokens stand; the steps beyond
+        # the limit still write rows that later questions draft from.
+        self.overrun = 2 if self._is_original else 0
+        self._template = load_template(config.tree_version)
+        self.max_nodes = self._template.topology.num_nodes
+        self._levels: dict[TreeTemplate, list[_Level]] = {}
+        # Rows not seen yet hold token id 0, as in the published code: even such nodes bring useful
+        # rows.
+        self._matrix = torch.zeros(
+            (vocab_size, config.output_id_topk), dtype=torch.int32, device=device
+        )
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Fill the template from the matrix, level by level."""
+        template = self._template.within(budget)
+        token_ids = torch.empty(template.topology.num_nodes, dtype=torch.long, device=self.device)
+        token_ids[0] = context[-1]
+        for level in self._levels_of(template):
+            token_ids[level.nodes] = self._matrix[token_ids[level.parents], level.ranks].long()
+        return DraftTree(token_ids, template.topology)
+
+    def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+        """Seed the rows of a chunk of prompt tokens."""
+        self._write(token_ids, logits, range(len(token_ids)))
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Write back the top-k after every node; of nodes with the same token the last one written
+        wins.
+        """
+        nodes = range(step.tree.topology.num_nodes)
+        path = step.acceptance.path
+        if not self._is_original:
+            # Rows on the accepted path are true successors: they win over guesses of the same
+            # token.
+            order = [*sorted(set(nodes).difference(path)), *path]
+        elif step.stop_reason is None or self._stops_after_update(step):
+            order = list(nodes)
+        else:
+            return
+        self._write(step.acceptance.node_tokens, step.logits, order)
+
+    def reset(self) -> None:
+        """Clear the matrix."""
+        self._matrix.zero_()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the matrix, int32 [V, k]."""
+        return {"adjacency": self._matrix}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over a saved matrix.
+
+        Raises:
+            ValueError: if vocabulary, k, type or token ids do not fit.
+        """
+        if set(tensors) != {"adjacency"}:
+            raise ValueError(f"matrix: got tensors {sorted(tensors)}; allowed: adjacency alone")
+        matrix = tensors["adjacency"]
+        if tuple(matrix.shape) != tuple(self._matrix.shape) or matrix.dtype != torch.int32:
+            raise ValueError(
+                f"matrix: got {matrix.dtype} of shape {list(matrix.shape)}; allowed: int32 of shape "
+                f"{list(self._matrix.shape)} (vocabulary of the model, --output-id-topk)"
+            )
+        if matrix.numel() and not 0 <= int(matrix.min()) <= int(matrix.max()) < self.vocab_size:
+            raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {self.vocab_size - 1}")
+        self._matrix.copy_(matrix)
+
+    def describe(self) -> str:
+        """Return the size of the matrix."""
+        num_bytes = self._matrix.numel() * self._matrix.element_size()
+        rows, k = self._matrix.shape
+        return f"adjacency matrix {rows} x {k} int32: {num_bytes / 2**20:.2f} MB"
+
+    def _write(self, tokens: Sequence[int], logits: torch.Tensor, order: Iterable[int]) -> None:
+        """Write the top-k of `logits` [N, V] to the rows of `tokens` [N], the last in `order`
+        winning.
+        """
+        # One writer a row: indexed assignment with duplicates has no defined winner.
+        writer = {tokens[node]: node for node in order}
+        top_ids = logits.topk(self.config.output_id_topk, dim=-1).indices  # [N, k]
+        rows = torch.tensor(list(writer), device=self.device)
+        nodes = torch.tensor(list(writer.values()), device=self.device)
+        self._matrix[rows] = top_ids[nodes].to(torch.int32)
+
+    @staticmethod
+    def _stops_after_update(step: VerifiedStep) -> bool:
+        """Whether the published code would have written rows before it stopped: end of text as
+        bonus token.
+        """
+        return step.stop_reason == "eos" and len(step.tokens) == len(step.acceptance.tokens)
+
+    def _levels_of(self, template: TreeTemplate) -> list[_Level]:
+        if template not in self._levels:
+            depths = template.topology.depths
+            self._levels[template] = [
+                _Level(
+                    slice(first, first + depths.count(depth)),
+                    torch.tensor(
+                        template.topology.parents[first : first + depths.count(depth)],
+                        device=self.device,
+                    ),
+                    torch.tensor(
+                        template.ranks[first : first + depths.count(depth)], device=self.device
+                    ),
+                )
+                for depth in range(1, template.topology.max_depth + 1)
+                for first in [depths.index(depth)]
+            ]
+        return self._levels[template]

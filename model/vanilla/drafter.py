@@ -1,0 +1,24 @@
+"""Vanilla: plain autoregressive decoding as the empty draft, through the same loop as every method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model.draft_tree import DraftBudget, DraftTree
+from model.drafter import Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class VanillaConfig:
+    """Nothing to configure."""
+
+
+class VanillaDrafter(Drafter):
+    """Proposes the root alone."""
+
+    config_class = VanillaConfig
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return the root without a guess."""
+        return DraftTree.chain([context[-1]], self.device)

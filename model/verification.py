@@ -1,0 +1,111 @@
+"""Verification: which drafted nodes are accepted, and which token comes next.
+
+Pure functions of (tree, logits, rule); no cache, no drafter. The rule makes the result lossless
+whatever the tree contains: at each node choose the next token exactly as plain decoding would
+(argmax, or ONE draw from the processed distribution), emit it, and descend if a child holds that
+token. With one-hot drafts this is ancestral sampling itself: no accept/reject ratio and no residual
+distribution.
+
+Shapes: N nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from model.draft_tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What one verification says, all of it on the host.
+
+    Attributes:
+        path: accepted nodes from the root (node 0) downward; `len(path)` is the acceptance length.
+        tokens: emitted tokens: those of the accepted drafts, then the bonus token; `len(tokens) ==
+            len(path)`.
+        node_tokens: token of every node [N], copied in the same transfer.
+        predictions: the argmax token after every node [N].
+    """
+
+    path: list[int]
+    tokens: list[int]
+    node_tokens: list[int]
+    predictions: list[int]
+
+
+class TokenRule(Protocol):
+    """Chooses the token after one node when plain argmax is not the rule."""
+
+    def choose(self, logits: torch.Tensor, prefix: Sequence[int]) -> int:
+        """Return the next token for `logits` [V], given the node's true prefix of token ids."""
+        ...
+
+
+class SamplingRule:
+    """One draw per emitted token from the processed distribution.
+
+    The draws happen in the order of the emitted tokens, one each, so that plain decoding and every
+    method consume one generator alike and produce the same text.
+
+    Args:
+        processors: functions (input_ids [1, P], scores [1, V]) -> scores [1, V], such as
+            transformers' temperature, top-k and top-p warpers, applied in order.
+        generator: source of randomness; None uses torch's global one.
+    """
+
+    def __init__(self, processors: Sequence, generator: torch.Generator | None = None) -> None:
+        self.processors = tuple(processors)
+        self.generator = generator
+
+    def choose(self, logits: torch.Tensor, prefix: Sequence[int]) -> int:
+        """Return one draw; float32 as in transformers' own sampling."""
+        scores = logits[None].to(dtype=torch.float32, copy=True)  # [1, V]
+        input_ids = torch.tensor([prefix], device=logits.device)  # [1, P]
+        for processor in self.processors:
+            scores = processor(input_ids, scores)
+        return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
+
+
+def verify(
+    tree: DraftTree,
+    logits: torch.Tensor,
+    rule: TokenRule | None = None,
+    prefix: Sequence[int] = (),
+) -> Acceptance:
+    """Accept the longest path whose tokens the target model would have emitted.
+
+    Args:
+        tree: the verified draft, N nodes.
+        logits: the target model's logits after every node, [N, V].
+        rule: None for greedy decoding, else the rule that draws each token.
+        prefix: committed token ids up to and including the root; only read by `rule`.
+
+    Returns:
+        The acceptance. Siblings may repeat a token: all of them are followed, the longest path
+        wins, and the earliest node among equals.
+    """
+    # The one transfer to the host of a greedy step.
+    node_tokens, predictions = torch.stack((tree.token_ids, logits.argmax(dim=-1))).tolist()
+    children = tree.topology.children
+    frontier = [0]  # nodes with the same, accepted, path of tokens
+    emitted: list[int] = []
+    while True:
+        node = frontier[0]
+        token = (
+            predictions[node] if rule is None else rule.choose(logits[node], [*prefix, *emitted])
+        )
+        emitted.append(token)
+        matching = [
+            child
+            for parent in frontier
+            for child in children[parent]
+            if node_tokens[child] == token
+        ]
+        if not matching:
+            return Acceptance(tree.topology.path_to(node), emitted, node_tokens, predictions)
+        frontier = matching

@@ -1,0 +1,269 @@
+"""Bring benchmark question files into ``data/``: pinned, checked, never overwritten silently.
+
+The repository carries its own demo questions only; Spec-Bench and MBPP stay with their authors.
+This command fetches them at one fixed commit and compares the sha256 before anything is written, so
+that two measurements named ``spec_bench`` were always taken on the same questions. ``mt_bench`` is
+the first 80 rows of Spec-Bench.
+
+Run:
+    python -m scripts.download_data spec_bench mbpp
+    python -m scripts.download_data mt_bench --from data
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import os
+import sys
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+DATA_DIR = Path(__file__).resolve().parents[1] / "data"
+QUESTION_FILE = "question.jsonl"
+TIMEOUT_SECONDS = 30.0
+CHUNK_BYTES = 1 << 16
+
+_RAW = "https://raw.githubusercontent.com"
+_SPEC_BENCH_COMMIT = "fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
+_TOKEN_RECYCLING_COMMIT = "1b4c05cc642d111f12c61d4a99950d737121d9fe"
+_EXAMPLES = """\
+examples:
+  python -m scripts.download_data spec_bench mbpp
+  python -m scripts.download_data mt_bench --from data   (cut from data/spec_bench, no network)
+  python -m scripts.download_data mbpp --data-dir /tmp/benchmarks
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedFile:
+    """One benchmark's question file and what it must be.
+
+    Attributes:
+        name: Benchmark name, also the folder under ``data/``.
+        url: Address at a fixed commit (for a derived file: its parent's address).
+        sha256: Hash of the file as it lies in ``data/<name>/question.jsonl``.
+        num_rows: Number of questions.
+        licence: Licence the questions come under.
+        source: Where they come from, in words.
+        parent: Benchmark whose first ``num_rows`` rows make up this one, if it is derived.
+    """
+
+    name: str
+    url: str
+    sha256: str
+    num_rows: int
+    licence: str
+    source: str
+    parent: str | None = None
+
+
+_SPEC_BENCH = PinnedFile(
+    name="spec_bench",
+    url=f"{_RAW}/hemingkx/Spec-Bench/{_SPEC_BENCH_COMMIT}/data/spec_bench/question.jsonl",
+    sha256="4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04",
+    num_rows=480,
+    licence="Apache-2.0 (repository)",
+    source="github.com/hemingkx/Spec-Bench",
+)
+_MT_BENCH = PinnedFile(
+    name="mt_bench",
+    url=_SPEC_BENCH.url,
+    sha256="119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",
+    num_rows=80,
+    licence=_SPEC_BENCH.licence,
+    source="the first 80 rows of spec_bench",
+    parent="spec_bench",
+)
+_MBPP = PinnedFile(
+    name="mbpp",
+    url=f"{_RAW}/Luowaterbi/TokenRecycling/{_TOKEN_RECYCLING_COMMIT}/data/mbpp/question.jsonl",
+    sha256="4ef443d46893b3c806247b8b074da1f4f2d04cd97f64b7934549dad16d292399",
+    num_rows=399,
+    licence="CC-BY-4.0 (MBPP)",
+    source="github.com/Luowaterbi/TokenRecycling",
+)
+PINNED: dict[str, PinnedFile] = {pinned.name: pinned for pinned in (_SPEC_BENCH, _MT_BENCH, _MBPP)}
+
+
+class DownloadError(Exception):
+    """A failure the user can act on; ``exit_code`` is what the command returns."""
+
+    exit_code = 2
+
+
+class NetworkError(DownloadError):
+    """The host could not be reached, or sent only a part of the file."""
+
+    exit_code = 1
+
+
+def download_command(bench: str) -> str | None:
+    """Return the command which brings a benchmark's questions, None if none is known."""
+    return f"python -m scripts.download_data {bench}" if bench in PINNED else None
+
+
+def bring(bench: str, data_dir: Path = DATA_DIR, from_dir: Path | None = None, *, force: bool = False) -> str:
+    """Place one benchmark's question file and return a line that says what was done.
+
+    Args:
+        bench: A name in ``PINNED``.
+        data_dir: Folder that receives ``<bench>/question.jsonl``.
+        from_dir: Folder with ``<bench>/question.jsonl`` to read instead of the network.
+        force: Replace a file that has another hash.
+
+    Raises:
+        DownloadError: A file with another hash is in the way, or the input is missing or wrong.
+        NetworkError: The download failed.
+        OSError: The target cannot be read or written.
+    """
+    pinned = PINNED[bench]
+    target = data_dir / bench / QUESTION_FILE
+    if target.exists():
+        found = _sha256(target.read_bytes())
+        if found == pinned.sha256:
+            return f"{bench}: {target} is already there with the pinned sha256, left alone"
+        if not force:
+            raise DownloadError(
+                f"{target} holds other content, got sha256 {found}, allowed {pinned.sha256}; "
+                "move it away, or pass --force to replace it"
+            )
+    content = _load_checked(PINNED[pinned.parent or bench], from_dir)
+    if pinned.parent is not None:
+        content = b"".join(content.splitlines(keepends=True)[: pinned.num_rows])
+        _check_sha256(content, pinned, f"the first {pinned.num_rows} rows of {pinned.parent}")
+    _write_atomically(target, content)
+    return f"{bench}: {pinned.num_rows} questions written to {target} ({pinned.licence})"
+
+
+def _load_checked(pinned: PinnedFile, from_dir: Path | None) -> bytes:
+    if from_dir is None:
+        content, origin = _fetch(pinned), pinned.url
+    else:
+        path = from_dir / pinned.name / QUESTION_FILE
+        if not path.is_file():
+            raise DownloadError(
+                f"no question file to copy, got {path}, allowed DIR/{pinned.name}/{QUESTION_FILE} "
+                "under --from DIR; name the folder that holds it, or leave --from out"
+            )
+        content, origin = path.read_bytes(), str(path)
+    _check_sha256(content, pinned, origin)
+    return content
+
+
+def _fetch(pinned: PinnedFile) -> bytes:
+    body = bytearray()
+    try:
+        with urllib.request.urlopen(pinned.url, timeout=TIMEOUT_SECONDS) as response:
+            length = int(response.headers.get("Content-Length") or 0)
+            with tqdm(total=length or None, desc=pinned.name, unit="B", unit_scale=True) as bar:
+                while chunk := response.read(CHUNK_BYTES):
+                    body += chunk
+                    bar.update(len(chunk))
+        # read(size) returns a short body, not an exception, when the connection is cut.
+        if len(body) < length:
+            raise ConnectionError(f"{len(body)} of {length} bytes")
+    except (OSError, http.client.HTTPException) as error:
+        raise NetworkError(
+            f"could not fetch {pinned.url}, got {error}, allowed the whole file; try again, or "
+            f"save it elsewhere as DIR/{pinned.name}/{QUESTION_FILE} and use --from DIR"
+        ) from error
+    return bytes(body)
+
+
+def _check_sha256(content: bytes, pinned: PinnedFile, origin: str) -> None:
+    found = _sha256(content)
+    if found != pinned.sha256:
+        raise DownloadError(
+            f"{origin} is not the pinned {pinned.name} file, got sha256 {found}, "
+            f"allowed {pinned.sha256}; nothing was written, take the file from {pinned.url}"
+        )
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write_atomically(target: Path, content: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Same folder, hence same file system: os.replace cannot be atomic across two.
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_arguments(benches: Sequence[str], from_dir: Path | None) -> None:
+    known = ", ".join(PINNED)
+    unknown = [bench for bench in benches if bench not in PINNED]
+    if unknown or not benches:
+        raise DownloadError(
+            f"unknown benchmark, got {', '.join(map(repr, unknown)) or 'no name'}, "
+            f"allowed {known}; name one or more of them"
+        )
+    if from_dir is not None and not from_dir.is_dir():
+        raise DownloadError(
+            f"--from is not a folder, got {from_dir}, allowed a folder with "
+            f"<benchmark>/{QUESTION_FILE} in it; name another, or leave --from out"
+        )
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    pinned_lines = "\n".join(
+        f"  {name:<11} {pinned.num_rows} questions, {pinned.source}, {pinned.licence}"
+        for name, pinned in PINNED.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.download_data",
+        description="Bring benchmark question files, pinned by commit and sha256, into data/.",
+        epilog=f"benchmarks:\n{pinned_lines}\n\n{_EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("bench", nargs="*", help=f"one or more of: {', '.join(PINNED)}")
+    parser.add_argument(
+        "--from",
+        dest="from_dir",
+        metavar="DIR",
+        type=Path,
+        help="copy DIR/<bench>/question.jsonl instead of using the network "
+        "(mt_bench is cut from DIR/spec_bench)",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=DATA_DIR,
+        help="folder that receives <bench>/question.jsonl (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file that has another sha256")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command: 0 when all files are in place, 1 on a network failure, 2 on bad input."""
+    args = _build_parser().parse_args(argv)
+    try:
+        _check_arguments(args.bench, args.from_dir)
+        for bench in dict.fromkeys(args.bench):
+            print(bring(bench, args.data_dir, args.from_dir, force=args.force))
+    except DownloadError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(
+            f"error: cannot read or write a file, got {error}, allowed a readable --from and a "
+            "writable --data-dir; check both paths",
+            file=sys.stderr,
+        )
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
