@@ -41,6 +41,12 @@ def _with_dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
     """Run a command's main function and exit with its code; a `UserError` is one line on stderr and
     code 2.

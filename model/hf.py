@@ -18,7 +18,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from model.draft_tree import DraftTree, TreeTopology
@@ -271,6 +278,24 @@ class TargetModel:
         else:
             blocked = keys <= queries - self.config.sliding_window
         return mask.masked_fill(blocked, torch.finfo(mask.dtype).min)
+
+
+def sampling_processors(temperature: float, top_k: int, top_p: float) -> list[LogitsProcessor]:
+    """Return transformers' warpers for these settings, in the order of its own sampling.
+
+    Args:
+        temperature: above 0.
+        top_k: 0 keeps all tokens.
+        top_p: 1 keeps all tokens.
+    """
+    processors: list[LogitsProcessor] = []
+    if temperature != 1:
+        processors.append(TemperatureLogitsWarper(temperature))
+    if top_k:
+        processors.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        processors.append(TopPLogitsWarper(top_p))
+    return processors
 
 
 def _rope_settings(config: object) -> list[dict]:

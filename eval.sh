@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Runs every method on a benchmark, checks that all give vanilla's tokens, and prints the table.
+set -euo pipefail
+
+usage() {
+    cat <<'HELP'
+bash eval.sh: run every method, compare the answers, print the table
+
+With no settings: the embedded demo model on the embedded demo questions, on this machine, in a few minutes.
+A virtual environment is set up in .venv if the packages are missing.
+
+Settings (environment variables):
+  MODEL_PATH      folder or hub name of the model      (data/demo/model)
+  BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp: fetched if missing)
+  METHODS         methods, separated by spaces         (vanilla recycling pld lookahead)
+  DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
+  MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model, else 1024)
+  RUNS            repetitions, interleaved by method   (1)
+  DEVICES         visible GPUs, as "0" or "0,1"        (all; the model is spread over those given)
+  TEMPERATURE     0 is greedy                          (0.0)
+  OVERWRITE       1 begins anew; else finished answers are kept and a cut run goes on
+
+Examples:
+  bash eval.sh
+  METHODS="vanilla recycling" RUNS=3 OVERWRITE=1 bash eval.sh
+  MODEL_PATH=lmsys/vicuna-7b-v1.3 BENCH="spec_bench mbpp" bash eval.sh
+HELP
+}
+
+case "${1:-}" in
+    "") ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "error: got the argument $1; settings are environment variables, see bash eval.sh --help" >&2; exit 2 ;;
+esac
+
+cd "$(dirname "${BASH_SOURCE[0]}")"
+source scripts/setup.sh
+use_python "$IMPORTS" -r requirements.txt
+
+MODEL_PATH=${MODEL_PATH:-data/demo/model}
+BENCH=${BENCH:-demo}
+METHODS=${METHODS:-vanilla recycling pld lookahead}
+DTYPE=${DTYPE:-auto}
+RUNS=${RUNS:-1}
+TEMPERATURE=${TEMPERATURE:-0.0}
+if [ "$MODEL_PATH" = data/demo/model ]; then
+    MODEL_NAME=demo
+    MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
+else
+    MODEL_NAME=$(basename "$MODEL_PATH")
+    MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-1024}
+fi
+case " $METHODS " in
+    *" vanilla "*) ;;
+    *) echo "error: METHODS: got \"$METHODS\"; vanilla, the baseline, must be among them" >&2; exit 2 ;;
+esac
+options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE" --max-new-tokens "$MAX_NEW_TOKENS")
+if [ -n "${DEVICES:-}" ]; then
+    export CUDA_VISIBLE_DEVICES=$DEVICES
+    num_devices=$(tr ',' '\n' <<<"$DEVICES" | wc -l)
+    options+=(--num-gpus-per-model "$num_devices" --num-gpus-total "$num_devices")
+fi
+if [ "${OVERWRITE:-0}" = 1 ]; then
+    options+=(--overwrite)
+fi
+
+status=0
+files=()
+for bench in $BENCH; do
+    if [ ! -f "data/$bench/question.jsonl" ]; then
+        "$PYTHON" -m scripts.download_data "$bench"
+    fi
+    folder=data/$bench/model_answer
+    for run in $(seq "$RUNS"); do
+        suffix=$([ "$RUNS" = 1 ] || echo "-run-$run")
+        for method in $METHODS; do
+            id=$MODEL_NAME-$method-$DTYPE-temp-$TEMPERATURE-$MAX_NEW_TOKENS$suffix
+            echo "== $bench: $id" >&2
+            code=0
+            "$PYTHON" -m "evaluation.inference_$method" "${options[@]}" --bench-name "$bench" \
+                --model-id "$id" --answer-file "$folder/$id.jsonl" || code=$?
+            if [ "$code" -gt 1 ]; then exit "$code"; fi
+            if [ "$code" = 1 ]; then status=1; fi
+            files+=("$folder/$id.jsonl")
+        done
+    done
+done
+
+# In float32 a difference is a bug. In half precision near-ties may fall either way; sampling is compared elsewhere.
+for bench in $BENCH; do
+    for method in $METHODS; do
+        suffix=$([ "$RUNS" = 1 ] || echo "-run-1")
+        if [ "$method" = vanilla ]; then continue; fi
+        echo "== $bench: are the tokens of $method those of vanilla?"
+        "$PYTHON" -m evaluation.equal --file-path "data/$bench/model_answer" \
+            --jsonfile1 "$MODEL_NAME-vanilla-$DTYPE-temp-$TEMPERATURE-$MAX_NEW_TOKENS$suffix.jsonl" \
+            --jsonfile2 "$MODEL_NAME-$method-$DTYPE-temp-$TEMPERATURE-$MAX_NEW_TOKENS$suffix.jsonl" | sed '$d' || {
+            case "$DTYPE" in float16 | bfloat16) ;; *) status=1 ;; esac
+        }
+    done
+done
+
+"$PYTHON" -m evaluation.leaderboard "${files[@]}" | sed '$d'
+exit $status

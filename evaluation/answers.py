@@ -1,0 +1,170 @@
+"""The answer file of one run: appended row by row, locked, resumed where it stopped.
+
+Every answer is one atomic append. What a method keeps across questions is saved under the number of
+rows it belongs to BEFORE the row is appended, and the older state is removed after: whenever the
+process dies, the rows in the file and the state with their number fit together, so that a resumed
+run is the run that was cut.
+
+Files: ANSWERS.jsonl, beside it ANSWERS.meta.json (what was run, with what) and ANSWERS.state/.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from evaluation.command_line import UserError
+from evaluation.read_answers import read_answers
+
+# What may differ between the parts of a resumed run.
+NOT_COMPARED = frozenset({"start_time", "end_time", "git_commit", "versions", "argv", "resumed"})
+
+
+class AnswerLog:
+    """The answer file of one run.
+
+    Args:
+        file: path of the JSONL file; folders are made.
+        meta: what identifies the run, JSON-able; written to the sidecar.
+        overwrite: begin anew instead of going on.
+
+    Raises:
+        UserError: if the file cannot be written, another process writes it, or it belongs to a
+            different run.
+    """
+
+    def __init__(self, file: Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:
+        self.file = file
+        self._meta_file = file.with_suffix(".meta.json")
+        self._state_folder = file.with_suffix(".state")
+        self._overwrite = overwrite
+        self._descriptor = _open_locked(file)
+        try:
+            rows = [] if overwrite else self._rows_found()
+            self.num_rows = len(rows)
+            self.done = frozenset(row["question_id"] for row in rows)
+            self._meta = self._agree_with_sidecar(dict(meta)) if rows else dict(meta)
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self) -> None:
+        """Write the sidecar; only now is an earlier run forgotten, if that was asked for."""
+        if self._overwrite:
+            # State first, so that no row ever stands without its state.
+            for state in self._state_folder.glob("rows-*"):
+                state.unlink()
+            os.ftruncate(self._descriptor, 0)
+        self._write_meta()
+
+    def append(self, row: Mapping[str, Any], memory: Mapping[str, torch.Tensor]) -> None:
+        """Append one answer, with the memory that the method has after it ({} if it keeps none)."""
+        if memory:
+            self._state_folder.mkdir(exist_ok=True)
+            self._save_state(memory, self._state_of(self.num_rows + 1))
+        self._write_line(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._state_of(self.num_rows).unlink(missing_ok=True)
+        self.num_rows += 1
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the memory saved with the last row.
+
+        Raises:
+            UserError: if it is not there.
+        """
+        file = self._state_of(self.num_rows)
+        if not file.is_file():
+            raise UserError(
+                f"cannot resume {self.file}: the method's memory {file} is not there; give --overwrite, or "
+                "another --answer-file"
+            )
+        return load_file(file)
+
+    def finish(self) -> None:
+        """Write the end time and let go of the file."""
+        self._meta["end_time"] = time.time()
+        self._write_meta()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; twice does no harm."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _state_of(self, num_rows: int) -> Path:
+        return self._state_folder / f"rows-{num_rows}.safetensors"
+
+    @staticmethod
+    def _save_state(memory: Mapping[str, torch.Tensor], file: Path) -> None:
+        temporary = file.with_suffix(".tmp")
+        save_file({name: tensor.contiguous() for name, tensor in memory.items()}, temporary)
+        os.replace(temporary, file)
+
+    def _write_line(self, line: bytes) -> None:
+        """Append a whole line or nothing."""
+        size = os.fstat(self._descriptor).st_size
+        if os.write(self._descriptor, line) != len(line):
+            os.ftruncate(self._descriptor, size)
+            raise OSError(
+                f"answer file {self.file}: the disk took a part of a row; the row was taken back"
+            )
+        os.fsync(self._descriptor)
+
+    def _rows_found(self) -> list[dict[str, Any]]:
+        """Return the rows that are there, after cutting one that was being written when a process
+        died.
+        """
+        content = self.file.read_bytes()
+        if content and not content.endswith(b"\n"):
+            os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
+        return read_answers(self.file) if os.fstat(self._descriptor).st_size else []
+
+    def _agree_with_sidecar(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Return the sidecar of the rows that are there, checked against this run's."""
+        how = "give --overwrite, or another --answer-file"
+        try:
+            found = json.loads(self._meta_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"answer file {self.file} has answers, but its sidecar cannot be read ({error}); {how}"
+            ) from error
+        mine = json.loads(json.dumps(meta))  # as it reads back: tuples become lists
+        for key in sorted((set(mine) | set(found)) - NOT_COMPARED):
+            if mine.get(key) != found.get(key):
+                raise UserError(
+                    f"answer file {self.file} is of a run with {key} {found.get(key)!r}, this one has "
+                    f"{mine.get(key)!r}; {how}"
+                )
+        part = {key: mine.get(key) for key in ("start_time", "git_commit", "versions")}
+        return {**found, "end_time": None, "resumed": [*found.get("resumed", []), part]}
+
+    def _write_meta(self) -> None:
+        temporary = self._meta_file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self._meta, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, self._meta_file)
+
+
+def _open_locked(file: Path) -> int:
+    """Open for appending under an exclusive lock; the descriptor is the caller's to close."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"answer file {file}: cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise UserError(
+            f"answer file {file}: another process is writing it; wait for it, or give another --answer-file"
+        ) from error
+    return descriptor

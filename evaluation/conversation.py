@@ -1,0 +1,138 @@
+"""From question turns to prompt tokens, and from answer tokens to text, as Spec-Bench does it.
+
+The template is fastchat's for models that it knows by their own name (Vicuna and its kin), else the
+chat template that comes with the tokenizer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fastchat.conversation import conv_templates, get_conv_template
+
+from evaluation.command_line import UserError
+from model.drafter import unknown_name
+
+# Models whose own prompt format is this fastchat template. Others carry theirs in the tokenizer.
+FASTCHAT_NAMES = (
+    (re.compile(r"vicuna|longchat"), "vicuna_v1.1"),
+    (re.compile(r"llama-?2.*chat|code-?llama.*instruct"), "llama-2"),
+)
+
+
+class Message(NamedTuple):
+    """One finished exchange: what the user said, and the answer."""
+
+    user: str
+    assistant: str
+
+
+class Conversation(Protocol):
+    """Renders prompts for one model and reads its answers."""
+
+    name: str
+    stop_ids: frozenset[int]
+
+    def prompt_ids(self, history: Sequence[Message], user: str) -> list[int]:
+        """Return the token ids of the prompt for the turn `user` after `history`."""
+        ...
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the answer's text."""
+        ...
+
+
+class ChatTemplateConversation:
+    """The tokenizer's own chat template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.name = "tokenizer"
+        self.stop_ids = frozenset[int]()
+        self._tokenizer = tokenizer
+
+    def prompt_ids(self, history: Sequence[Message], user: str) -> list[int]:
+        """Return the token ids of the prompt for the turn `user` after `history`."""
+        messages = [
+            {"role": role, "content": text}
+            for message in history
+            for role, text in (("user", message.user), ("assistant", message.assistant))
+        ]
+        prompt = self._tokenizer.apply_chat_template(
+            [*messages, {"role": "user", "content": user}],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        # The template writes the special tokens itself.
+        return self._tokenizer(prompt, add_special_tokens=False).input_ids
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the answer's text without special tokens."""
+        return _decode(self._tokenizer, token_ids)
+
+
+class FastchatConversation:
+    """A template of fastchat, rendered and cut as in Spec-Bench."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+        template = get_conv_template(name)
+        self.stop_ids = frozenset(template.stop_token_ids or ())
+        stop = template.stop_str
+        self._stop_strings = [stop] if isinstance(stop, str) else list(stop or ())
+
+    def prompt_ids(self, history: Sequence[Message], user: str) -> list[int]:
+        """Return the token ids of the prompt for the turn `user` after `history`."""
+        template = get_conv_template(self.name)
+        template.messages = []  # some templates begin with an example exchange
+        for message in history:
+            template.append_message(template.roles[0], message.user)
+            template.append_message(template.roles[1], message.assistant)
+        template.append_message(template.roles[0], user)
+        template.append_message(template.roles[1], None)
+        return self._tokenizer(template.get_prompt()).input_ids
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the answer's text, cut at the template's stop strings."""
+        text = _decode(self._tokenizer, token_ids)
+        for stop in self._stop_strings:
+            if text.find(stop) > 0:
+                text = text[: text.find(stop)].strip()
+        if self.name == "xgen":
+            text = text.removeprefix("Assistant:").strip()
+        return text
+
+
+def choose_conversation(template: str, model_path: str, tokenizer: Any) -> Conversation:
+    """Return the conversation of `--conv-template`: "auto", "tokenizer", or the name of a fastchat
+    template.
+
+    Raises:
+        UserError: if the name is unknown, or the tokenizer has no chat template where it is needed.
+    """
+    if template == "auto":
+        model_name = Path(model_path).name.lower()
+        known = [name for pattern, name in FASTCHAT_NAMES if pattern.search(model_name)]
+        template = known[0] if known else "tokenizer"
+    if template == "tokenizer":
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                f"conv_template: the tokenizer of {model_path} has no chat template; give a fastchat template, "
+                "for example --conv-template vicuna_v1.1 (or raw: the bare question)"
+            )
+        return ChatTemplateConversation(tokenizer)
+    if template not in conv_templates:
+        raise UserError(
+            unknown_name("conv_template", template, ["auto", "tokenizer", *conv_templates])
+        )
+    return FastchatConversation(tokenizer, template)
+
+
+def _decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    text = tokenizer.decode(
+        token_ids, skip_special_tokens=True, spaces_between_special_tokens=False
+    )
+    return text.strip()

@@ -1,0 +1,143 @@
+"""Read answer files (Spec-Bench JSONL) and the sidecars beside them, for every report.
+
+Answer files come from this repository's inference commands, from Spec-Bench's and from other
+people's. Reports therefore check what they read once, here: a file that is not what it should be is
+one clear line with the file and the line number, instead of a traceback or a wrong figure.
+
+Use:
+    rows = read_answers("data/demo/model_answer/vanilla.jsonl")
+    answered = [row for row in rows if not is_failed(row)]
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from evaluation.command_line import UserError
+
+Row = dict[str, Any]
+
+REQUIRED_KEYS = ("question_id", "category", "choices")
+NUMBER_LISTS = ("new_tokens", "wall_time", "accept_lengths")
+
+
+def read_answers(path: str | Path) -> list[Row]:
+    """Return the rows of an answer file in file order, failed ones included.
+
+    Args:
+        path: An answer file: UTF-8, one JSON object a line; blank lines are skipped.
+
+    Raises:
+        UserError: The file is missing, unreadable or empty, or a line is not an answer row; names
+            the file and the line.
+    """
+    rows: list[Row] = []
+    line_of: dict[int | str, int] = {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                row = _parse_row(line, f"{path}, line {number}")
+                question_id = row["question_id"]
+                if question_id in line_of:
+                    raise UserError(
+                        f"{path}, line {number}: question {question_id!r} is already answered in "
+                        f"line {line_of[question_id]}; keep one row a question"
+                    )
+                line_of[question_id] = number
+                rows.append(row)
+    except FileNotFoundError:
+        raise UserError(f"no answer file {path}; run an inference command first") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error}); give an answer file") from None
+    except OSError as error:
+        raise UserError(f"cannot read the answer file {path}: {error.strerror}") from None
+    if not rows:
+        raise UserError(f"{path} holds no answers; run the inference command again")
+    return rows
+
+
+def is_failed(row: Row) -> bool:
+    """Say whether a row records a failure: an error, no choice, or no counted turn."""
+    if row.get("error") is not None or not row["choices"]:
+        return True
+    return not row["choices"][0].get("new_tokens")
+
+
+def sidecar_path(path: str | Path) -> Path:
+    """Return where an answer file's sidecar lies: ``ANSWERS.jsonl`` has ``ANSWERS.meta.json``."""
+    path = Path(path)
+    return path.with_name(path.name.removesuffix(".jsonl") + ".meta.json")
+
+
+def read_meta(path: str | Path) -> dict[str, Any]:
+    """Return the sidecar of an answer file, ``{}`` if it has none.
+
+    Args:
+        path: The answer file (not the sidecar).
+
+    Raises:
+        UserError: There is a sidecar, but it is not a readable JSON object.
+    """
+    sidecar = sidecar_path(path)
+    try:
+        meta = json.loads(sidecar.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"cannot read the sidecar {sidecar}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"the sidecar {sidecar} is not JSON ({error}); mend or remove it") from None
+    if not isinstance(meta, dict):
+        raise UserError(f"the sidecar {sidecar} is not a JSON object; mend or remove it")
+    return meta
+
+
+def _parse_row(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({error}); mend or delete the line") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: an answer is a JSON object, got {type(row).__name__}")
+    missing = [key for key in REQUIRED_KEYS if key not in row]
+    if missing:
+        raise UserError(f"{where}: no {missing[0]!r}; an answer has {', '.join(REQUIRED_KEYS)}")
+    question_id = row["question_id"]
+    if isinstance(question_id, bool) or not isinstance(question_id, int | str):
+        raise UserError(f"{where}: question_id is a number or a text, got {question_id!r}")
+    if not isinstance(row["category"], str):
+        raise UserError(f"{where}: category is a text, got {row['category']!r}")
+    _check_choices(row["choices"], where)
+    return row
+
+
+def _check_choices(choices: object, where: str) -> None:
+    """Check the types that reports rely on; keys may be missing, their reader says so."""
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise UserError(f"{where}: choices is a list of objects, got {_short(choices)}")
+    for choice in choices:
+        for key in NUMBER_LISTS:
+            if not _is_list_of(choice.get(key, []), (int, float)):
+                raise UserError(f"{where}: {key} is a list of numbers, got {_short(choice[key])}")
+        if not _is_list_of(choice.get("turns", []), (str,)):
+            raise UserError(f"{where}: turns is a list of texts, got {_short(choice['turns'])}")
+        token_ids = choice.get("token_ids") or []
+        if not isinstance(token_ids, list) or not all(
+            _is_list_of(ids, (int,)) for ids in token_ids
+        ):
+            raise UserError(f"{where}: token_ids is a list of token ids for each turn")
+
+
+def _is_list_of(values: object, types: tuple[type, ...]) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(value, types) and not isinstance(value, bool) for value in values
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,30 @@
+# Sourced by eval.sh and scripts/test.sh: sets PYTHON to an interpreter that has the packages of the requirement
+# files named in REQUIREMENTS, and makes the virtual environment .venv where there is none.
+#
+# An interpreter given as PYTHON, or an active virtual or conda environment, is used if it has what is needed.
+
+IMPORTS="torch, transformers, fastchat, numpy, pandas, safetensors, shortuuid, tqdm, matplotlib"
+
+has_imports() {
+    "$1" -c "import importlib.util as i, sys; sys.exit(any(i.find_spec(n.strip()) is None for n in sys.argv[1].split(',')))" \
+        "$2" >/dev/null 2>&1
+}
+
+use_python() {
+    local imports="$1"
+    shift
+    if [ -z "${PYTHON:-}" ] && [ -n "${VIRTUAL_ENV:-}${CONDA_PREFIX:-}" ]; then
+        PYTHON=python
+    fi
+    if [ -n "${PYTHON:-}" ] && has_imports "$PYTHON" "$imports"; then
+        return
+    fi
+    PYTHON=.venv/bin/python
+    if [ ! -x "$PYTHON" ]; then
+        echo "setting up .venv (once)" >&2
+        python3 -m venv .venv
+    fi
+    if ! has_imports "$PYTHON" "$imports"; then
+        "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@" >&2
+    fi
+}
