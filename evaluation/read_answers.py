@@ -93,6 +93,8 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         raise UserError(f"the sidecar {sidecar} is not JSON ({error}); mend or remove it") from None
     if not isinstance(meta, dict):
         raise UserError(f"the sidecar {sidecar} is not a JSON object; mend or remove it")
+    if not isinstance(meta.get("options", {}), dict):
+        raise UserError(f"the sidecar {sidecar} is not in order: options is an object; mend it")
     return meta
 
 

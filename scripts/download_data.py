@@ -108,7 +108,9 @@ def download_command(bench: str) -> str | None:
     return f"python -m scripts.download_data {bench}" if bench in PINNED else None
 
 
-def bring(bench: str, data_dir: Path = DATA_DIR, from_dir: Path | None = None, *, force: bool = False) -> str:
+def bring(
+    bench: str, data_dir: Path = DATA_DIR, from_dir: Path | None = None, *, force: bool = False
+) -> str:
     """Place one benchmark's question file and return a line that says what was done.
 
     Args:
@@ -241,7 +243,9 @@ def _build_parser() -> argparse.ArgumentParser:
         default=DATA_DIR,
         help="folder that receives <bench>/question.jsonl (default: %(default)s)",
     )
-    parser.add_argument("--force", action="store_true", help="replace a file that has another sha256")
+    parser.add_argument(
+        "--force", action="store_true", help="replace a file that has another sha256"
+    )
     return parser
 
 

@@ -1,0 +1,76 @@
+"""Published figures (``data/published``) as one table for the leaderboard.
+
+They are other people's measurements on other machines: shown below our rows, never averaged with
+them and never a baseline. The README beside the files says where each comes from.
+
+Use:
+    table = read_published(PUBLISHED_DIR, ["A100"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from evaluation.command_line import UserError
+from evaluation.metrics import CODE, SPEC_BENCH_TASKS
+
+PUBLISHED_DIR = Path(__file__).resolve().parents[1] / "data" / "published"
+SPEC_BENCH_FILE = "spec_bench_leaderboard.csv"
+PAPER_FILE = "token_recycling_paper.csv"
+DEFAULT_DEVICES = ("A100",)
+# Spec-Bench's leaderboard names the card without its memory; its text says 80 GB.
+DEVICE_NAMES = {"A100": "A100-80GB"}
+COLUMNS = (
+    *("source", "device", "model", "method"),
+    *SPEC_BENCH_TASKS,
+    *(CODE, "mean_accepted_tokens", "overall", "tokens_per_second"),
+)
+
+
+def read_published(folder: Path, devices: Sequence[str]) -> pd.DataFrame:
+    """Return the published rows of some devices, ``COLUMNS`` wide.
+
+    Args:
+        folder: Where the published files lie.
+        devices: Names, or their beginnings: ``A100`` takes ``A100-40GB`` and ``A100-80GB``.
+
+    Returns:
+        Speed-ups as ratios, NaN where none was reported; in the order they were published.
+
+    Raises:
+        UserError: A file is missing or not as expected, or a device has no published row.
+    """
+    try:
+        rows = pd.concat([_read_spec_bench(folder), _read_paper(folder)], ignore_index=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"cannot read the published figures in {folder} ({error}); pass --no-published"
+        ) from None
+    names = rows["device"].str.lower()
+    for device in devices:
+        if not names.str.startswith(device.lower()).any():
+            known = ", ".join(sorted(set(rows["device"])))
+            raise UserError(f"no published figures for the device {device!r}; there are: {known}")
+    is_asked = names.str.startswith(tuple(device.lower() for device in devices))
+    return rows.loc[is_asked, list(COLUMNS)].reset_index(drop=True)
+
+
+def _read_spec_bench(folder: Path) -> pd.DataFrame:
+    rows = pd.read_csv(folder / SPEC_BENCH_FILE, dtype={"device": str})
+    rows["device"] = rows["device"].replace(DEVICE_NAMES)
+    rows = rows.rename(columns={"overall_speedup": "overall"})
+    return rows.reindex(columns=[*rows.columns, CODE, "tokens_per_second"]).astype(
+        {CODE: float, "tokens_per_second": float}
+    )
+
+
+def _read_paper(folder: Path) -> pd.DataFrame:
+    """The paper's table; its code column is Code Llama's, as the source says."""
+    rows = pd.read_csv(folder / PAPER_FILE)
+    rows["device"] = rows["conditions"].str.partition(",")[0]
+    rows["model"] = "Vicuna-" + rows["size"] + "-v1.3"
+    rows["source"] = rows["source"] + " (" + rows["benchmark_models"] + ")"
+    return rows.rename(columns={"overall_speedup": "overall", "mbpp_speedup": CODE})

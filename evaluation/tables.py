@@ -1,0 +1,113 @@
+"""How reports look: aligned Markdown tables, cells, the JSON line, and files written whole.
+
+One place, so that the speed and leaderboard commands round and align alike. A Markdown table whose
+columns are padded reads well in a terminal and in a README.
+
+Use:
+    print(markdown_table(["Task", "Speed-up"], [["qa", cell(2.034, unit="x")]]))
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation.command_line import UserError
+
+TASK_TITLES = {
+    "mt_bench": "MT-bench",
+    "translation": "Translation",
+    "summarization": "Summarization",
+    "qa": "QA",
+    "math_reasoning": "Math reasoning",
+    "rag": "RAG",
+    "code": "Code",
+    "overall": "Overall",
+}
+
+
+def task_title(task: str) -> str:
+    """Return a task's name for people; an unknown task keeps its own."""
+    return TASK_TITLES.get(task, task)
+
+
+def cell(value: float, deviation: float = math.nan, unit: str = "") -> str:
+    """Return a figure with two decimals, ``-`` if there is none.
+
+    Args:
+        value: The figure, NaN if it was not measured.
+        deviation: Its standard deviation over runs, NaN for a single run.
+        unit: Appended to the figure, such as ``x``.
+    """
+    if math.isnan(value):
+        return "-"
+    spread = "" if math.isnan(deviation) else f" ±{deviation:.2f}"
+    return f"{value:.2f}{unit}{spread}"
+
+
+def markdown_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], num_text_columns: int = 1
+) -> str:
+    """Return an aligned Markdown table without a final newline.
+
+    Args:
+        header: One title a column.
+        rows: Cells, as many as titles in each row.
+        num_text_columns: How many leading columns are text, aligned left; the others are right.
+    """
+    lines = [[_escape(value) for value in line] for line in (header, *rows)]
+    # Three dashes are the least a Markdown table takes.
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    is_text = [place < num_text_columns for place in range(len(widths))]
+    rule = [
+        "-" * width if text else "-" * (width - 1) + ":"
+        for width, text in zip(widths, is_text, strict=True)
+    ]
+    padded = [
+        [
+            value.ljust(width) if text else value.rjust(width)
+            for value, width, text in zip(line, widths, is_text, strict=True)
+        ]
+        for line in lines
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
+
+
+def json_line(report: Mapping[str, Any]) -> str:
+    """Return a report as one line of strict JSON; NaN, which JSON does not have, becomes null."""
+    return json.dumps(_plain(report), allow_nan=False)
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a text file so that readers see the old content or all of the new one.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    path = Path(path)
+    # The same folder: a rename is atomic only within one file system.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):  # a NumPy scalar
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

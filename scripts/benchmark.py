@@ -1,0 +1,227 @@
+"""Compare methods in one process: interleaved question by question, with intervals, and what a step
+costs here.
+
+Wall-clock figures of separate processes drift with the machine. Here every method answers a
+question before the next question comes, in an order that rotates, and figures are ratios within the
+run. The referees are transformers' own `generate` and its prompt lookup, so that the baseline is
+seen to be honest.
+
+python -m scripts.benchmark python -m scripts.benchmark --shape 150m --dtype bfloat16
+--num-questions 12 --methods vanilla recycling
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from evaluation.cli import RunConfig
+from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.conversation import choose_conversation
+from evaluation.loading import (
+    choose_device,
+    choose_dtype,
+    eos_ids_of,
+    load_config_and_tokenizer,
+    load_target,
+)
+from evaluation.provenance import device_name, git_commit, versions
+from evaluation.questions import Question, load_questions, question_file_of
+from model.decoding import generate
+from model.drafter import METHODS, drafter_class
+from model.hf import TargetModel
+from scripts.benchmark_report import PARTS, REFEREES, Answer, print_tables, summarise
+from scripts.device_costs import cost_curve, roofline
+from scripts.enlarge import SHAPES
+from scripts.scale_model import scaled_model
+
+NODES = (1, 2, 4, 8, 16, 32, 64, 81, 128)
+CONTEXTS = (128, 512, 1536)
+
+
+Method = Callable[[list[int]], Answer]
+
+
+def our_method(
+    target: TargetModel, method: str, max_new_tokens: int, eos_ids: frozenset[int]
+) -> Method:
+    """Return a method of ours with its defaults; its memory is hot across the run."""
+    cls = drafter_class(method)
+    drafter = cls(cls.config_class(), target.vocab_size, target.device)
+
+    def answer(prompt_ids: list[int]) -> Answer:
+        target.synchronize()
+        start = time.perf_counter()
+        done = generate(target, drafter, prompt_ids, max_new_tokens=max_new_tokens, eos_ids=eos_ids)
+        total = time.perf_counter() - start
+        parts = {part: sum(getattr(step, part + "_ns") for step in done.steps) for part in PARTS}
+        decode = total - done.steps[0].prefill_ns / 1e9
+        return Answer(done.token_ids, total, decode, done.accept_lengths, parts)
+
+    return answer
+
+
+def referee(target: TargetModel, name: str, max_new_tokens: int, eos_ids: frozenset[int]) -> Method:
+    """Return transformers' own generate, plain or with prompt lookup."""
+    options = {"prompt_lookup_num_tokens": 10} if name == "generate-pld" else {}
+
+    def answer(prompt_ids: list[int]) -> Answer:
+        ids = torch.tensor([prompt_ids], device=target.device)
+        target.synchronize()
+        start = time.perf_counter()
+        with torch.inference_mode():
+            output = target.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=max_new_tokens,
+                eos_token_id=sorted(eos_ids),
+                pad_token_id=min(eos_ids, default=0),
+                **options,
+            )
+        token_ids = output[0, len(prompt_ids) :].tolist()
+        return Answer(token_ids, time.perf_counter() - start)
+
+    return answer
+
+
+def measure(
+    methods: dict[str, Method], prompts: Sequence[list[int]], num_repetitions: int
+) -> dict[str, list[list[Answer]]]:
+    """Return answers[method][repetition][question], interleaved, after one unmeasured answer of
+    each method.
+    """
+    names = list(methods)
+    for name in names:
+        methods[name](prompts[0])
+    answers: dict[str, list[list[Answer]]] = {name: [] for name in names}
+    total = num_repetitions * len(prompts) * len(names)
+    with tqdm(total=total, unit="answer") as bar:
+        for _ in range(num_repetitions):
+            for name in names:
+                answers[name].append([])
+            for index, prompt in enumerate(prompts):
+                turn = index % len(names)
+                for name in names[turn:] + names[:turn]:
+                    answers[name][-1].append(methods[name](prompt))
+                    bar.update()
+    return answers
+
+
+def spread(questions: list[Question], count: int) -> list[Question]:
+    """Return `count` questions evenly spread over the file, so that every category has its share."""
+    if count >= len(questions):
+        return questions
+    return [
+        questions[round(index * (len(questions) - 1) / max(1, count - 1))] for index in range(count)
+    ]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = OptionParser(
+        prog="python -m scripts.benchmark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=[*METHODS, *REFEREES], help="of: %(default)s"
+    )
+    parser.add_argument("--model-path", default=RunConfig().model_path, help="folder or hub name")
+    parser.add_argument(
+        "--shape",
+        default="demo",
+        choices=("demo", *SHAPES),
+        help="enlarge the demo model in memory",
+    )
+    parser.add_argument("--bench-name", default="demo", help="benchmark in data/ (first turns)")
+    parser.add_argument(
+        "--question-file", help="JSONL file of questions, instead of --bench-name's"
+    )
+    parser.add_argument(
+        "--num-questions", type=int, default=30, help="evenly spread over the file (%(default)s)"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", default=list(CONTEXTS), help="of the cost curve"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark."""
+    args = build_parser().parse_args(argv)
+    for method in args.methods:
+        if method not in (*METHODS, *REFEREES):
+            raise UserError(f"methods: got {method!r}; allowed: {', '.join((*METHODS, *REFEREES))}")
+    if "vanilla" not in args.methods:
+        raise UserError("methods: vanilla, the baseline, must be among them")
+    try:
+        run = RunConfig(
+            model_path=args.model_path,
+            dtype=args.dtype,
+            device=args.device,
+            threads=args.threads,
+            max_new_tokens=args.max_new_tokens,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    file = Path(args.question_file) if args.question_file else question_file_of(args.bench_name)
+    questions = spread(load_questions(file), args.num_questions)
+    device = choose_device(run)
+    dtype = choose_dtype(run, device)
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    hf_config, tokenizer = load_config_and_tokenizer(run.model_path)
+    conversation = choose_conversation("auto", run.model_path, tokenizer)
+    target = load_target(run, hf_config, torch.float32 if args.shape != "demo" else dtype, device)
+    if args.shape != "demo":
+        target = TargetModel(scaled_model(target.model, args.shape, dtype).to(device).eval())
+    eos_ids = eos_ids_of(target, tokenizer)
+    prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]
+    methods = {
+        name: (referee if name in REFEREES else our_method)(
+            target, name, args.max_new_tokens, eos_ids
+        )
+        for name in args.methods
+    }
+    rows = summarise(measure(methods, prompts, args.repetitions))
+    curve = cost_curve(target, NODES, args.contexts)
+    roof = roofline(target, args.contexts[0], curve[0].milliseconds)
+    print_tables(rows, curve, roof)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    report = {
+        "argv": list(argv) if argv is not None else sys.argv[1:],
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "shape": args.shape,
+        "num_questions": len(questions),
+        "num_repetitions": args.repetitions,
+        "git_commit": git_commit(),
+        "versions": versions(),
+        "peak_memory_bytes": peak,
+        "methods": rows,
+        "cost_curve": [point._asdict() for point in curve],
+        "roofline": roof._asdict(),
+    }
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,143 @@
+"""Figures and tables of the benchmark: ratios within one run, with paired bootstrap intervals over questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evaluation.tables import markdown_table
+from scripts.device_costs import CostPoint, Roofline
+
+REFEREES = ("generate", "generate-pld")
+PARTS = ("draft", "forward", "verify", "keep", "observe")
+NUM_RESAMPLES = 2000
+
+
+@dataclass(slots=True)
+class Answer:
+    """One measured answer; times in seconds, `decode` is None where a referee does not tell it
+    apart.
+    """
+
+    token_ids: list[int]
+    total: float
+    decode: float | None = None
+    accept_lengths: list[int] = field(default_factory=list)
+    parts: dict[str, int] = field(default_factory=dict)
+
+
+class Work(NamedTuple):
+    """Tokens and seconds of one method on every question [Q], means over repetitions."""
+
+    tokens: np.ndarray
+    seconds: np.ndarray
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second over all questions."""
+        return float(self.tokens.sum() / self.seconds.sum())
+
+
+def speedup(work: Work, base: Work) -> tuple[float, float, float]:
+    """Return the ratio of rates, with a paired bootstrap 95% interval over questions."""
+    num_questions = len(work.seconds)
+    picks = np.random.default_rng(0).integers(num_questions, size=(NUM_RESAMPLES, num_questions))
+    rates = [
+        part.tokens[picks].sum(axis=1) / part.seconds[picks].sum(axis=1) for part in (work, base)
+    ]
+    low, high = np.quantile(rates[0] / rates[1], (0.025, 0.975))
+    return work.rate / base.rate, float(low), float(high)
+
+
+def work_of(runs: list[list[Answer]], seconds: Callable[[Answer], float]) -> Work:
+    """Collect tokens and seconds of a method's answers[repetition][question]."""
+    tokens = np.array([[len(answer.token_ids) for answer in run] for run in runs])
+    times = np.array([[seconds(answer) for answer in run] for run in runs])
+    return Work(tokens.mean(axis=0), times.mean(axis=0))
+
+
+def end_to_end(answer: Answer) -> float:
+    """Return the seconds of an answer, prompt included."""
+    return answer.total
+
+
+def decode_only(answer: Answer) -> float:
+    """Return the seconds of an answer without its prompt."""
+    assert answer.decode is not None, "a referee's time is not split"
+    return answer.decode
+
+
+def summarise(answers: dict[str, list[list[Answer]]]) -> list[dict[str, Any]]:
+    """Return a row of figures for every method."""
+    base = answers["vanilla"]
+    rows: list[dict[str, Any]] = []
+    for name, runs in answers.items():
+        work = work_of(runs, end_to_end)
+        lengths = [length for run in runs for answer in run for length in answer.accept_lengths]
+        row: dict[str, Any] = {
+            "method": name,
+            "tokens_per_second": work.rate,
+            "speedup": speedup(work, work_of(base, end_to_end)),
+            "mean_accepted_tokens": float(np.mean(lengths)) if lengths else None,
+            "differing_answers": sum(
+                mine.token_ids != plain.token_ids
+                for mine, plain in zip(runs[0], base[0], strict=True)
+            ),
+        }
+        if "generate" in answers:
+            row["speedup_over_generate"] = speedup(work, work_of(answers["generate"], end_to_end))
+        if name not in REFEREES:
+            decode = work_of(runs, decode_only)
+            row["decode_tokens_per_second"] = decode.rate
+            row["decode_speedup"] = speedup(decode, work_of(base, decode_only))
+            spent = {
+                part: sum(answer.parts[part] for run in runs for answer in run) for part in PARTS
+            }
+            row["share_of_step"] = {part: spent[part] / sum(spent.values()) for part in PARTS}
+        rows.append(row)
+    return rows
+
+
+def print_tables(rows: list[dict[str, Any]], curve: list[CostPoint], roof: Roofline) -> None:
+    """Print the figures for people."""
+
+    def ratio(value: tuple[float, float, float] | None) -> str:
+        return f"{value[0]:.2f}x [{value[1]:.2f}, {value[2]:.2f}]" if value else ""
+
+    table = []
+    for row in rows:
+        shares = row.get("share_of_step", {})
+        table.append(
+            [
+                row["method"],
+                f"{row['tokens_per_second']:.1f}",
+                ratio(row["speedup"]),
+                ratio(row.get("speedup_over_generate")),
+                f"{row['decode_tokens_per_second']:.1f}"
+                if "decode_tokens_per_second" in row
+                else "",
+                ratio(row.get("decode_speedup")),
+                f"{row['mean_accepted_tokens']:.2f}" if row["mean_accepted_tokens"] else "",
+                " ".join(f"{100 * shares[part]:.0f}" for part in PARTS) if shares else "",
+                str(row["differing_answers"]),
+            ]
+        )
+    header = ["method", "tokens/s", "/ vanilla [95%]", "/ generate [95%]", "decode tokens/s"]
+    header += ["decode / vanilla [95%]", "MAT", "% " + " ".join(PARTS), "differ"]
+    print(markdown_table(header, table))
+    contexts = sorted({point.context for point in curve})
+    nodes = sorted({point.num_nodes for point in curve})
+    cost = {(point.num_nodes, point.context): point.milliseconds for point in curve}
+    print("\nmilliseconds of one forward pass (relative to one node)\n")
+    body = [
+        [str(n), *(f"{cost[n, c]:.2f} ({cost[n, c] / cost[nodes[0], c]:.2f})" for c in contexts)]
+        for n in nodes
+    ]
+    print(markdown_table(["nodes", *(f"context {context}" for context in contexts)], body))
+    print(
+        f"\ncopy bandwidth {roof.bandwidth / 1e9:.1f} GB/s; one token reads {roof.bytes_per_token / 1e6:.1f} MB: "
+        f"roofline {roof.milliseconds:.2f} ms, of which a one-node pass reaches {100 * roof.reached:.0f}%"
+    )

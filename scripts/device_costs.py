@@ -1,0 +1,110 @@
+"""What this device charges: milliseconds of a step against nodes and context, memory bandwidth, and
+the roofline.
+
+Speculative decoding pays when the tokens that a step accepts outweigh what its nodes cost, and that
+price is the device's: measured here, on the loaded model, through the same forward pass that
+decoding uses.
+
+Shapes: N nodes, T cached tokens.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from model.draft_tree import DraftTree, TreeTopology
+from model.hf import TargetModel
+
+NUM_TIMED = 7
+COPY_BYTES = 2**28
+
+
+class CostPoint(NamedTuple):
+    """The median time of one forward pass over a tree."""
+
+    num_nodes: int
+    context: int
+    milliseconds: float
+
+
+class Roofline(NamedTuple):
+    """What memory bandwidth allows one token of plain decoding.
+
+    Attributes:
+        bandwidth: bytes read and written per second by a large copy on this device.
+        bytes_per_token: weights and cache that one token reads.
+        milliseconds: the least time of one token, `bytes_per_token / bandwidth`.
+        reached: the share of the roofline that a measured one-node pass reaches, 0 to 1.
+    """
+
+    bandwidth: float
+    bytes_per_token: int
+    milliseconds: float
+    reached: float
+
+
+@torch.inference_mode()
+def cost_curve(
+    target: TargetModel, nodes: Sequence[int], contexts: Sequence[int]
+) -> list[CostPoint]:
+    """Time forward passes over trees of these sizes after contexts of these lengths."""
+    points = []
+    for context in contexts:
+        cache = target.new_cache(context + max(nodes))
+        for _ in target.prefill([1] * (context + 1), cache, with_logits=False):
+            pass
+        for num_nodes in nodes:
+            # All nodes hang from the root: the mask of a tree, at any size.
+            topology = TreeTopology.from_parents((-1,) + (0,) * (num_nodes - 1))
+            tree = DraftTree(
+                torch.ones(num_nodes, dtype=torch.long, device=target.device), topology
+            )
+            times = []
+            for _ in range(NUM_TIMED + 2):
+                target.synchronize()
+                start = time.perf_counter()
+                target.forward(tree, cache)
+                target.synchronize()
+                times.append(time.perf_counter() - start)
+                cache.keep(context, ())
+            points.append(CostPoint(num_nodes, context, 1e3 * statistics.median(times[2:])))
+    return points
+
+
+def copy_bandwidth(target: TargetModel) -> float:
+    """Return bytes per second, read and written, of the best of several large copies on the model's
+    device.
+    """
+    source = torch.ones(COPY_BYTES // 4, dtype=torch.float32, device=target.device)
+    copy = torch.empty_like(source)
+    times = []
+    for _ in range(NUM_TIMED):
+        target.synchronize()
+        start = time.perf_counter()
+        copy.copy_(source)
+        target.synchronize()
+        times.append(time.perf_counter() - start)
+    return 2 * COPY_BYTES / min(times)
+
+
+def roofline(target: TargetModel, context: int, one_node_milliseconds: float) -> Roofline:
+    """Return the roofline of one token at a context length, and the share that a measured pass
+    reaches.
+    """
+    embedding = target.model.get_input_embeddings().weight
+    head = target.model.get_output_embeddings()
+    weights = sum(
+        parameter.numel() * parameter.element_size() for parameter in target.model.parameters()
+    )
+    if head is None or head.weight is not embedding:
+        # An untied embedding gives one row a token; a tied one is read whole as the output head.
+        weights -= embedding.numel() * embedding.element_size()
+    bytes_per_token = weights + target.new_cache(context).num_bytes
+    bandwidth = copy_bandwidth(target)
+    milliseconds = 1e3 * bytes_per_token / bandwidth
+    return Roofline(bandwidth, bytes_per_token, milliseconds, milliseconds / one_node_milliseconds)
