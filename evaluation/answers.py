@@ -22,10 +22,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from evaluation.command_line import UserError
-from evaluation.read_answers import read_answers
+from evaluation.read_answers import is_failed, read_answers, read_meta, sidecar_path
 
 # What may differ between the parts of a resumed run.
-NOT_COMPARED = frozenset({"start_time", "end_time", "git_commit", "versions", "argv", "resumed"})
+NOT_COMPARED = frozenset(
+    {"start_time", "end_time", "git_commit", "versions", "argv", "resumed"}
+    | {"question_begin", "question_end"}  # one file may be filled in several commands
+)
 
 
 class AnswerLog:
@@ -43,29 +46,36 @@ class AnswerLog:
 
     def __init__(self, file: Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:
         self.file = file
-        self._meta_file = file.with_suffix(".meta.json")
-        self._state_folder = file.with_suffix(".state")
+        self._meta_file = sidecar_path(file)
+        self._state_folder = file.with_name(file.name.removesuffix(".jsonl") + ".state")
         self._overwrite = overwrite
         self._descriptor = _open_locked(file)
         try:
-            rows = [] if overwrite else self._rows_found()
+            rows: list[dict[str, Any]] = []
+            self._meta = dict(meta)
+            if not overwrite and os.fstat(self._descriptor).st_size:
+                # The sidecar first: a file that is not of this run is left as it is, torn or not.
+                self._meta = self._agree_with_sidecar(self._meta)
+                rows = self._rows_found()
             self.num_rows = len(rows)
+            self.num_failed = sum(map(is_failed, rows))
             self.done = frozenset(row["question_id"] for row in rows)
-            self._meta = self._agree_with_sidecar(dict(meta)) if rows else dict(meta)
         except BaseException:
             self.close()
             raise
 
     def begin(self) -> None:
         """Write the sidecar; only now is an earlier run forgotten, if that was asked for."""
-        if self._overwrite:
-            # State first, so that no row ever stands without its state.
-            for state in self._state_folder.glob("rows-*"):
+        # State first: rows without their state are refused, state of other rows would be believed.
+        folder = self._state_folder
+        for state in [*folder.glob("rows-*"), *folder.glob(".tmp*")]:  # .tmp*: safetensors' own
+            if state != self._state_of(self.num_rows):
                 state.unlink()
+        if self._overwrite:
             os.ftruncate(self._descriptor, 0)
         self._write_meta()
 
-    def append(self, row: Mapping[str, Any], memory: Mapping[str, torch.Tensor]) -> None:
+    def append(self, row: dict[str, Any], memory: Mapping[str, torch.Tensor]) -> None:
         """Append one answer, with the memory that the method has after it ({} if it keeps none)."""
         if memory:
             self._state_folder.mkdir(exist_ok=True)
@@ -73,6 +83,7 @@ class AnswerLog:
         self._write_line(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._state_of(self.num_rows).unlink(missing_ok=True)
         self.num_rows += 1
+        self.num_failed += is_failed(row)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the memory saved with the last row.
@@ -131,12 +142,12 @@ class AnswerLog:
     def _agree_with_sidecar(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Return the sidecar of the rows that are there, checked against this run's."""
         how = "give --overwrite, or another --answer-file"
-        try:
-            found = json.loads(self._meta_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        found = read_meta(self.file)
+        if not found:
             raise UserError(
-                f"answer file {self.file} has answers, but its sidecar cannot be read ({error}); {how}"
-            ) from error
+                f"answer file {self.file} is not empty, but has no sidecar {self._meta_file.name} that says "
+                f"what run it is of; {how}"
+            )
         mine = json.loads(json.dumps(meta))  # as it reads back: tuples become lists
         for key in sorted((set(mine) | set(found)) - NOT_COMPARED):
             if mine.get(key) != found.get(key):

@@ -18,7 +18,7 @@ from typing import Any
 
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.questions import DATA_FOLDER
-from model.drafter import Drafter, drafter_class
+from model.drafter import drafter_class
 
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
@@ -93,6 +93,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < lowest:
                 raise ValueError(f"{name}: got {value}; allowed: {lowest} or more")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed: got {self.seed}; allowed: less than 2**63")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature: got {self.temperature}; allowed: 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
@@ -126,7 +128,7 @@ def build_parser(method: str) -> argparse.ArgumentParser:
     _add_options(parser.add_argument_group("run"), RunConfig)
     group = parser.add_argument_group(f"options of {method}")
     _add_options(group, drafter.config_class)
-    if keeps_memory(drafter):
+    if drafter.keeps_memory():
         group.add_argument(
             "--load-matrix", metavar="FILE", help="begin with a saved matrix (safetensors)"
         )
@@ -134,11 +136,6 @@ def build_parser(method: str) -> argparse.ArgumentParser:
             "--save-matrix", metavar="FILE", help="save the matrix when the run is done"
         )
     return parser
-
-
-def keeps_memory(drafter: type[Drafter]) -> bool:
-    """Whether a method keeps anything across prompts."""
-    return drafter.memory is not Drafter.memory
 
 
 def _add_options(group: argparse._ArgumentGroup, config_class: type) -> None:

@@ -54,7 +54,7 @@ def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
     try:
         code = main(None)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -97,13 +97,13 @@ def answer_questions(
         restore: called between warm-up and the first question: loads saved memory.
 
     Returns:
-        The number of questions that failed.
+        The number of questions that failed, those in the log before included.
     """
     remaining = [question for question in questions if question.question_id not in log.done]
     if remaining:
         _warm_up(answerer, conversation, remaining[0], num_warmup)
     restore()
-    num_failed = num_tokens = num_steps = 0
+    num_tokens = num_steps = 0
     seconds = 0.0
     with tqdm(
         total=len(questions), initial=len(questions) - len(remaining), unit="question"
@@ -115,7 +115,6 @@ def answer_questions(
             except Exception as failure:
                 logger.debug("question %s", question.question_id, exc_info=True)
                 choices, error = [], f"{type(failure).__name__}: {failure}"
-                num_failed += 1
                 tqdm.write(f"question {question.question_id} failed: {error}", file=bar.fp)
             row = {
                 "question_id": question.question_id,
@@ -135,7 +134,7 @@ def answer_questions(
                 bar.set_postfix_str(
                     f"{num_tokens / seconds:.1f} tokens/s, MAT {num_tokens / num_steps:.2f}"
                 )
-    return num_failed
+    return log.num_failed
 
 
 def _warm_up(

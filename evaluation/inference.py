@@ -19,7 +19,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from evaluation.answers import AnswerLog
-from evaluation.cli import RunConfig, keeps_memory
+from evaluation.cli import RunConfig
 from evaluation.conversation import Conversation, choose_conversation
 from evaluation.eval import Turn, answer_questions
 from evaluation.loading import (
@@ -41,6 +41,8 @@ from model.verification import SamplingRule
 RECORDED = (
     "model_path",
     "bench_name",
+    "question_begin",
+    "question_end",
     "max_new_tokens",
     "num_choices",
     "temperature",
@@ -105,7 +107,7 @@ class MethodAnswerer:
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return what lives across questions."""
-        return {} if self.drafter.is_cold else self.drafter.memory()
+        return self.drafter.memory() if self.drafter.is_hot else {}
 
 
 @dataclass(slots=True)
@@ -122,8 +124,14 @@ class Plan:
     tokenizer: Any
     conversation: Conversation
     start_memory: dict[str, torch.Tensor]
+    is_hot: bool
     model_id: str
     log: AnswerLog
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the answer file has every question already."""
+        return all(question.question_id in self.log.done for question in self.questions)
 
 
 def answer_with_method(
@@ -142,15 +150,22 @@ def answer_with_method(
     check_folder_of(save_matrix)
     plan = prepare(method, run, config, load_matrix)
     try:
-        target = load_target(run, plan.hf_config, plan.dtype, plan.device)
-        drafter = make_drafter(method, config, target.vocab_size, target.device, plan.start_memory)
-        print("\n".join(_notes(target, drafter)), file=sys.stderr)
-        num_failed = _answer(plan, target, drafter)
-        if save_matrix:
-            save_memory(drafter, Path(save_matrix))
-        plan.log.finish()
+        if save_matrix or not plan.is_answered:
+            if plan.is_hot and plan.log.num_rows:
+                plan.log.memory()  # before the weights load: it may be missing
+            target = load_target(run, plan.hf_config, plan.dtype, plan.device)
+            drafter = make_drafter(
+                method, config, target.vocab_size, target.device, plan.start_memory
+            )
+            for note in _notes(target, drafter):
+                print(note, file=sys.stderr)
+            _answer(plan, target, drafter)
+            if save_matrix:
+                save_memory(drafter, Path(save_matrix))
+            plan.log.finish()
     finally:
         plan.log.close()
+    num_failed = plan.log.num_failed
     failed = (
         f"; {num_failed} failed, with their cause (--overwrite runs all again)"
         if num_failed
@@ -178,8 +193,9 @@ def prepare(method: str, run: RunConfig, config: Any, load_matrix: str | None) -
     conversation = choose_conversation(run.conv_template, run.model_path, tokenizer)
     memory = read_memory(load_matrix)
     vocab_size = getattr(hf_config.get_text_config(decoder=True), "vocab_size", None)
+    is_hot = False
     if vocab_size:
-        make_drafter(method, config, vocab_size, torch.device("cpu"), memory)
+        is_hot = make_drafter(method, config, vocab_size, torch.device("cpu"), memory).is_hot
     model_name = Path(run.model_path).resolve().name
     model_id = run.model_id or f"{model_name}-{_run_name(method, config, run, dtype)}"
     default_file = DATA_FOLDER / run.bench_name / "model_answer" / f"{model_id}.jsonl"
@@ -213,23 +229,24 @@ def prepare(method: str, run: RunConfig, config: Any, load_matrix: str | None) -
         tokenizer,
         conversation,
         memory,
+        is_hot,
         model_id,
         log,
     )
 
 
-def _answer(plan: Plan, target: TargetModel, drafter: Drafter) -> int:
-    """Answer what the log lacks; return how many questions failed."""
+def _answer(plan: Plan, target: TargetModel, drafter: Drafter) -> None:
+    """Answer what the log lacks."""
     log, run = plan.log, plan.run
 
     def restore() -> None:
-        if log.num_rows and keeps_memory(type(drafter)) and not drafter.is_cold:
+        if log.num_rows and drafter.is_hot:
             drafter.load_memory(log.memory())
         elif plan.start_memory:
             drafter.load_memory(plan.start_memory)
 
     log.begin()
-    return answer_questions(
+    answer_questions(
         MethodAnswerer(
             target, drafter, run, eos_ids_of(target, plan.tokenizer) | plan.conversation.stop_ids
         ),

@@ -22,7 +22,7 @@ def choose_device(run: RunConfig) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()  # a device without numbers (meta) is none
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         cause = str(error).splitlines()[0]
         raise UserError(
@@ -67,11 +67,25 @@ def load_config_and_tokenizer(model_path: str) -> tuple[Any, Any]:
         raise UserError(
             f"model_path {model_path}: cannot be loaded: {first_line(error)}"
         ) from error
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    if not _is_causal(config):
         raise UserError(
             f"model_path {model_path}: is of type {config.model_type}; allowed: causal language models"
         )
     return config, tokenizer
+
+
+def _is_causal(config: Any) -> bool:
+    """Whether a config is of a decoder-only language model.
+
+    Transformers has causal classes for BERT and its kin and for the decoders of BART and its kin;
+    with weights trained for anything else they write noise.
+    """
+    trained_as = getattr(config, "architectures", None) or ()
+    return (
+        type(config) in AutoModelForCausalLM._model_mapping
+        and not getattr(config, "is_encoder_decoder", False)
+        and not any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in trained_as)
+    )
 
 
 def load_target(

@@ -31,6 +31,10 @@ def make_drafter(
             drafter.load_memory(memory)
     except ValueError as error:
         raise UserError(str(error)) from error
+    if memory and drafter.is_cold:
+        raise UserError(
+            "load_matrix: got a matrix with --start cold, which forgets it before the first question; leave one out"
+        )
     return drafter
 
 
@@ -48,7 +52,10 @@ def read_memory(file: str | None) -> dict[str, torch.Tensor]:
 
 def check_folder_of(file: str | None) -> None:
     """Refuse a file that could not be written when the run is over."""
-    if file and not os.access(Path(file).parent, os.W_OK):
+    if not file:
+        return
+    folder = Path(file).parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(file).is_dir():
         raise UserError(
             f"save_matrix: got {file}; allowed: a file in a folder that is there and can be written"
         )

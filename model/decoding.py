@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -101,17 +101,12 @@ def decode(
     Raises:
         ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
     """
-    limit = _context_limit(target, prompt_ids, max_new_tokens)
-    room = min(max_new_tokens, limit - len(prompt_ids))
-    limit_reason = "length" if room == max_new_tokens else "context"
-    last = min(
-        room + drafter.overrun, limit - len(prompt_ids)
-    )  # where the loop ends, unseen steps included
+    limits = _limits(target, drafter, prompt_ids, max_new_tokens, is_greedy=rule is None)
     sequence = list(prompt_ids)
     num_emitted = 0
     clock = time.perf_counter_ns
     started = clock()
-    cache = target.new_cache(len(sequence) + last + drafter.max_nodes)
+    cache = target.new_cache(len(sequence) + limits.num_total + drafter.max_nodes)
     drafter.start(sequence)
     for chunk in target.prefill(sequence, cache, drafter.harvests_prompt):
         if chunk.logits is not None:
@@ -122,52 +117,80 @@ def decode(
     while stop_reason is None:
         base = cache.length
         times = [clock()]
-        budget = DraftBudget(limit - 1 - base, target.chain_only)
+        budget = DraftBudget(
+            limits.context - 1 - base, target.chain_only_at(base, drafter.max_nodes)
+        )
         tree = drafter.propose(sequence, budget)
         budget.check(tree.topology)
         times.append(clock())
         logits = target.forward(tree, cache)
         times.append(clock())
-        acceptance = verify(tree, logits, rule, sequence)
+        room = limits.num_total - num_emitted
+        acceptance = verify(tree, logits, rule, sequence, eos_ids, room)
         times.append(clock())
         cache.keep(base, acceptance.path)
         times.append(clock())
-        tokens = _up_to_eos(acceptance.tokens, eos_ids)
-        visible = tokens[: max(0, room - num_emitted)]
-        num_emitted += len(tokens)
+        tokens = acceptance.tokens
+        visible = tokens[: max(0, limits.num_visible - num_emitted)]
         sequence += tokens
+        num_emitted += len(tokens)
         has_ended = tokens[-1] in eos_ids
-        stop_reason = "eos" if has_ended else limit_reason if num_emitted >= last else None
-        drafter.observe(VerifiedStep(tree, logits, acceptance, tokens, stop_reason))
+        stop_reason = limits.stop_reason(has_ended, num_emitted, limits.num_total)
+        drafter.observe(VerifiedStep(tree, logits, acceptance, stop_reason))
         times.append(clock())
         if visible:
             has_ended = visible[-1] in eos_ids
-            reason = "eos" if has_ended else limit_reason if num_emitted >= room else None
+            reason = limits.stop_reason(has_ended, num_emitted, limits.num_visible)
             parts = [end - begin for begin, end in pairwise(times)]
             yield StepRecord(visible, tree.topology.num_nodes, reason, prefill_ns, *parts)
             prefill_ns = 0
 
 
-def _up_to_eos(tokens: list[int], eos_ids: Collection[int]) -> list[int]:
-    """Return the tokens up to and including the first that ends the text."""
-    for count, token in enumerate(tokens, start=1):
-        if token in eos_ids:
-            return tokens[:count]
-    return tokens
+class _Limits(NamedTuple):
+    """How far an answer may go, in tokens.
+
+    Attributes:
+        context: prompt and answer together.
+        num_visible: new tokens that are emitted.
+        num_total: new tokens until the loop ends; more than are emitted where a drafter overruns.
+        name: which limit the answer meets first, "length" or "context".
+    """
+
+    context: int
+    num_visible: int
+    num_total: int
+    name: str
+
+    def stop_reason(self, has_ended: bool, num_emitted: int, limit: int) -> str | None:
+        """Return why the text ends after `num_emitted` tokens, None if it goes on."""
+        if has_ended:
+            return "eos"
+        return self.name if num_emitted >= limit else None
 
 
-def _context_limit(target: TargetModel, prompt_ids: Sequence[int], max_new_tokens: int) -> int:
-    """Check the request; return the most tokens that prompt and answer may have together."""
+def _limits(
+    target: TargetModel,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    is_greedy: bool,
+) -> _Limits:
+    """Check a request, and return its limits."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: got {max_new_tokens}; allowed: 1 or more")
     if not prompt_ids:
         raise ValueError("prompt: got no token; allowed: at least one")
-    limit = target.context_limit(len(prompt_ids))
-    if limit is None:
-        return len(prompt_ids) + max_new_tokens + MAX_UNLIMITED_DRAFT
-    if len(prompt_ids) >= limit:
+    context = target.context_limit(len(prompt_ids))
+    if context is None:
+        context = len(prompt_ids) + max_new_tokens + MAX_UNLIMITED_DRAFT
+    room = context - len(prompt_ids)
+    if room < 1:
         raise ValueError(
             f"prompt: got {len(prompt_ids)} tokens; allowed: fewer than the model's context of "
-            f"{limit}; shorten the prompt"
+            f"{context}; shorten the prompt"
         )
-    return limit
+    num_visible = min(max_new_tokens, room)
+    # Unseen steps would draw from the generator that the next answer goes on with.
+    overrun = drafter.overrun if is_greedy else 0
+    name = "length" if num_visible == max_new_tokens else "context"
+    return _Limits(context, num_visible, min(num_visible + overrun, room), name)

@@ -34,7 +34,6 @@ class VerifiedStep:
         tree: the verified draft.
         logits: the target model's logits after every node [N, V].
         acceptance: the accepted path and what was emitted along it.
-        tokens: the emitted tokens after the end-of-sequence and length cuts.
         stop_reason: None while the text goes on, else why this step was the last: "eos", "length"
             or "context".
     """
@@ -42,7 +41,6 @@ class VerifiedStep:
     tree: DraftTree
     logits: torch.Tensor
     acceptance: Acceptance
-    tokens: Sequence[int]
     stop_reason: str | None
 
 
@@ -106,6 +104,16 @@ class Drafter:
             raise ValueError(
                 f"memory: got {sorted(tensors)}; this method keeps nothing across prompts"
             )
+
+    @classmethod
+    def keeps_memory(cls) -> bool:
+        """Whether the method has memory to keep across prompts."""
+        return cls.memory is not Drafter.memory
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether memory lives on from question to question in a run."""
+        return self.keeps_memory() and not self.is_cold
 
     def describe(self) -> str:
         """Return one line on size and memory for a log; empty if there is nothing to say."""

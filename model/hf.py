@@ -1,10 +1,9 @@
 """The target model: a stock Hugging Face causal LM, unmodified, that can verify draft trees.
 
-All contact with transformers' models is here and in `model.kv_cache`. A tree goes into the model as
-an additive 4-D float mask (a dict of masks for models with `layer_types`), explicit positions and a
-`TreeCache`. What the model can verify is read off its declared properties and the layers of its own
-cache, and proved by `model.self_test`. A model that computes positions from key indices (alibi)
-verifies chains only; one with recurrent state is refused.
+All contact with transformers' models is here, in `model.kv_cache` and in `model.support`. A tree goes
+into the model as an additive 4-D float mask (a dict of masks for models with `layer_types`),
+explicit positions and a `TreeCache`. What the model can verify is read off what it declares
+(`model.support`), and proved by `model.self_test`.
 
 Shapes: N nodes, T cached tokens, V vocabulary, L tokens of a plain pass, C prompt tokens in a
 chunk.
@@ -12,8 +11,6 @@ chunk.
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,23 +23,21 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from model.draft_tree import DraftTree, TreeTopology
 from model.kv_cache import BufferShape, LayerShape, TreeCache
+from model.support import (
+    UnsupportedModelError,
+    context_limit,
+    forward_parameters,
+    refuse_unverifiable,
+    rope_border,
+    use_masked_attention,
+    why_chain_only,
+)
 
-logger = logging.getLogger(__name__)
-
-MASK_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
-# The attention implementations that take a 4-D float mask. flex_attention aborts the process on
-# one, flash attention takes none.
-ATTENTION = ("sdpa", "eager")
 # Prompt tokens in one forward pass: bounds the logits held at once to [C, V].
 PREFILL_CHUNK = 512
-
-
-class UnsupportedModelError(ValueError):
-    """The model cannot be verified exactly; the text says why in one line."""
 
 
 class PromptChunk(NamedTuple):
@@ -69,16 +64,16 @@ class TargetModel:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        refuse_unverifiable(model)
+        use_masked_attention(model)
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.dtype
-        self._parameters = set(inspect.signature(model.forward).parameters)
-        self._refuse_what_cannot_be_verified()
+        self._parameters = forward_parameters(model)
         self._layer_types = sorted(set(getattr(self.config, "layer_types", None) or ()))
-        self._set_attention()
         self._layer_shapes, self.vocab_size = self._probe_shapes()
-        self.chain_reason = self._why_chain_only()
+        self.chain_reason = why_chain_only(model)
 
     @property
     def chain_only(self) -> bool:
@@ -92,26 +87,19 @@ class TargetModel:
     def context_limit(self, prompt_length: int) -> int | None:
         """Return the most tokens (prompt and new) that this prompt may grow to; None if the model
         sets no limit.
-
-        Dynamic and longrope position embeddings depend on the largest position of a call, so that
-        text which crosses their border differs from plain decoding whatever the method: the border
-        is the limit.
         """
-        config = self.config
-        limits = [
-            limit
-            for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-            if isinstance(limit := getattr(config, name, None), int) and limit > 0
-        ]
-        limit = limits[0] if limits else None
-        for rope in _rope_settings(config):
-            kind = rope.get("rope_type", rope.get("type", "default"))
-            border = rope.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", None
-            )
-            if kind == "longrope" and border and prompt_length < border:
-                limit = min(limit or border, border)
-        return limit
+        return context_limit(self.config, prompt_length)
+
+    def chain_only_at(self, base: int, num_nodes: int) -> bool:
+        """Whether a draft of up to `num_nodes` nodes after `base` cached tokens must be a chain.
+
+        Llama 4 scales the queries of some layers by key index, in steps of `floor_scale`: a tree
+        that reaches over a step would be scaled wrong.
+        """
+        if self.chain_only or not getattr(self.config, "attn_temperature_tuning", False):
+            return self.chain_only
+        step = self.config.floor_scale
+        return (base + 1) // step != (base + num_nodes) // step
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
         """Append all nodes to the cache and return the logits after every node [N, V]."""
@@ -131,8 +119,13 @@ class TargetModel:
         root).
         """
         read = prompt_ids[:-1]
-        for begin in range(0, len(read), PREFILL_CHUNK):
-            chunk = read[begin : begin + PREFILL_CHUNK]
+        size = PREFILL_CHUNK
+        border = rope_border(self.config)
+        if border and len(prompt_ids) > border:
+            # Chunks in front of the border would be read with the frequencies of short texts.
+            size, with_logits = len(read), False
+        for begin in range(0, len(read), size):
+            chunk = read[begin : begin + size]
             token_ids = torch.tensor(chunk, device=self.device)
             logits = self.run(token_ids, begin, cache, None, last_logits_only=not with_logits)
             yield PromptChunk(chunk, logits if with_logits else None)
@@ -141,55 +134,6 @@ class TargetModel:
         """Wait for the device, so that a clock read next counts finished work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def _refuse_what_cannot_be_verified(self) -> None:
-        config = self.config
-        name = f"model type {config.model_type}"
-        if getattr(self.model.config, "is_encoder_decoder", False):
-            raise UnsupportedModelError(
-                f"{name}: is an encoder-decoder; allowed: decoder-only models"
-            )
-        if getattr(self.model, "_is_stateful", False):
-            raise UnsupportedModelError(
-                f"{name}: keeps recurrent state, which cannot be rolled back after a rejected draft"
-            )
-        if "past_key_values" not in self._parameters:
-            raise UnsupportedModelError(
-                f"{name}: its forward takes no past_key_values, so it has no KV cache"
-            )
-        unknown = set(getattr(config, "layer_types", None) or ()) - set(MASK_LAYER_TYPES)
-        if unknown:
-            raise UnsupportedModelError(
-                f"{name}: has layers of type {', '.join(sorted(map(str, unknown)))}; allowed: "
-                f"{', '.join(MASK_LAYER_TYPES)}"
-            )
-        for layer in DynamicCache(config=self.model.config).layers:
-            # Exact types: layers with recurrent or indexed state inherit from these.
-            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and (
-                type(layer).__name__ != "DummyLayer"
-            ):
-                raise UnsupportedModelError(
-                    f"{name}: caches {type(layer).__name__}; allowed: keys and values of attention alone"
-                )
-        for rope in _rope_settings(config):
-            if rope.get("rope_type", rope.get("type")) == "dynamic":
-                limit = getattr(config, "max_position_embeddings", 0)
-                logger.info("%s: dynamic rope is exact up to %d tokens", name, limit)
-
-    def _set_attention(self) -> None:
-        implementation = getattr(self.model.config, "_attn_implementation", "eager")
-        if implementation in ATTENTION:
-            return
-        for choice in ATTENTION:
-            try:
-                self.model.set_attn_implementation(choice)
-            except ValueError:
-                continue
-            logger.warning("attention %s takes no tree mask: using %s", implementation, choice)
-            return
-        raise UnsupportedModelError(
-            f"attention implementation: got {implementation}; allowed: {', '.join(ATTENTION)}"
-        )
 
     def _probe_shapes(self) -> tuple[list[LayerShape | None], int]:
         """Read the shapes of the model's cache, and the number of its logits, off one forward pass."""
@@ -210,13 +154,6 @@ class TargetModel:
                 f"model type {self.config.model_type}: does not fill a KV cache"
             )
         return shapes, logits.shape[-1]
-
-    def _why_chain_only(self) -> str:
-        if "position_ids" not in self._parameters:
-            return "its forward takes no position_ids, so that a tree's positions cannot be given"
-        if getattr(self.config, "alibi", False):
-            return "its alibi positions follow the key index, not position_ids"
-        return ""
 
     def run(
         self,
@@ -296,15 +233,6 @@ def sampling_processors(temperature: float, top_k: int, top_p: float) -> list[Lo
     if top_p < 1:
         processors.append(TopPLogitsWarper(top_p))
     return processors
-
-
-def _rope_settings(config: object) -> list[dict]:
-    """Return the rope settings of a config: one, or one a layer type; [] if there are none."""
-    settings = (
-        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    )
-    nested = [value for value in settings.values() if isinstance(value, dict)]
-    return nested or ([settings] if settings else [])
 
 
 def _layer_shape(layer: object) -> LayerShape | None:

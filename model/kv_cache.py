@@ -135,8 +135,12 @@ class TreeCache(Cache):
         return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers.values())
 
     def get_seq_length(self, layer_idx: int = 0, *args: object) -> int:
-        """Return T; layers that share another's cache answer for it."""
-        return self.length
+        """Return the rows that this layer has in use: within a forward pass, T grows layer by layer.
+
+        Layers that share another's cache answer for the first layer.
+        """
+        layer = self.layers[layer_idx]
+        return layer.length if layer in self._writing_layers else self.length
 
     def keep(self, base: int, rows: Sequence[int]) -> None:
         """Keep the first `base` rows and, after them, the rows `base + rows[i]`; forget the others.

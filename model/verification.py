@@ -11,7 +11,7 @@ Shapes: N nodes, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,9 +25,10 @@ class Acceptance:
     """What one verification says, all of it on the host.
 
     Attributes:
-        path: accepted nodes from the root (node 0) downward; `len(path)` is the acceptance length.
-        tokens: emitted tokens: those of the accepted drafts, then the bonus token; `len(tokens) ==
-            len(path)`.
+        path: accepted nodes from the root (node 0) downward.
+        tokens: emitted tokens: those of the accepted drafts, then the bonus token, so that
+            `len(tokens) == len(path)`. Where the text ends on a drafted token there is no bonus
+            token, and the path is one longer.
         node_tokens: token of every node [N], copied in the same transfer.
         predictions: the argmax token after every node [N].
     """
@@ -76,14 +77,21 @@ def verify(
     logits: torch.Tensor,
     rule: TokenRule | None = None,
     prefix: Sequence[int] = (),
+    eos_ids: Collection[int] = (),
+    max_tokens: int | None = None,
 ) -> Acceptance:
     """Accept the longest path whose tokens the target model would have emitted.
+
+    Nothing is drawn past the end of the text, so that a shared generator stays in step with plain
+    decoding.
 
     Args:
         tree: the verified draft, N nodes.
         logits: the target model's logits after every node, [N, V].
         rule: None for greedy decoding, else the rule that draws each token.
         prefix: committed token ids up to and including the root; only read by `rule`.
+        eos_ids: token ids that end the text.
+        max_tokens: most tokens to emit; None sets no limit.
 
     Returns:
         The acceptance. Siblings may repeat a token: all of them are followed, the longest path
@@ -106,6 +114,7 @@ def verify(
             for child in children[parent]
             if node_tokens[child] == token
         ]
-        if not matching:
-            return Acceptance(tree.topology.path_to(node), emitted, node_tokens, predictions)
+        if not matching or token in eos_ids or len(emitted) == max_tokens:
+            last = matching[0] if matching else node
+            return Acceptance(tree.topology.path_to(last), emitted, node_tokens, predictions)
         frontier = matching

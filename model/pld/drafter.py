@@ -74,7 +74,7 @@ class PldDrafter(Drafter):
 
     def observe(self, step: VerifiedStep) -> None:
         """Index the new tokens."""
-        self._append(step.tokens)
+        self._append(step.acceptance.tokens)
 
     def _append(self, tokens: Sequence[int]) -> None:
         """Add tokens; an n-gram is indexed when its continuation exists, so no suffix finds itself."""

@@ -200,7 +200,8 @@ class RecyclingDrafter(Drafter):
         """Whether the published code would have written rows before it stopped: end of text as
         bonus token.
         """
-        return step.stop_reason == "eos" and len(step.tokens) == len(step.acceptance.tokens)
+        is_bonus = len(step.acceptance.tokens) == len(step.acceptance.path)
+        return step.stop_reason == "eos" and is_bonus
 
     def _levels_of(self, template: TreeTemplate) -> list[_Level]:
         if template not in self._levels:

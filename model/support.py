@@ -1,0 +1,136 @@
+"""What a model declares about itself: refused, chains only, or trees, and how long a text may grow.
+
+Declarations give readable reasons before anything runs; `model.self_test` is the proof. A model
+whose past cannot be rolled back is refused. One whose positions follow the key index instead of
+`position_ids` verifies chains only.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+logger = logging.getLogger(__name__)
+
+MASK_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+# The attention implementations that take a 4-D float mask. flex_attention aborts the process on
+# one, flash attention takes none.
+ATTENTION = ("sdpa", "eager")
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+class UnsupportedModelError(ValueError):
+    """The model cannot be verified exactly; the text says why in one line."""
+
+
+def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
+    """Return the names that the model's forward takes."""
+    return frozenset(inspect.signature(model.forward).parameters)
+
+
+def refuse_unverifiable(model: PreTrainedModel) -> None:
+    """Check what the model declares.
+
+    Raises:
+        UnsupportedModelError: if its past cannot be rolled back after a rejected draft.
+    """
+    name = f"model type {model.config.model_type}"
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name}: is an encoder-decoder; allowed: decoder-only models")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(
+            f"{name}: keeps recurrent state, which cannot be rolled back after a rejected draft"
+        )
+    if "past_key_values" not in forward_parameters(model):
+        raise UnsupportedModelError(
+            f"{name}: its forward takes no past_key_values, so it has no KV cache"
+        )
+    config = model.config.get_text_config(decoder=True)
+    unknown = set(getattr(config, "layer_types", None) or ()) - set(MASK_LAYER_TYPES)
+    if unknown:
+        raise UnsupportedModelError(
+            f"{name}: has layers of type {', '.join(sorted(map(str, unknown)))}; allowed: "
+            f"{', '.join(MASK_LAYER_TYPES)}"
+        )
+    for layer in DynamicCache(config=model.config).layers:
+        # Exact types: layers with recurrent or indexed state inherit from these.
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and (
+            type(layer).__name__ != "DummyLayer"
+        ):
+            raise UnsupportedModelError(
+                f"{name}: caches {type(layer).__name__}; allowed: keys and values of attention alone"
+            )
+
+
+def why_chain_only(model: PreTrainedModel) -> str:
+    """Return why drafts must be chains, as far as declared; empty if nothing speaks against trees."""
+    if "position_ids" not in forward_parameters(model):
+        return "its forward takes no position_ids, so that a tree's positions cannot be given"
+    if getattr(model.config.get_text_config(decoder=True), "alibi", False):
+        return "its alibi positions follow the key index, not position_ids"
+    return ""
+
+
+def use_masked_attention(model: PreTrainedModel) -> None:
+    """Switch the model to an attention implementation that takes a tree's mask, with a warning.
+
+    Raises:
+        UnsupportedModelError: if it has none.
+    """
+    config = model.config.get_text_config(decoder=True)
+    implementation = getattr(config, "_attn_implementation", None) or "eager"
+    if implementation in ATTENTION:
+        return
+    for choice in ATTENTION:
+        try:
+            model.set_attn_implementation(choice)
+        except ValueError:
+            continue
+        logger.warning("attention %s takes no tree mask: using %s", implementation, choice)
+        return
+    raise UnsupportedModelError(
+        f"attention implementation: got {implementation}; allowed: {', '.join(ATTENTION)}"
+    )
+
+
+def rope_border(config: Any) -> int | None:
+    """Return the length at which the rotary embeddings switch to other frequencies (longrope)."""
+    for rope in _rope_settings(config):
+        if rope.get("rope_type", rope.get("type")) == "longrope":
+            border = rope.get("original_max_position_embeddings")
+            return border or getattr(config, "original_max_position_embeddings", None)
+    return None
+
+
+def context_limit(config: Any, prompt_length: int) -> int | None:
+    """Return the most tokens (prompt and new) that this prompt may grow to; None if there is no
+    limit.
+
+    Dynamic and longrope position embeddings depend on the largest position of a call, so that text
+    which crosses their border differs from plain decoding whatever the method: the border is the
+    limit. A prompt one token beyond it is no exception: its last token is read by itself, so that
+    the rest would be read in front of the border.
+    """
+    limits = [
+        limit
+        for name in CONTEXT_NAMES
+        if isinstance(limit := getattr(config, name, None), int) and limit > 0
+    ]
+    limit = limits[0] if limits else None
+    border = rope_border(config)
+    if border and prompt_length <= border + 1:
+        return min(limit or border, border)
+    return limit
+
+
+def _rope_settings(config: Any) -> list[dict]:
+    """Return the rope settings of a config: one, or one a layer type; [] if there are none."""
+    settings = (
+        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    )
+    nested = [value for value in settings.values() if isinstance(value, dict)]
+    return nested or ([settings] if settings else [])
