@@ -34,9 +34,6 @@ case "${1:-}" in
 esac
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
-source scripts/setup.sh
-use_python "$IMPORTS" -r requirements.txt
-
 MODEL_PATH=${MODEL_PATH:-data/demo/model}
 BENCH=${BENCH:-demo}
 METHODS=${METHODS:-vanilla recycling pld lookahead}
@@ -54,6 +51,9 @@ case " $METHODS " in
     *" vanilla "*) ;;
     *) echo "error: METHODS: got \"$METHODS\"; vanilla, the baseline, must be among them" >&2; exit 2 ;;
 esac
+source scripts/setup.sh
+use_python "$IMPORTS" -r requirements.txt
+
 options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE" --max-new-tokens "$MAX_NEW_TOKENS")
 if [ -n "${DEVICES:-}" ]; then
     export CUDA_VISIBLE_DEVICES=$DEVICES

@@ -1,0 +1,76 @@
+"""The shell commands: usage, and what they refuse before anything is set up or run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = ("MODEL_PATH", "BENCH", "METHODS", "DTYPE", "MAX_NEW_TOKENS", "RUNS", "DEVICES")
+SCRIPTS = sorted(
+    file
+    for pattern in ("*.sh", "scripts/*.sh", ".ci/run")
+    for file in ROOT.glob(pattern)
+    if file.is_file()
+)
+
+
+def run_eval(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run eval.sh with settings, from another folder, with this interpreter."""
+    return subprocess.run(
+        ["bash", str(ROOT / "eval.sh"), *arguments],
+        cwd="/",
+        env={**os.environ, "PYTHON": sys.executable, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_prints_usage_with_every_setting(option: str) -> None:
+    done = run_eval(option)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.startswith("bash eval.sh")
+    for name in SETTINGS:
+        assert f"\n  {name} " in done.stdout, f"--help should explain {name}"
+
+
+@pytest.mark.parametrize("argument", ["spec_bench", "--bench"])
+def test_an_argument_is_refused(argument: str) -> None:
+    done = run_eval(argument)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert argument in done.stderr
+    assert "--help" in done.stderr
+
+
+@pytest.mark.parametrize("methods", ["recycling pld", "vanilla_", "recycling"])
+def test_methods_without_the_baseline_are_refused(methods: str) -> None:
+    done = run_eval(METHODS=methods)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: METHODS")
+    assert methods in done.stderr
+    assert "vanilla" in done.stderr
+    assert "==" not in done.stdout + done.stderr, "no method should have run"
+
+
+def test_there_are_shell_files() -> None:
+    assert {"eval.sh", "setup.sh", "test.sh"} <= {file.name for file in SCRIPTS}
+
+
+@pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
+def test_shell_files_parse_and_stop_at_the_first_failure(file: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = file.read_text(encoding="utf-8")
+    is_sourced = not text.startswith("#!")
+    assert is_sourced or "set -euo pipefail" in text, f"{file.name} would go on after a failure"
+    assert "/home/" not in text, f"{file.name} has a personal path"
