@@ -19,7 +19,6 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from evaluation.answers import AnswerLog
-from evaluation.cli import RunConfig
 from evaluation.conversation import Conversation, choose_conversation
 from evaluation.eval import Turn, answer_questions
 from evaluation.loading import (
@@ -32,6 +31,7 @@ from evaluation.loading import (
 from evaluation.memory_file import check_folder_of, make_drafter, read_memory, save_memory
 from evaluation.provenance import device_name, git_commit, versions
 from evaluation.questions import DATA_FOLDER, Question, load_questions, question_file_of
+from evaluation.run_config import RunConfig
 from model.decoding import generate
 from model.drafter import Drafter
 from model.hf import TargetModel, sampling_processors

@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from evaluation.cli import RunConfig
 from evaluation.command_line import UserError, first_line
+from evaluation.run_config import RunConfig
 from model.hf import TargetModel, UnsupportedModelError
 from model.self_test import self_test
 

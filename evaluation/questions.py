@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.command_line import UserError
-from scripts.download_data import download_command
+from evaluation.pinned_data import download_command
 
 DATA_FOLDER = Path(__file__).resolve().parent.parent / "data"
 

@@ -23,7 +23,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from evaluation.cli import RunConfig
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import choose_conversation
 from evaluation.loading import (
@@ -35,6 +34,7 @@ from evaluation.loading import (
 )
 from evaluation.provenance import device_name, git_commit, versions
 from evaluation.questions import Question, load_questions, question_file_of
+from evaluation.run_config import RunConfig
 from model.decoding import generate
 from model.drafter import METHODS, drafter_class
 from model.hf import TargetModel

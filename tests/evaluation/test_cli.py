@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from evaluation import cli
-from evaluation.cli import RunConfig, build_parser, parse
+from evaluation.cli import build_parser, parse
+from evaluation.run_config import RunConfig
 from model.drafter import METHODS, drafter_class
 from tests.evaluation.conftest import ROOT
 

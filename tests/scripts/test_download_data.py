@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.pinned_data import PINNED, PinnedFile, download_command
 from scripts import download_data
-from scripts.download_data import DATA_DIR, PINNED, PinnedFile, download_command, main
+from scripts.download_data import DATA_DIR, main
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "../shared/data"
 NUM_MT_BENCH = 80
