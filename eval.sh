@@ -43,9 +43,11 @@ TEMPERATURE=${TEMPERATURE:-0.0}
 if [ "$MODEL_PATH" = data/demo/model ]; then
     MODEL_NAME=demo
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
+    published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-1024}
+    published=(--published-device A100)
 fi
 case " $METHODS " in
     *" vanilla "*) ;;
@@ -100,5 +102,5 @@ for bench in $BENCH; do
     done
 done
 
-"$PYTHON" -m evaluation.leaderboard "${files[@]}" | sed '$d'
+"$PYTHON" -m evaluation.leaderboard "${files[@]}" "${published[@]}" | sed '$d'
 exit $status

@@ -78,6 +78,8 @@ class AnswerFile:
         model_path = self.meta.get("model_path") or self.meta.get("model_id")
         # Two parts tell models apart; the folders above are one machine's.
         model = "/".join(PurePath(str(model_path)).parts[-2:]) if model_path else UNKNOWN
+        if self.meta.get("model_fingerprint"):
+            model += f"@{self.meta['model_fingerprint']}"
         return (model, *(str(self.meta.get(key, UNKNOWN)) for key in CONDITIONS[1:-1]))
 
 

@@ -29,7 +29,7 @@ from evaluation.loading import (
     load_target,
 )
 from evaluation.memory_file import check_folder_of, make_drafter, read_memory, save_memory
-from evaluation.provenance import device_name, git_commit, versions
+from evaluation.provenance import device_name, git_commit, model_fingerprint, versions
 from evaluation.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from model.decoding import generate
@@ -205,6 +205,9 @@ def prepare(method: str, run: RunConfig, config: Any, load_matrix: str | None) -
         "options": dataclasses.asdict(config),
         "model_id": model_id,
         **{name: getattr(run, name) for name in RECORDED},
+        "model_fingerprint": model_fingerprint(
+            run.model_path, getattr(hf_config, "_commit_hash", None)
+        ),
         "conv_template": conversation.name,
         "question_file_sha256": hashlib.sha256(question_file.read_bytes()).hexdigest(),
         "load_matrix": load_matrix,

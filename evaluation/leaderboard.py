@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _refuse_inputs([options.markdown, options.csv], paths)
     published = None
     if options.published:
-        published = read_published(PUBLISHED_DIR, options.published_device)
+        published = read_published(PUBLISHED_DIR, options.published_device, options.published_model)
     groups = group_answers([load_answers(path) for path in paths], options.base)
     text = "\n\n".join([*map(_group_text, groups), *_published_texts(published)])
     rows = [row for group in groups for row in _measured_rows(group)]
@@ -203,6 +203,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=list(DEFAULT_DEVICES),
         metavar="DEVICE",
         help="published figures of these devices, or the beginnings of their names (default: A100)",
+    )
+    parser.add_argument(
+        "--published-model",
+        nargs="+",
+        default=[],
+        metavar="MODEL",
+        help="published figures of these models, or the beginnings of their names (default: all)",
     )
     parser.add_argument("--markdown", metavar="OUT.md", help="write the tables to this file too")
     parser.add_argument("--csv", metavar="OUT.csv", help="write one line a row, all digits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 PACKAGES = ("torch", "transformers", "tokenizers", "fschat", "numpy", "safetensors")
 
 
@@ -37,6 +39,27 @@ def device_name(device: torch.device) -> str:
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
     return f"cpu ({name})"
+
+
+def model_fingerprint(model_path: str, hub_commit: str | None) -> str:
+    """Return 12 digits that tell two sets of weights apart: a hub commit, or a hash of a folder.
+
+    Of large files only size, first and last megabyte are read: enough to tell checkpoints apart
+    without reading gigabytes.
+    """
+    if hub_commit:
+        return hub_commit[:12]
+    digest = hashlib.sha256()
+    for file in sorted(Path(model_path).glob("*")):
+        if file.suffix not in WEIGHT_SUFFIXES:
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(2**20))
+            content.seek(max(0, size - 2**20))
+            digest.update(content.read())
+    return digest.hexdigest()[:12]
 
 
 def git_commit() -> str | None:

@@ -30,18 +30,21 @@ COLUMNS = (
 )
 
 
-def read_published(folder: Path, devices: Sequence[str]) -> pd.DataFrame:
+def read_published(
+    folder: Path, devices: Sequence[str], models: Sequence[str] = ()
+) -> pd.DataFrame:
     """Return the published rows of some devices, ``COLUMNS`` wide.
 
     Args:
         folder: Where the published files lie.
         devices: Names, or their beginnings: ``A100`` takes ``A100-40GB`` and ``A100-80GB``.
+        models: Names, or their beginnings; empty takes all.
 
     Returns:
         Speed-ups as ratios, NaN where none was reported; in the order they were published.
 
     Raises:
-        UserError: A file is missing or not as expected, or a device has no published row.
+        UserError: A file is missing or not as expected, or a device or model has no row.
     """
     try:
         rows = pd.concat([_read_spec_bench(folder), _read_paper(folder)], ignore_index=True)
@@ -49,13 +52,20 @@ def read_published(folder: Path, devices: Sequence[str]) -> pd.DataFrame:
         raise UserError(
             f"cannot read the published figures in {folder} ({error}); pass --no-published"
         ) from None
-    names = rows["device"].str.lower()
-    for device in devices:
-        if not names.str.startswith(device.lower()).any():
-            known = ", ".join(sorted(set(rows["device"])))
-            raise UserError(f"no published figures for the device {device!r}; there are: {known}")
-    is_asked = names.str.startswith(tuple(device.lower() for device in devices))
-    return rows.loc[is_asked, list(COLUMNS)].reset_index(drop=True)
+    for column, wanted in (("device", devices), ("model", models)):
+        if wanted:
+            rows = _starting_with(rows, column, wanted)
+    return rows[list(COLUMNS)].reset_index(drop=True)
+
+
+def _starting_with(rows: pd.DataFrame, column: str, wanted: Sequence[str]) -> pd.DataFrame:
+    """The rows whose name in a column begins with one of those wanted, whatever the case."""
+    names = rows[column].str.lower()
+    for name in wanted:
+        if not names.str.startswith(name.lower()).any():
+            known = ", ".join(sorted(set(rows[column])))
+            raise UserError(f"no published figures for the {column} {name!r}; there are: {known}")
+    return rows[names.str.startswith(tuple(name.lower() for name in wanted))]
 
 
 def _read_spec_bench(folder: Path) -> pd.DataFrame:

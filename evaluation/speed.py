@@ -30,7 +30,10 @@ from evaluation.read_answers import read_answers, read_meta
 from evaluation.tables import cell, json_line, markdown_table, task_title
 
 # A ratio of two speeds means something only when these were the same on both sides.
-CONDITIONS = ("model_path", "device", "dtype", "threads", "max_new_tokens", "temperature")
+CONDITIONS = (
+    *("model_path", "model_fingerprint", "device", "dtype"),
+    *("threads", "max_new_tokens", "temperature"),
+)
 HEADER = ("Task", "Questions", "#Mean accepted tokens", "Tokens/s", "Baseline tokens/s", "Speed-up")
 EXAMPLES = """\
 examples:
