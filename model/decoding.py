@@ -135,7 +135,9 @@ def decode(
         sequence += tokens
         num_emitted += len(tokens)
         has_ended = tokens[-1] in eos_ids
-        stop_reason = limits.stop_reason(has_ended, num_emitted, limits.num_total)
+        # The published loop looks at its limit before it looks for a bonus token that ends the text.
+        is_full = num_emitted >= limits.num_total
+        stop_reason = limits.stop_reason(has_ended and not is_full, num_emitted, limits.num_total)
         drafter.observe(VerifiedStep(tree, logits, acceptance, stop_reason))
         times.append(clock())
         if visible:

@@ -95,7 +95,7 @@ def verify(
 
     Returns:
         The acceptance. Siblings may repeat a token: all of them are followed, the longest path
-        wins, and the earliest node among equals.
+        wins, and among equals the one that branches off first.
     """
     # The one transfer to the host of a greedy step.
     node_tokens, predictions = torch.stack((tree.token_ids, logits.argmax(dim=-1))).tolist()

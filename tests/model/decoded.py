@@ -1,0 +1,62 @@
+"""What tests of decoding share: a checked target of a family, a drafter, and the referee's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from model.drafter import Drafter, drafter_class
+from model.hf import TargetModel
+from model.self_test import self_test
+from tests.model.families import FAMILIES
+from tests.model.family import VOCAB, Family
+
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+@lru_cache(maxsize=4)
+def target_of(name: str) -> TargetModel:
+    """Return the checked target of a family; skip the test where the family does not exist."""
+    target = TargetModel(known(name).build())
+    self_test(target)
+    return target
+
+
+def known(name: str) -> Family:
+    """Return a family; skip the test where the installed transformers lacks it."""
+    family = BY_NAME[name]
+    if not family.is_known:
+        pytest.skip(f"{family.config} is not in this version of transformers")
+    return family
+
+
+def drafter_for(method: str, target: TargetModel, **options: Any) -> Drafter:
+    """Return a fresh drafter of a method."""
+    cls = drafter_class(method)
+    return cls(cls.config_class(**options), target.vocab_size, target.device)
+
+
+def referee(
+    target: TargetModel, prompt: Sequence[int], max_new_tokens: int, eos_id: int | None = None
+) -> list[int]:
+    """Return the new tokens of transformers' own greedy generation."""
+    ids = torch.tensor([list(prompt)], device=target.device)
+    # Without a mask, generate hides prompt tokens that equal the padding token.
+    output = target.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=eos_id,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def random_ids(length: int, seed: int = 0, vocab_size: int = VOCAB) -> list[int]:
+    """Return random token ids, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (length,), generator=generator).tolist()

@@ -1,0 +1,87 @@
+"""A tiny random model of one family, built from a config.
+
+Weights are drawn wide, so that logits differ well and a wrong mask or position shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+IS_VERSION_4 = transformers.__version__.startswith("4.")
+VOCAB = 67
+# Wide enough that two tokens rarely have close logits, narrow enough that attention is no argmax.
+WEIGHT_STD = 0.3
+
+# Names that most configs share; a family overrides or ignores them.
+BASE: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    # Tied embeddings make a random model repeat its input.
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family and what the engine does with it.
+
+    Attributes:
+        name: how tests and docs call it.
+        config: name of the config class in transformers.
+        options: overrides of `BASE`.
+        outcome: "trees", "chains" or "refused".
+        reason: regular expression for the reason given when the outcome is not "trees".
+        outcome_in_4: the outcome in transformers 4.57, where it differs; "absent" if 4.57 lacks it.
+        without: names of `BASE` that this config does not take.
+        note: what is unusual about it, for the docs.
+    """
+
+    name: str
+    config: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    outcome: str = "trees"
+    reason: str = ""
+    outcome_in_4: str = ""
+    without: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def expected(self) -> str:
+        """The outcome in the installed version of transformers."""
+        return (IS_VERSION_4 and self.outcome_in_4) or self.outcome
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the installed transformers has this family."""
+        return hasattr(transformers, self.config)
+
+    def build(self, seed: int = 0) -> PreTrainedModel:
+        """Return a tiny random model, the same for the same seed."""
+        options = {key: BASE[key] for key in BASE if key not in self.without} | dict(self.options)
+        config = getattr(transformers, self.config)(**options)
+        auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        torch.manual_seed(seed)
+        model = auto_class.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0.0, WEIGHT_STD)
+        model.generation_config.pad_token_id = 0
+        model.generation_config.eos_token_id = None
+        model.generation_config.bos_token_id = None
+        return model

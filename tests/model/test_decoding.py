@@ -1,0 +1,153 @@
+"""The loop: exact lengths, ends and limits for every method.
+
+Run: pytest tests/model/test_decoding.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from model.decoding import decode, generate
+from model.draft_tree import DraftBudget, DraftTree
+from model.drafter import METHODS, Drafter
+from model.hf import TargetModel
+from tests.model.decoded import drafter_for, random_ids, referee, target_of
+from tests.model.family import Family
+
+PROMPT = random_ids(14, seed=3)
+LLAMA = "Llama, grouped heads"
+
+
+class Oracle(Drafter):
+    """Drafts a given continuation, so that every draft is accepted."""
+
+    def __init__(self, target: TargetModel, continuation: list[int], depth: int = 6) -> None:
+        super().__init__(None, target.vocab_size, target.device)
+        self.max_nodes = 1 + depth
+        self.text: list[int] = continuation
+        self.depth = depth
+        self.prompt_length = 0
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Note where the answer begins."""
+        self.prompt_length = len(prompt_ids)
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return the continuation as a chain."""
+        begin = len(context) - self.prompt_length
+        depth = min(self.depth, budget.max_depth)
+        return DraftTree.chain([context[-1], *self.text[begin : begin + depth]], self.device)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("limit", [1, 2, 5, 23])
+def test_exactly_max_new_tokens_come_and_lengths_sum_to_them(method: str, limit: int) -> None:
+    target = target_of(LLAMA)
+    answer = generate(target, drafter_for(method, target), PROMPT, max_new_tokens=limit)
+    assert answer.token_ids == referee(target, PROMPT, limit)
+    assert sum(answer.accept_lengths) == len(answer.token_ids) == limit
+    assert min(answer.accept_lengths) >= 1
+    reasons = [step.stop_reason for step in answer.steps]
+    assert reasons == [None] * (len(reasons) - 1) + ["length"]
+
+
+@pytest.mark.parametrize("limit", range(1, 16))
+def test_a_limit_inside_an_accepted_run_cuts_it(limit: int) -> None:
+    target = target_of(LLAMA)
+    continuation = referee(target, PROMPT, 30)
+    answer = generate(target, Oracle(target, continuation), PROMPT, max_new_tokens=limit)
+    assert answer.token_ids == continuation[:limit]
+    full, rest = divmod(limit, 7)
+    assert answer.accept_lengths == [7] * full + ([rest] if rest else [])
+
+
+@pytest.mark.parametrize("index", range(15))
+def test_the_end_token_ends_the_text_inside_an_accepted_run(index: int) -> None:
+    target = target_of(LLAMA)
+    continuation = referee(target, PROMPT, 30)
+    eos_id = continuation[index]
+    expected = continuation[: continuation.index(eos_id) + 1]
+    oracle = Oracle(target, continuation)
+    answer = generate(target, oracle, PROMPT, max_new_tokens=30, eos_ids=[eos_id, 10**6])
+    assert answer.token_ids == expected
+    assert answer.steps[-1].stop_reason == "eos"
+    assert sum(answer.accept_lengths) == len(expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_end_token_in_the_prompt_is_no_end(method: str) -> None:
+    target = target_of(LLAMA)
+    continuation = referee(target, PROMPT, 12)
+    unused = next(token for token in PROMPT if token not in continuation)
+    drafter = drafter_for(method, target)
+    answer = generate(target, drafter, PROMPT, max_new_tokens=12, eos_ids=[unused])
+    assert answer.token_ids == continuation
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prompt_of_one_token_works(method: str) -> None:
+    target = target_of(LLAMA)
+    answer = generate(target, drafter_for(method, target), [9], max_new_tokens=25)
+    assert answer.token_ids == referee(target, [9], 25)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("length", [1, 20, 46, 47])
+def test_learned_positions_are_never_passed(method: str, length: int) -> None:
+    options = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48}
+    target = TargetModel(
+        Family("short", "GPT2Config", options, without=("max_position_embeddings",)).build()
+    )
+    prompt = random_ids(length, seed=5)
+    answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=100)
+    assert answer.token_ids == referee(target, prompt, 48 - length)
+    assert answer.steps[-1].stop_reason == "context"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_limit_that_is_also_the_context_counts_as_the_limit(method: str) -> None:
+    options = {"max_position_embeddings": 32}
+    target = TargetModel(Family("short", "OPTConfig", {**options, "ffn_dim": 48}).build())
+    answer = generate(target, drafter_for(method, target), random_ids(20), max_new_tokens=12)
+    assert len(answer.token_ids) == 12
+    assert answer.steps[-1].stop_reason == "length"
+
+
+def test_requests_that_cannot_be_answered_are_errors() -> None:
+    target = TargetModel(Family("short", "LlamaConfig", {"max_position_embeddings": 16}).build())
+    vanilla = drafter_for("vanilla", target)
+    with pytest.raises(ValueError, match="max_new_tokens: got 0; allowed: 1 or more"):
+        generate(target, vanilla, [1], max_new_tokens=0)
+    with pytest.raises(ValueError, match="prompt: got no token"):
+        generate(target, vanilla, [], max_new_tokens=1)
+    with pytest.raises(ValueError, match="got 16 tokens; allowed: fewer than the model's context"):
+        generate(target, vanilla, [1] * 16, max_new_tokens=1)
+
+
+class Fork(Drafter):
+    """Drafts two siblings whatever the budget says: a drafter with a bug."""
+
+    max_nodes = 3
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return the siblings."""
+        return DraftTree.from_lists([context[-1], 2, 3], (-1, 0, 0), self.device)
+
+
+def test_a_drafter_that_exceeds_its_budget_is_stopped() -> None:
+    target = TargetModel(Family("bloom", "BloomConfig", {"n_head": 4, "n_layer": 2}).build())
+    fork = Fork(None, target.vocab_size, target.device)
+    with pytest.raises(ValueError, match="draft branches"):
+        generate(target, fork, [1], max_new_tokens=3)
+
+
+def test_steps_record_their_nodes_and_their_time() -> None:
+    target = target_of(LLAMA)
+    steps = list(decode(target, drafter_for("recycling", target), PROMPT, max_new_tokens=10))
+    assert all(step.num_nodes == 81 for step in steps)
+    assert steps[0].prefill_ns > 0 and not any(step.prefill_ns for step in steps[1:])
+    for step in steps:
+        parts = (step.draft_ns, step.forward_ns, step.verify_ns, step.keep_ns, step.observe_ns)
+        assert min(parts) >= 0 and step.forward_ns > 0

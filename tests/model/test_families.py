@@ -1,0 +1,124 @@
+"""Every family: drafts are verified exactly, as trees or as chains, or the model is refused.
+
+Equal tokens alone are a weak test (a random model may hardly depend on its context): the logits of
+every node are compared with passes that know neither cache nor mask.
+
+Run: pytest tests/model/test_families.py
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.decoding import generate
+from model.drafter import METHODS
+from model.hf import TargetModel, UnsupportedModelError
+from model.self_test import Probe, self_test, verified_logits
+from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
+from tests.model.families import CHAINS, FAMILIES, REFUSED, TREES
+from tests.model.family import IS_VERSION_4
+from tests.model.list_models import render
+
+# Far above rounding (5e-6 measured), far below any bug (1e-2 and more).
+TOLERANCE = 1e-4
+# Longer than every window of the families (8).
+PREFIX_LENGTH = 24
+NUM_NEW = 40
+# One token; a repetitive text; random tokens, longer than the windows.
+PROMPTS = ([5], [3, 4, 5, 6] * 4, random_ids(28))
+
+VERIFIED = [family.name for family in (*TREES, *CHAINS)]
+
+
+@lru_cache(maxsize=16)
+def expected_tokens(name: str, prompt: tuple[int, ...], eos_index: int | None) -> list[int]:
+    """Return the referee's tokens up to the model's context; the token at `eos_index` ends it."""
+    target = target_of(name)
+    tokens = referee(target, prompt, NUM_NEW)
+    if eos_index is not None:
+        tokens = referee(target, prompt, NUM_NEW, eos_id=tokens[eos_index])
+    limit = target.context_limit(len(prompt))
+    return tokens[: limit - len(prompt)] if limit else tokens
+
+
+def test_the_table_covers_the_families_that_are_promised() -> None:
+    num_installed = sum(family.is_known for family in TREES)
+    assert num_installed >= 40, f"only {num_installed} families with trees are installed"
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+
+
+def test_families_are_there_in_the_versions_that_the_table_says() -> None:
+    for family in FAMILIES:
+        is_absent = IS_VERSION_4 and family.outcome_in_4 == "absent"
+        assert family.is_known != is_absent, family.name
+
+
+def test_the_docs_hold_the_table() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs/models.md"
+    command = "python -m tests.model.list_models > docs/models.md"
+    assert page.read_text(encoding="utf-8") == render(), f"out of date; run: {command}"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", VERIFIED)
+def test_tokens_equal_generate(name: str, method: str) -> None:
+    target = target_of(name)
+    drafter = drafter_for(method, target)
+    num_steps = num_tokens = 0
+    for prompt, eos_index in zip(PROMPTS, (None, 17, None), strict=True):
+        expected = expected_tokens(name, tuple(prompt), eos_index)
+        eos_ids = [] if eos_index is None else [expected[-1]]
+        answer = generate(target, drafter, prompt, max_new_tokens=NUM_NEW, eos_ids=eos_ids)
+        assert answer.token_ids == expected, f"{method} differs after a prompt of {len(prompt)}"
+        num_steps += len(answer.steps)
+        num_tokens += len(answer.token_ids)
+    if method == "recycling":
+        assert num_steps < num_tokens, "no draft was accepted: the equality says nothing"
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_every_node_has_the_logits_of_a_plain_pass(name: str) -> None:
+    target = target_of(name)
+    probe = Probe.random(target.vocab_size, target.chain_only, PREFIX_LENGTH)
+    topology = probe.topology
+    paths = [topology.path_to(node) for node in range(topology.num_nodes)]
+    texts = [probe.prefix + [probe.nodes[node] for node in path] for path in paths]
+    with torch.inference_mode():
+        expected = torch.stack([last_logits(target, text) for text in [*texts, probe.kept_text]])
+        found = verified_logits(target, probe)
+    errors = (found - expected).abs().amax(dim=-1) / expected.std()
+    worst = int(errors.argmax())
+    assert float(errors.max()) <= TOLERANCE, (
+        f"node {worst} of {topology.num_nodes} (the last: the step after the kept path) is off by "
+        f"{float(errors.max()):.1e} standard deviations"
+    )
+
+
+def last_logits(target: TargetModel, token_ids: list[int]) -> torch.Tensor:
+    """Return the logits after a text, from one pass without a cache."""
+    # Without a cache, the layers of Gemma 3n that share keys compute their own in 4.57.
+    use_cache = IS_VERSION_4 and target.config.model_type == "gemma3n_text"
+    return target.model(torch.tensor([token_ids]), use_cache=use_cache).logits[0, -1].float()
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_drafts_are_trees_unless_a_reason_is_given(name: str) -> None:
+    family, target = known(name), target_of(name)
+    assert ("chains" if target.chain_only else "trees") == family.expected, target.chain_reason
+    assert re.search(family.reason, target.chain_reason)
+    assert "\n" not in target.chain_reason
+
+
+@pytest.mark.parametrize("name", [family.name for family in REFUSED])
+def test_a_model_that_cannot_roll_back_is_refused_in_one_line(name: str) -> None:
+    family = known(name)
+    model = family.build()
+    with pytest.raises(UnsupportedModelError, match=family.reason) as error:
+        self_test(TargetModel(model))
+    assert "\n" not in str(error.value)
+    assert model.config.model_type in str(error.value)

@@ -1,0 +1,153 @@
+"""The self-test passes right models, and notices every kind of bug that it is there for.
+
+Run: pytest tests/model/test_self_test.py
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from model.draft_tree import TreeTopology
+from model.hf import TargetModel, UnsupportedModelError
+from model.kv_cache import TreeCache
+from model.self_test import CHAIN, TREE, Comparison, Probe, compare, self_test
+from tests.model.family import Family
+
+FLOOR = 1e-2  # logits; a bug is worth more, rounding in float32 far less
+
+
+def fresh(config: str = "LlamaConfig", **options: object) -> TargetModel:
+    """Return an unchecked target, with a window longer than the self-test's text where it has one."""
+    return TargetModel(Family("a model under test", config, options).build())
+
+
+def test_a_right_model_passes_with_rounding_errors_only() -> None:
+    target = fresh()
+    assert self_test(target) < 1e-4
+    assert not target.chain_only
+
+
+def test_the_probe_tree_branches_and_its_path_skips_rows() -> None:
+    probe = Probe.random(50, is_chain=False)
+    assert probe.topology.num_nodes == 13 and not probe.topology.is_chain
+    assert list(probe.path) == probe.topology.path_to(probe.path[-1])
+    assert probe.path != tuple(range(len(probe.path)))
+    assert Probe.random(50, is_chain=False) == probe, "the same probe for the same arguments"
+
+
+def test_one_wrong_mask_entry_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_key_too_many(topology: TreeTopology, *args: object) -> torch.Tensor:
+        mask = original(topology, *args).clone()
+        if not topology.is_chain:
+            mask[5, 4] = 0  # node 5 sees its sibling
+        return mask
+
+    original = TreeTopology.additive_mask
+    monkeypatch.setattr(TreeTopology, "additive_mask", one_key_too_many)
+    assert_trees_are_given_up(fresh())
+
+
+def test_one_wrong_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_too_deep(topology: TreeTopology, *args: object) -> torch.Tensor:
+        depths = original(topology, *args).clone()
+        depths[-1] += 1
+        return depths
+
+    original = TreeTopology.depth_tensor
+    monkeypatch.setattr(TreeTopology, "depth_tensor", one_too_deep)
+    assert_trees_are_given_up(fresh())
+
+
+def test_a_wrong_kept_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep_a_sibling(cache: TreeCache, base: int, rows: Sequence[int]) -> None:
+        is_tree = cache.length - base == TREE.num_nodes
+        original(cache, base, [8 if is_tree and row == 7 else row for row in rows])
+
+    original = TreeCache.keep
+    monkeypatch.setattr(TreeCache, "keep", keep_a_sibling)
+    assert_trees_are_given_up(fresh())
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ("MistralConfig", {"sliding_window": 200}),
+        (
+            "Gemma2Config",
+            {"sliding_window": 200, "layer_types": ["sliding_attention", "full_attention"]},
+        ),
+    ],
+)
+def test_a_mask_without_the_window_is_noticed_by_a_text_shorter_than_the_window(
+    config: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = fresh(config, **options)
+    monkeypatch.setattr(target, "_limit", lambda mask, *_: mask)
+    assert_trees_are_given_up(target)
+    assert target.config.sliding_window == 200, "the window must be as before"
+
+
+def test_the_window_is_restored_when_a_pass_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = fresh("MistralConfig", sliding_window=200)
+    monkeypatch.setattr(target.model, "forward", None)
+    with pytest.raises(TypeError):
+        self_test(target)
+    assert target.config.sliding_window == 200
+
+
+def test_a_failing_chain_refuses_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep_one_less(cache: TreeCache, base: int, rows: Sequence[int]) -> None:
+        original(cache, base, rows[:-1])
+
+    original = TreeCache.keep
+    monkeypatch.setattr(TreeCache, "keep", keep_one_less)
+    with pytest.raises(UnsupportedModelError, match="chain is not lossless") as error:
+        self_test(fresh())
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_raises_on_a_mask_verifies_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_mask(*_: object) -> torch.Tensor:
+        raise RuntimeError("no such mask\nand a second line")
+
+    target = fresh()
+    monkeypatch.setattr(target, "_tree_masks", no_mask)
+    assert_trees_are_given_up(target, "RuntimeError: no such mask")
+    assert "\n" not in target.chain_reason
+
+
+def test_not_a_number_is_not_exact() -> None:
+    assert not Comparison(float("nan"), 1.0).is_exact
+
+
+def test_half_precision_is_measured_against_its_own_loop() -> None:
+    target = TargetModel(Family("half", "LlamaConfig").build().to(torch.bfloat16))
+    probe = Probe.random(target.vocab_size, is_chain=False)
+    with torch.inference_mode():
+        comparison = compare(target, probe)
+    assert comparison.is_exact, str(comparison)
+    assert comparison.allowed > FLOOR, "rounding to 8 bits shows in the logits"
+
+
+def assert_trees_are_given_up(target: TargetModel, reason: str = "tree is not lossless") -> None:
+    """Check that the self-test falls back to chains with a warning, and that the chain is right."""
+    error = self_test(target)
+    assert target.chain_only, "the bug went unnoticed"
+    assert reason in target.chain_reason
+    assert error < 1e-4, "the error returned is the chain's"
+    assert compare(target, Probe.random(target.vocab_size, is_chain=True)).is_exact
+
+
+def test_giving_up_trees_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = fresh()
+    monkeypatch.setattr(target, "_tree_masks", lambda *_: 1 / 0)
+    with caplog.at_level(logging.WARNING):
+        self_test(target)
+    assert "chain drafts only" in caplog.text
+    assert CHAIN.is_chain

@@ -1,0 +1,110 @@
+"""Verification accepts exactly what plain decoding would have emitted.
+
+Run: pytest tests/model/test_verification.py
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+
+from model.draft_tree import DraftTree
+from model.verification import Acceptance, SamplingRule, verify
+
+CPU = torch.device("cpu")
+VOCAB = 4  # small, so that siblings repeat tokens and paths are long
+
+
+def random_case(seed: int) -> tuple[DraftTree, torch.Tensor]:
+    """Return a random tree, and logits that agree along equal paths of tokens as a model's would."""
+    source = random.Random(seed)
+    num_nodes = 1 + seed % 17
+    parents = (-1, *(source.randrange(node) for node in range(1, num_nodes)))
+    tree = DraftTree.from_lists([source.randrange(VOCAB) for _ in parents], parents, CPU)
+    tokens = tree.token_ids.tolist()
+    rows = []
+    for node in range(num_nodes):
+        text = tuple(tokens[step] for step in tree.topology.path_to(node))
+        generator = torch.Generator().manual_seed(hash((seed, text)) % 2**31)
+        rows.append(torch.randn(VOCAB, generator=generator))
+    return tree, torch.stack(rows)
+
+
+def slow_paths(tree: DraftTree, predictions: Sequence[int]) -> list[list[int]]:
+    """Return every path from the root whose tokens are all predicted, by trying all of them."""
+    tokens = tree.token_ids.tolist()
+    paths = [tree.topology.path_to(node) for node in range(tree.topology.num_nodes)]
+    return [path for path in paths if all(tokens[b] == predictions[a] for a, b in pairwise(path))]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_greedy_verification_takes_the_longest_right_path(seed: int) -> None:
+    tree, logits = random_case(seed)
+    predictions = logits.argmax(dim=-1).tolist()
+    # max keeps the first among equals: the one that branches off first.
+    best = max(sorted(slow_paths(tree, predictions)), key=len)
+    tokens = tree.token_ids.tolist()
+    expected = [*(tokens[node] for node in best[1:]), predictions[best[-1]]]
+    assert verify(tree, logits) == Acceptance(best, expected, tokens, predictions)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_text_ends_at_the_first_end_token_and_at_the_limit(seed: int) -> None:
+    tree, logits = random_case(seed)
+    whole = verify(tree, logits)
+    for limit in range(1, len(whole.tokens) + 2):
+        cut = verify(tree, logits, max_tokens=limit)
+        assert cut.tokens == whole.tokens[:limit]
+        assert cut.path == whole.path[: limit + 1]
+    for eos in range(VOCAB):
+        ended = verify(tree, logits, eos_ids={eos})
+        end = whole.tokens.index(eos) + 1 if eos in whole.tokens else len(whole.tokens)
+        assert ended.tokens == whole.tokens[:end]
+        text = [ended.node_tokens[node] for node in ended.path[1:]]
+        assert text == ended.tokens[: len(text)], "kept rows are rows of emitted tokens"
+
+
+class Script:
+    """A rule that says the next token from a list and records what it was asked with."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+        self.asked: list[tuple[list[float], list[int]]] = []
+
+    def choose(self, logits: torch.Tensor, prefix: Sequence[int]) -> int:
+        """Return the next token of the script."""
+        self.asked.append((logits.tolist(), list(prefix)))
+        return self.tokens.pop(0)
+
+
+def test_a_rule_sees_the_logits_and_the_true_prefix_of_every_node() -> None:
+    tree = DraftTree.from_lists([9, 1, 2, 1, 3], (-1, 0, 0, 2, 3), CPU)
+    logits = torch.arange(20.0).reshape(5, 4)
+    rule = Script([2, 1, 0])
+    acceptance = verify(tree, logits, rule, prefix=[7, 9])
+    assert acceptance.path == [0, 2, 3] and acceptance.tokens == [2, 1, 0]
+    rows = [logits[node].tolist() for node in (0, 2, 3)]
+    assert rule.asked == list(zip(rows, ([7, 9], [7, 9, 2], [7, 9, 2, 1]), strict=True))
+
+
+def test_one_draw_is_made_for_each_emitted_token_and_none_beyond_the_end() -> None:
+    tree = DraftTree.chain([0, 1, 1, 1], CPU)
+    logits = torch.full((4, 2), -torch.inf)
+    logits[:, 1] = 0
+    for eos_ids, num_draws in (((), 4), ({1}, 1)):
+        generator, twin = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+        acceptance = verify(tree, logits, SamplingRule([], generator), [0], eos_ids)
+        assert len(acceptance.tokens) == num_draws
+        for _ in range(num_draws):
+            SamplingRule([], twin).choose(logits[0], [0])
+        assert torch.equal(generator.get_state(), twin.get_state())
+
+
+def test_duplicate_siblings_are_all_followed() -> None:
+    tree = DraftTree.from_lists([0, 1, 1, 2], (-1, 0, 0, 2), CPU)
+    logits = torch.eye(4)[[1, 2, 2, 3]]
+    assert verify(tree, logits).path == [0, 2, 3], "the second sibling has the longer path"

@@ -1,0 +1,157 @@
+"""The law of enlargement: any larger shape computes the small model's float32 logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from scripts import scale_model
+from scripts.scale_model import SHAPES, ModelShape, scale_config, scaled_model, write_scaled
+
+VOCAB = 97
+
+
+def small_model(kv_heads: int = 2, is_tied: bool = True) -> LlamaForCausalLM:
+    """A random Llama with large weights, so that a wrong place shows in the logits."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        intermediate_size=48,
+        max_position_embeddings=128,
+        tie_word_embeddings=is_tied,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    model = LlamaForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model.eval()
+
+
+def assert_same(small: LlamaForCausalLM, large: LlamaForCausalLM) -> None:
+    """Logits to 1e-4 and the same greedy continuation."""
+    token_ids = torch.randint(3, VOCAB, (2, 40))
+    with torch.no_grad():
+        expected, got = small(token_ids).logits, large(token_ids).logits
+    assert expected.std() > 0.1  # otherwise the comparison below means nothing
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+    options = {"max_new_tokens": 20, "do_sample": False}
+    prompt = token_ids[:1, :8]
+    assert small.generate(prompt, **options).tolist() == large.generate(prompt, **options).tolist()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ModelShape(layers=2, hidden=32, heads=4, intermediate=48, kv_heads=4),
+        ModelShape(layers=5, hidden=32, heads=4, intermediate=48),
+        ModelShape(layers=2, hidden=64, heads=8, intermediate=48),
+        ModelShape(layers=2, hidden=64, heads=4, intermediate=48),
+        ModelShape(layers=3, hidden=96, heads=4, intermediate=100),
+        ModelShape(layers=3, hidden=128, heads=8, intermediate=256, kv_heads=4),
+        ModelShape(layers=3, hidden=96, heads=12, intermediate=49, kv_heads=4),
+        ModelShape(layers=4, hidden=192, heads=6, intermediate=64),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_logits_and_greedy_tokens_stay(shape: ModelShape, kv_heads: int) -> None:
+    small = small_model(kv_heads)
+    assert_same(small, scaled_model(small, shape))
+
+
+def test_untied_head() -> None:
+    small = small_model(is_tied=False)
+    assert_same(small, scaled_model(small, ModelShape(3, 64, 8, 96)))
+
+
+def test_added_parts_are_random_and_their_way_out_is_zero() -> None:
+    large = scaled_model(small_model(), ModelShape(layers=3, hidden=64, heads=8, intermediate=96))
+    added = large.model.layers[2]
+    assert added.self_attn.q_proj.weight.std() > 0
+    assert added.mlp.gate_proj.weight.std() > 0
+    assert added.self_attn.o_proj.weight.abs().max() == 0
+    assert added.mlp.down_proj.weight.abs().max() == 0
+    first = large.model.layers[0].mlp
+    assert first.up_proj.weight[48:].std() > 0
+    assert first.down_proj.weight[:, 48:].abs().max() == 0
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 10**9])
+def test_written_model_equals_the_one_in_memory(tmp_path: Path, shard_bytes: int) -> None:
+    small = small_model()
+    small.save_pretrained(tmp_path / "small")
+    shape = ModelShape(layers=3, hidden=64, heads=4, intermediate=96)
+    count = write_scaled(
+        tmp_path / "small", tmp_path / "large", shape, torch.float32, shard_bytes=shard_bytes
+    )
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "large").eval()
+    assert count == sum(parameter.numel() for parameter in loaded.parameters())
+    assert_same(small, loaded)
+    in_memory = scaled_model(small, shape)
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, in_memory.state_dict()[name]), name
+
+
+def test_named_shapes_hold_the_demo_model() -> None:
+    demo = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=256,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        intermediate_size=704,
+    )
+    for name in SHAPES:
+        assert scale_config(demo, name).hidden_size == SHAPES[name].hidden
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ("--layers 1 --hidden 64 --heads 4 --intermediate 96", "layers: got 1, allowed 2"),
+        ("--layers 2 --hidden 66 --heads 4 --intermediate 96", "hidden: got 66"),
+        ("--layers 2 --hidden 48 --heads 4 --intermediate 96", "head size hidden/heads: got 12"),
+        ("--layers 2 --hidden 64 --heads 4 --intermediate 40", "intermediate: got 40"),
+        ("--layers 2 --hidden 64 --heads 4 --intermediate 96 --kv-heads 3", "kv_heads: got 3"),
+        ("--layers 2 --hidden 64 --heads 4 --intermediate 96 --kv-heads 1", "kv_heads: got 1"),
+        ("--layers 0 --hidden 64 --heads 4 --intermediate 96", "layers: got 0"),
+        ("--layers 2 --hidden 64 --heads 0 --intermediate 96", "heads: got 0"),
+        ("--shape 9t", "shape: got '9t', allowed 150m, 1b, 7b"),
+        ("--shape 7b --layers 3", "shape: got --shape and single sizes"),
+        ("--layers 3", "shape: got no full size"),
+    ],
+)
+def test_bad_sizes_are_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: str, message: str
+) -> None:
+    small_model().save_pretrained(tmp_path / "small")
+    capsys.readouterr()
+    out = tmp_path / "out"
+    arguments = ["--model", str(tmp_path / "small"), "--out", str(out), *sizes.split()]
+    assert scale_model.main(arguments) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not out.exists()
+
+
+def test_existing_folder_and_missing_model_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_model().save_pretrained(tmp_path / "small")
+    taken = ["--model", str(tmp_path / "small"), "--out", str(tmp_path), "--shape", "150m"]
+    missing = ["--model", str(tmp_path / "none"), "--out", str(tmp_path / "o"), "--shape", "150m"]
+    assert scale_model.main(taken) == 2
+    assert "exists" in capsys.readouterr().err
+    assert scale_model.main(missing) == 2
+    assert "config.json" in capsys.readouterr().err

@@ -1,0 +1,282 @@
+"""The demo model's training: data, loops, resuming, and a folder that plain transformers loads."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from scripts import demo_loss_plot, demo_model_report, train_demo_model
+from scripts.demo_antiloop import (
+    Answer,
+    AntiLoopConfig,
+    make_lessons,
+    repeated,
+    unlearn_loops,
+    unlikelihood,
+)
+from scripts.demo_corpus import (
+    CorpusConfig,
+    Row,
+    encode_turns,
+    pack_epoch,
+    read_rows,
+    split_rows,
+    train_tokenizer,
+)
+from scripts.demo_recipe import TrainConfig
+from scripts.loops import find_loop
+
+WORDS = ("the", "a", "cat", "dog", "house", "runs", "sits", "big", "small", "and", "12", "345")
+
+
+def make_rows(count: int = 400) -> list[Row]:
+    """Short random sentences."""
+    rng = random.Random(0)
+
+    def sentence(low: int, high: int) -> str:
+        return " ".join(rng.choice(WORDS) for _ in range(rng.randint(low, high)))
+
+    return [Row(sentence(3, 12), sentence(3, 30)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(make_rows(), vocab_size=320, context=512)
+
+
+@pytest.fixture
+def corpus_file(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row._asdict()) + "\n" for row in make_rows()))
+    return path
+
+
+def arguments(corpus_file: Path, folder: Path, **changes: object) -> list[str]:
+    """A training run of a few seconds."""
+    options: dict[str, object] = {
+        "corpus": corpus_file,
+        "out": folder / "model",
+        "work": folder / "work",
+        "tokens": 20_000,
+        "layers": 1,
+        "hidden": 32,
+        "heads": 2,
+        "intermediate": 48,
+        "vocab-size": 320,
+        "rounds": 0,
+        "eval-every": 20,
+    }
+    options |= changes
+    return ["--no-compile", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def test_tokenizer_round_trip_and_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = "Grüße, 1234!\n\n  x = [5]\t→ end"
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+    assert tokenizer("cat")["input_ids"][0] == tokenizer.bos_token_id
+    messages = [
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": "the dog"},
+        {"role": "user", "content": "a house"},
+    ]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert rendered == "<s>USER: the cat ASSISTANT: the dog</s>USER: a house ASSISTANT:"
+    system = [{"role": "system", "content": "Be kind."}, messages[0]]
+    rendered = tokenizer.apply_chat_template(system, tokenize=False)
+    assert rendered == "<s>Be kind. USER: the cat "
+
+
+def test_training_text_equals_the_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    config = CorpusConfig(system_share=0.0, two_turn_share=0.0, short_length=64, long_length=128)
+    row = Row("the cat", "sees 12 dogs.")
+    short, _ = pack_epoch(encode_turns([row], tokenizer, config), tokenizer, config, seed=0)
+    chat = [
+        {"role": "user", "content": row.prompt},
+        {"role": "assistant", "content": row.response},
+    ]
+    text = tokenizer.apply_chat_template(chat, tokenize=False)
+    expected = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert short.token_ids[0, : len(expected)].tolist() == expected
+    assert short.weights[0, len(expected) - 1] == config.eos_weight
+    assert (short.token_ids[0, len(expected) :] == tokenizer.pad_token_id).all()
+
+
+def test_packing_keeps_every_chat_whole(tokenizer: PreTrainedTokenizerFast) -> None:
+    config = CorpusConfig(system_share=0.1, two_turn_share=0.5, short_length=96, long_length=192)
+    turns = encode_turns(make_rows(), tokenizer, config)
+    short, long = pack_epoch(turns, tokenizer, config, seed=3)
+    ends = sum(int((part.token_ids == tokenizer.eos_token_id).sum()) for part in (short, long))
+    starts = sum(int((part.token_ids == tokenizer.bos_token_id).sum()) for part in (short, long))
+    assert ends >= len(turns) - 1  # one turn may wait for a partner when the epoch ends
+    assert starts < ends  # some chats have two turns
+    assert (short.token_ids[:, 0] == tokenizer.bos_token_id).all()
+    again, _ = pack_epoch(turns, tokenizer, config, seed=3)
+    assert np.array_equal(again.token_ids, short.token_ids)
+    other, _ = pack_epoch(turns, tokenizer, config, seed=4)
+    assert not np.array_equal(other.token_ids[:5], short.token_ids[:5])
+
+
+def test_held_out_prompts_are_never_trained_on() -> None:
+    rows = [*make_rows(), *make_rows()]
+    split = split_rows(rows)
+    assert len(split.train) + len(split.held_out) == len(rows)
+    assert split.held_out
+    assert not {row.prompt for row in split.train} & {row.prompt for row in split.held_out}
+
+
+def slow_find_loop(token_ids: list[int]) -> int | None:
+    """The definition, word for word."""
+    for end in range(24, len(token_ids) + 1):
+        tail = token_ids[end - 24 : end]
+        for period in range(1, 13):
+            if all(tail[i] == tail[i - period] for i in range(period, 24)):
+                return end
+    return None
+
+
+def test_find_loop_equals_its_definition() -> None:
+    rng = random.Random(1)
+    found = 0
+    for _ in range(200):
+        start = [rng.randrange(9) for _ in range(rng.randrange(20))]
+        unit = [rng.randrange(9) for _ in range(rng.randint(1, 14))]
+        repeats = rng.randint(1, 8)
+        text = [*start, *(unit * repeats), *start]
+        loop = find_loop(text)
+        assert (loop.position if loop else None) == slow_find_loop(text)
+        found += loop is not None
+    assert 20 < found < 180
+
+
+def test_lessons_mark_the_repetition_and_its_cure() -> None:
+    assert repeated([1, 2, 3, 1, 2, 3, 1], ngram=3) == [False] * 5 + [True, True]
+    config = AntiLoopConfig(max_prompt=4, max_new_tokens=60, ngram=3)
+    text = [9, 8, *([5, 6, 7] * 12)]
+    looping = Answer([1, 4], text, is_ended=False)
+    fine = Answer([1, 4], [9, 8, 2], is_ended=True)
+    (lesson,) = make_lessons([looping, fine], config, pad=0, eos=2, size=4)
+    marked = {tuple(row[row > 0].tolist()) for row in lesson.token_ids}
+    assert marked == {(1, 4, *text), (1, 4, 9, 8, 5, 6, 7, 2), ()}
+    full = next(i for i in range(4) if (lesson.token_ids[i] > 0).sum() == len(text) + 2)
+    assert lesson.unlikely[full].nonzero().flatten().tolist() == list(range(9, len(text) + 2))
+    assert lesson.token_ids[lesson.ends > 0].tolist() == [2]
+
+
+def test_unlikelihood_is_minus_log_of_the_rest() -> None:
+    probabilities = torch.tensor([0.1, 0.5, 0.9])
+    expected = -torch.log(1 - probabilities)
+    torch.testing.assert_close(unlikelihood(-probabilities.log()), expected, atol=1e-3, rtol=0)
+
+
+def test_learning_rate_warms_up_stays_and_falls() -> None:
+    config = TrainConfig(warmup_steps=10, decay_share=0.4)
+    assert config.lr_factor(0, 0.0) == pytest.approx(0.1)
+    assert config.lr_factor(50, 0.5) == 1.0
+    assert config.lr_factor(50, 0.7) == pytest.approx(0.5)
+    assert config.lr_factor(50, 1.0) == 0.0
+
+
+def test_killed_run_goes_on_as_if_nothing_happened(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train_demo_model.main(arguments(corpus_file, whole)) == 0
+
+    step = train_demo_model.Trainer.step
+
+    def killed(self: train_demo_model.Trainer, batch: object) -> dict[str, float]:
+        if self.progress.step == 3:
+            raise KeyboardInterrupt
+        return step(self, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train_demo_model.Trainer, "step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train_demo_model.main([*arguments(corpus_file, parts), "--save-minutes=0"])
+    monkeypatch.setattr(train_demo_model.Trainer, "step", step)
+    assert train_demo_model.main(arguments(corpus_file, parts)) == 0
+
+    expected = AutoModelForCausalLM.from_pretrained(whole / "model").state_dict()
+    got = AutoModelForCausalLM.from_pretrained(parts / "model").state_dict()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, got[name]), name
+
+
+def test_written_folder_speaks_and_reports(
+    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    assert train_demo_model.main(arguments(corpus_file, tmp_path, tokens=5000)) == 0
+    config = json.loads((folder / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert config["rope_theta"] == 10000.0
+    assert not (tmp_path / "model.tmp").exists()
+    log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    assert log[-1]["held_out_response"] > 0
+    plot = ["--log", str(folder / "train_log.jsonl"), "--out", str(tmp_path / "img" / "loss.png")]
+    assert demo_loss_plot.main(plot) == 0
+    assert (tmp_path / "img" / "loss.png").stat().st_size > 1000
+    loaded = AutoTokenizer.from_pretrained(folder)
+    assert "token_type_ids" not in loaded("cat")
+    questions = tmp_path / "question.jsonl"
+    question = {"question_id": 1, "category": "qa", "turns": ["the cat", "a dog"]}
+    questions.write_text(json.dumps(question) + "\n")
+    capsys.readouterr()
+    report = ["--model", str(folder), "--questions", str(questions), "--max-new-tokens", "30"]
+    assert demo_model_report.main([*report, "--corpus", str(corpus_file)]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (figures,) = result["files"].values()
+    assert figures["all"]["answers"] == 2
+    assert result["held_out_loss"]["response"] > 0
+
+
+def test_a_round_against_loops_runs_and_is_counted(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = AntiLoopConfig(
+        rounds=1, answers=8, batch_size=4, max_prompt=40, max_new_tokens=40, min_response=4
+    )
+    monkeypatch.setattr(
+        train_demo_model, "unlearn_loops", lambda trainer, _: unlearn_loops(trainer, small)
+    )
+    run = arguments(corpus_file, tmp_path, tokens=5000)
+    assert train_demo_model.main(run) == 0
+    log = (tmp_path / "model" / "train_log.jsonl").read_text().splitlines()
+    assert json.loads(log[-1])["round"] == 1
+    assert train_demo_model.main(run) == 0  # nothing is left to do
+    assert (tmp_path / "model" / "train_log.jsonl").read_text().splitlines() == log
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": 30}, "hidden: got 30"),
+        ({"vocab-size": 100}, "vocab_size: got 100"),
+        ({"minutes": 1}, "budget: got both"),
+        ({"eval-every": 7}, "eval_steps: got 7"),
+        ({"corpus": "missing.jsonl"}, "missing.jsonl"),
+    ],
+)
+def test_bad_options_are_one_line_and_exit_2(
+    corpus_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, object],
+    message: str,
+) -> None:
+    assert train_demo_model.main(arguments(corpus_file, tmp_path, **change)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_bad_corpus_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n{"prompt": "a"}\n')
+    with pytest.raises(ValueError, match=r"bad\.jsonl line 2"):
+        read_rows(path)
