@@ -149,7 +149,9 @@ def test_network_failure_names_the_offline_way(
     assert not data_dir.exists()
 
 
-def test_hash_mismatch_writes_nothing(server: str, small_pins: Pins, data_dir: Path, capsys: Capture) -> None:
+def test_hash_mismatch_writes_nothing(
+    server: str, small_pins: Pins, data_dir: Path, capsys: Capture
+) -> None:
     _serve_from(small_pins, server)
     small_pins["mbpp"] = dataclasses.replace(small_pins["mbpp"], sha256="0" * 64)
     assert main(["mbpp", "--data-dir", str(data_dir)]) == 2
@@ -191,7 +193,9 @@ def test_a_right_file_is_left_alone(source: Path, data_dir: Path, capsys: Captur
     assert "left alone" in capsys.readouterr().out
 
 
-def test_another_file_is_replaced_only_by_force(source: Path, data_dir: Path, capsys: Capture) -> None:
+def test_another_file_is_replaced_only_by_force(
+    source: Path, data_dir: Path, capsys: Capture
+) -> None:
     target = data_dir / "mbpp/question.jsonl"
     target.parent.mkdir(parents=True)
     target.write_text("my own questions\n")
@@ -237,7 +241,9 @@ def test_unknown_name_lists_the_known_ones(
 
 
 @pytest.mark.parametrize("missing", ["folder", "file"])
-def test_from_must_hold_the_file(missing: str, source: Path, data_dir: Path, capsys: Capture) -> None:
+def test_from_must_hold_the_file(
+    missing: str, source: Path, data_dir: Path, capsys: Capture
+) -> None:
     from_dir = source / "nowhere"
     if missing == "file":
         from_dir.mkdir()
@@ -252,7 +258,9 @@ def test_data_dir_must_be_a_folder(source: Path, data_dir: Path, capsys: Capture
     assert "--data-dir" in _error_line(capsys)
 
 
-def test_help_shows_examples_and_the_default_folder(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_help_shows_examples_and_the_default_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
