@@ -1,0 +1,87 @@
+"""The benchmark: figures of hand-made answers, and the command on two questions of the demo model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from evaluation.command_line import UserError
+from evaluation.questions import Question
+from scripts.benchmark import main, spread
+from scripts.benchmark_report import PARTS, Answer, Work, speedup, summarise
+
+
+def answer(num_tokens: int, total: float, decode: float | None = None) -> Answer:
+    """Return an answer of equal steps."""
+    return Answer([7] * num_tokens, total, decode, [2] * (num_tokens // 2), dict.fromkeys(PARTS, 1))
+
+
+def test_a_method_that_takes_half_the_time_is_twice_as_fast_whatever_the_questions() -> None:
+    seconds = np.array([1.0, 3.0, 0.5])
+    tokens = np.array([10.0, 20.0, 5.0])
+    ratio, low, high = speedup(Work(tokens, seconds / 2), Work(tokens, seconds))
+    assert (ratio, low, high) == pytest.approx((2, 2, 2))
+
+
+def test_intervals_hold_the_ratio_and_widen_with_uneven_questions() -> None:
+    tokens = np.full(8, 10.0)
+    uneven = np.array([1, 1, 1, 1, 4, 4, 4, 4.0])
+    ratio, low, high = speedup(Work(tokens, np.ones(8)), Work(tokens, uneven))
+    assert low < ratio < high
+    assert high - low > 0.5
+
+
+def test_a_summary_weighs_tokens_and_seconds_over_repetitions() -> None:
+    answers = {
+        "vanilla": [[answer(4, 2.0, 1.0), answer(4, 2.0, 1.0)]] * 2,
+        "pld": [[answer(4, 1.0, 0.5), answer(4, 3.0, 0.5)]] * 2,
+        "generate": [[answer(4, 4.0), answer(4, 4.0)]] * 2,
+    }
+    rows = {row["method"]: row for row in summarise(answers)}
+    assert rows["pld"]["tokens_per_second"] == pytest.approx(2)
+    assert rows["pld"]["speedup"][0] == pytest.approx(1)
+    assert rows["pld"]["decode_speedup"][0] == pytest.approx(2)
+    assert rows["pld"]["speedup_over_generate"][0] == pytest.approx(2)
+    assert rows["pld"]["mean_accepted_tokens"] == 2
+    assert sum(rows["pld"]["share_of_step"].values()) == pytest.approx(1)
+    assert "decode_speedup" not in rows["generate"], "a referee's prefill is not told apart"
+
+
+def test_different_tokens_are_counted() -> None:
+    answers = {"vanilla": [[answer(4, 1.0, 1.0)]], "pld": [[answer(6, 1.0, 1.0)]]}
+    assert [row["differing_answers"] for row in summarise(answers)] == [0, 1]
+
+
+def test_questions_are_spread_over_the_file() -> None:
+    questions = [Question(index, "qa", ("?",)) for index in range(100)]
+    assert [question.question_id for question in spread(questions, 3)] == [0, 50, 99]
+    assert spread(questions, 200) == questions
+
+
+@pytest.mark.parametrize("methods", [["vanilla", "nope"], ["pld"]])
+def test_unknown_methods_and_a_missing_baseline_are_refused(methods: list[str]) -> None:
+    with pytest.raises(UserError, match="methods"):
+        main(["--methods", *methods])
+
+
+def test_the_command_prints_tables_and_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--num-questions", "2", "--repetitions", "1", "--max-new-tokens", "8"]
+    options += [
+        "--threads",
+        "1",
+        "--contexts",
+        "16",
+        "--methods",
+        "vanilla",
+        "recycling",
+        "generate",
+    ]
+    assert main(options) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    report = json.loads(lines[-1])
+    assert [row["method"] for row in report["methods"]] == ["vanilla", "recycling", "generate"]
+    assert all(row["differing_answers"] == 0 for row in report["methods"])
+    assert report["roofline"]["bandwidth"] > 0
+    assert any(line.startswith("| recycling") for line in lines)
