@@ -12,7 +12,7 @@ Shapes: N nodes, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -31,12 +31,19 @@ class Acceptance:
             token, and the path is one longer.
         node_tokens: token of every node [N], copied in the same transfer.
         predictions: the argmax token after every node [N].
+        is_decided: False where the walk stopped at a near-tie: `path` ends at the node whose next
+            token is open, and `tokens` lacks that token.
     """
 
     path: list[int]
     tokens: list[int]
     node_tokens: list[int]
     predictions: list[int]
+    is_decided: bool = True
+
+    def decided(self, token: int) -> Acceptance:
+        """Return this acceptance with the open token filled in."""
+        return replace(self, tokens=[*self.tokens, token], is_decided=True)
 
 
 class TokenRule(Protocol):
@@ -79,6 +86,7 @@ def verify(
     prefix: Sequence[int] = (),
     eos_ids: Collection[int] = (),
     max_tokens: int | None = None,
+    tie_margin: float = 0.0,
 ) -> Acceptance:
     """Accept the longest path whose tokens the target model would have emitted.
 
@@ -92,18 +100,29 @@ def verify(
         prefix: committed token ids up to and including the root; only read by `rule`.
         eos_ids: token ids that end the text.
         max_tokens: most tokens to emit; None sets no limit.
+        tie_margin: greedy decoding stops, undecided, at a node whose two largest logits differ by
+            less than this share of the largest; 0 decides always.
 
     Returns:
         The acceptance. Siblings may repeat a token: all of them are followed, the longest path
         wins, and among equals the one that branches off first.
     """
+    largest, predicted = logits.max(dim=-1)  # [N], [N]
+    columns = [tree.token_ids, predicted]
+    if tie_margin:
+        close = logits >= (largest - tie_margin * largest.abs())[:, None]  # [N, V]
+        columns.append(close.sum(dim=-1))
     # The one transfer to the host of a greedy step.
-    node_tokens, predictions = torch.stack((tree.token_ids, logits.argmax(dim=-1))).tolist()
+    node_tokens, predictions, *num_close = torch.stack(columns).tolist()
+    is_open = [count > 1 for count in num_close[0]] if tie_margin else None
     children = tree.topology.children
     frontier = [0]  # nodes with the same, accepted, path of tokens
     emitted: list[int] = []
     while True:
         node = frontier[0]
+        if is_open and is_open[node]:
+            path = tree.topology.path_to(node)
+            return Acceptance(path, emitted, node_tokens, predictions, is_decided=False)
         token = (
             predictions[node] if rule is None else rule.choose(logits[node], [*prefix, *emitted])
         )

@@ -1,0 +1,72 @@
+"""Near-ties in float32: the order of two logits that differ by rounding is plain decoding's order.
+
+The models here have output rows in pairs of twins that differ in their last bits, so that every
+greedy choice (or one in eight) hangs on how a forward pass rounds.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import model.decoding
+from model.decoding import generate
+from model.drafter import METHODS, drafter_class
+from model.hf import TargetModel
+
+VOCAB_SIZE = 64
+NUM_TOKENS = 60
+
+
+def model_with_twins(seed: int, stride: int) -> TargetModel:
+    """Return a random Llama whose output rows `stride * i` and `stride * i + 1` are near-equal."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
+    llama = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        rows = llama.lm_head.weight
+        noise = 1 + 1e-7 * torch.randn(VOCAB_SIZE // stride, 64)
+        rows[1::stride] = rows[0::stride] * noise
+    return TargetModel(llama)
+
+
+def tokens_of(target: TargetModel, method: str, prompt: list[int]) -> list[int]:
+    """Return what a method decodes."""
+    cls = drafter_class(method)
+    drafter = cls(cls.config_class(), target.vocab_size, target.device)
+    generation = generate(target, drafter, prompt, max_new_tokens=NUM_TOKENS)
+    assert sum(generation.accept_lengths) == len(generation.token_ids)
+    return generation.token_ids
+
+
+def num_differing(stride: int) -> int:
+    """Count the answers that differ from plain decoding's over seeds and methods."""
+    count = 0
+    for seed in range(4):
+        target = model_with_twins(seed, stride)
+        prompt = torch.randint(VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(seed))
+        plain = tokens_of(target, "vanilla", prompt.tolist())
+        for method in METHODS:
+            count += tokens_of(target, method, prompt.tolist()) != plain
+    return count
+
+
+@pytest.mark.parametrize("stride", [2, 8])
+def test_near_ties_fall_as_in_plain_decoding(stride: int) -> None:
+    assert num_differing(stride) == 0
+
+
+def test_the_models_have_near_ties_that_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.decoding, "TIE_STEPS", 0)
+    assert num_differing(2) > 0, "without the rule nothing differs: the test above proves nothing"
