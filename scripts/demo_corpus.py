@@ -1,0 +1,288 @@
+"""Corpus side of the demo model: rows, tokenizer, chat format, packing.
+
+What: reads a JSONL(.gz) corpus of ``prompt`` and ``response``, trains a byte-level BPE tokenizer on
+it, and turns rows into packed training sequences with one loss weight per token.
+Why: ``train_demo_model`` is about optimisation, this file about what is shown to the model, and
+``demo_model_report`` needs the same held-out split.
+How: imported by ``scripts.train_demo_model`` and ``scripts.demo_model_report``; not run by itself.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from scripts.loops import find_loop
+
+BOS, EOS, PAD = "<s>", "</s>", "<pad>"
+SYSTEM_MESSAGE = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+# Vicuna v1.1's format; the system message is written only when the caller gives one, because forty
+# tokens of preamble cost a small model more than they tell it.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] + ' ' }}"
+    "{% elif message['role'] == 'user' %}{{ 'USER: ' + message['content'] + ' ' }}"
+    "{% else %}{{ 'ASSISTANT: ' + message['content'] + eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+# GPT-2's word pattern, with one digit per token: sums are easier to learn digit by digit.
+WORD_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+HELD_OUT_ONE_IN = 50
+
+T = TypeVar("T")
+
+
+class Row(NamedTuple):
+    """One exchange of the corpus."""
+
+    prompt: str
+    response: str
+
+
+class Turn(NamedTuple):
+    """One exchange as token ids, without the leading bos."""
+
+    prompt_ids: list[int]  # "USER: ... ASSISTANT:"
+    response_ids: list[int]  # " ...</s>"
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Generic[T]):
+    """Items to learn from and items held out."""
+
+    train: list[T]
+    held_out: list[T]
+
+
+class Packed(NamedTuple):
+    """Sequences of one length; N sequences, T tokens each."""
+
+    token_ids: np.ndarray  # [N, T] int64
+    weights: np.ndarray  # [N, T] float32: loss weight of predicting this token
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusConfig:
+    """How rows become training sequences.
+
+    Attributes:
+        prompt_weight: Loss weight of a prompt token (a response token has 1).
+        eos_weight: Loss weight of the token that ends an answer.
+        max_response: Longest response kept, in tokens.
+        two_turn_share: Share of rows that become the first turn of a two-turn chat.
+        system_share: Share of chats that open with Vicuna's system message.
+        short_length: Length of most packed sequences, in tokens.
+        long_length: Length of the long packed sequences, in tokens.
+        long_share: Share of rows that fit a short sequence but go to long ones.
+    """
+
+    prompt_weight: float = 0.3
+    eos_weight: float = 2.0
+    max_response: int = 256
+    two_turn_share: float = 0.2
+    system_share: float = 0.03
+    short_length: int = 768
+    long_length: int = 2048
+    long_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Reject values outside their range."""
+        for name in ("prompt_weight", "two_turn_share", "system_share", "long_share"):
+            value = getattr(self, name)
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name}: got {value}, allowed 0 to 1")
+        if not 16 <= self.short_length <= self.long_length:
+            raise ValueError(
+                f"short_length: got {self.short_length}, allowed 16 to long_length ({self.long_length})"
+            )
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a corpus.
+
+    Args:
+        path: JSONL or JSONL.gz file whose objects have ``prompt`` and ``response``.
+
+    Raises:
+        ValueError: A line is not such an object, or there is no line.
+    """
+    rows = []
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                item = json.loads(line)
+                rows.append(Row(item["prompt"].strip(), item["response"].strip()))
+            except (ValueError, KeyError, TypeError, AttributeError) as problem:
+                raise ValueError(
+                    f"corpus {path.name} line {number}: got {problem!r}, allowed an object with "
+                    "strings prompt and response; do fix or drop that line"
+                ) from problem
+    if not rows:
+        raise ValueError(f"corpus {path.name}: got no rows, allowed one or more; do check the file")
+    return rows
+
+
+def split_rows(rows: Sequence[Row]) -> Split[Row]:
+    """Split rows by a hash of the prompt.
+
+    A hash keeps equal prompts on one side and needs no stored list of indices.
+    """
+    train: list[Row] = []
+    held_out: list[Row] = []
+    for row in rows:
+        is_held_out = zlib.crc32(row.prompt.encode()) % HELD_OUT_ONE_IN == 0
+        (held_out if is_held_out else train).append(row)
+    return Split(train, held_out)
+
+
+def train_tokenizer(rows: Sequence[Row], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """Train the byte-level BPE tokenizer on rendered chats.
+
+    Args:
+        rows: Text to learn merges from.
+        vocab_size: Number of token ids, special tokens included.
+        context: Longest sequence of the model, in tokens.
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, BOS, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (f"USER: {row.prompt} ASSISTANT: {row.response}" for row in rows)
+    bpe.train_from_iterator(texts, trainer)
+    # As Llama's tokenizer does: text gets a bos unless add_special_tokens=False.
+    bpe.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        padding_side="left",
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def encode_turns(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerFast, config: CorpusConfig
+) -> list[Turn]:
+    """Tokenize rows; rows that are too long or loop themselves are left out."""
+    prompts = [f"USER: {row.prompt} ASSISTANT:" for row in rows]
+    responses = [f" {row.response}{EOS}" for row in rows]
+    prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    response_ids = tokenizer(responses, add_special_tokens=False)["input_ids"]
+    turns = []
+    for prompt, response in zip(prompt_ids, response_ids, strict=True):
+        fits = len(prompt) + len(response) < config.long_length
+        if fits and len(response) <= config.max_response and find_loop(response) is None:
+            turns.append(Turn(prompt, response))
+    return turns
+
+
+class _Chat(NamedTuple):
+    token_ids: list[int]
+    weights: list[float]
+
+
+def _chat(turns: Sequence[Turn], opening: list[int], config: CorpusConfig) -> _Chat:
+    token_ids = list(opening)
+    weights = [0.0] * len(opening)
+    for turn in turns:
+        token_ids += turn.prompt_ids + turn.response_ids
+        weights += [config.prompt_weight] * len(turn.prompt_ids)
+        weights += [1.0] * (len(turn.response_ids) - 1) + [config.eos_weight]
+    return _Chat(token_ids, weights)
+
+
+def _chats(
+    turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast, config: CorpusConfig, seed: int
+) -> Iterator[_Chat]:
+    """Shuffle the turns and join some pairs of them into two-turn chats."""
+    rng = random.Random(seed)
+    order = list(turns)
+    rng.shuffle(order)
+    bos = [tokenizer.bos_token_id]
+    system = bos + tokenizer(SYSTEM_MESSAGE + " ", add_special_tokens=False)["input_ids"]
+    waiting: Turn | None = None
+    for turn in order:
+        opening = system if rng.random() < config.system_share else bos
+        room = config.long_length - len(opening) - len(turn.prompt_ids) - len(turn.response_ids)
+        if room < 0:
+            opening = bos
+        if waiting is not None and room >= len(waiting.prompt_ids) + len(waiting.response_ids):
+            yield _chat([waiting, turn], opening, config)
+            waiting = None
+        elif waiting is None and rng.random() < config.two_turn_share / 2:
+            waiting = turn
+        else:
+            yield _chat([turn], opening, config)
+
+
+def pack_epoch(
+    turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast, config: CorpusConfig, seed: int
+) -> tuple[Packed, Packed]:
+    """Pack one pass over the turns into short and long sequences, no chat cut.
+
+    Returns:
+        Short sequences [N, short_length] and long ones [M, long_length].
+    """
+    rng = random.Random(seed + 1)
+    short: list[_Chat] = []
+    long: list[_Chat] = []
+    for chat in _chats(turns, tokenizer, config, seed):
+        is_long = len(chat.token_ids) > config.short_length or rng.random() < config.long_share
+        (long if is_long else short).append(chat)
+    pad = tokenizer.pad_token_id
+    return _pack(short, config.short_length, pad), _pack(long, config.long_length, pad)
+
+
+def _pack(chats: Sequence[_Chat], length: int, pad: int, num_open: int = 64) -> Packed:
+    """First-fit packing over the ``num_open`` newest sequences; the rest is padding of weight 0."""
+    bins: list[list[_Chat]] = []
+    rooms: list[int] = []
+    for chat in chats:
+        size = len(chat.token_ids)
+        first = max(0, len(bins) - num_open)
+        index = next((i for i in range(first, len(bins)) if rooms[i] >= size), None)
+        if index is None:
+            bins.append([chat])
+            rooms.append(length - size)
+        else:
+            bins[index].append(chat)
+            rooms[index] -= size
+    token_ids = np.full((len(bins), length), pad, dtype=np.int64)
+    weights = np.zeros((len(bins), length), dtype=np.float32)
+    for row, members in enumerate(bins):
+        joined = [token for chat in members for token in chat.token_ids]
+        token_ids[row, : len(joined)] = joined
+        weights[row, : len(joined)] = [weight for chat in members for weight in chat.weights]
+    return Packed(token_ids, weights)

@@ -1,0 +1,113 @@
+"""Draw the demo model's loss from its committed log.
+
+What: training and held-out loss over tokens, and the loops of the last phase over its rounds.
+Why: the model card shows curves, and a picture must come from the figures beside it.
+How: reads ``train_log.jsonl`` (written by ``scripts.train_demo_model``), writes a PNG.
+
+Example:
+    python -m scripts.demo_loss_plot --log data/demo/model/train_log.jsonl \
+        --out docs/img/demo-model-loss.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+BLUE, ORANGE, GREY = "#1f5fa8", "#d9761a", "#777777"
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """Read the log.
+
+    Raises:
+        ValueError: The file has no line of the main phase.
+    """
+    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if not any("tokens" in entry for entry in entries):
+        raise ValueError(
+            f"log: got {path} without a training step, allowed a train_log.jsonl; "
+            "do train with scripts.train_demo_model"
+        )
+    return entries
+
+
+def draw_losses(axis: Any, entries: list[dict[str, float]]) -> None:
+    """Training and held-out loss over millions of tokens."""
+    steps = [entry for entry in entries if "tokens" in entry]
+    held_out = [entry for entry in steps if "held_out_response" in entry]
+    for key, color, name in (("all_tokens", GREY, "all tokens"), ("response", BLUE, "answers")):
+        axis.plot(
+            [entry["tokens"] / 1e6 for entry in steps],
+            [entry[key] for entry in steps],
+            color=color,
+            alpha=0.55,
+            linewidth=1.0,
+            label=f"{name}, training",
+        )
+        axis.plot(
+            [entry["tokens"] / 1e6 for entry in held_out],
+            [entry[f"held_out_{key}"] for entry in held_out],
+            color=color,
+            marker="o",
+            markersize=4,
+            label=f"{name}, held out",
+        )
+    axis.set(xlabel="training tokens (millions)", ylabel="loss (nats per token)", ylim=(1.5, 6))
+    axis.legend(frameon=False)
+
+
+def draw_loops(axis: Any, entries: list[dict[str, float]]) -> None:
+    """Share of looping and ended answers to training prompts over the rounds."""
+    rounds = [entry for entry in entries if "round" in entry]
+    for key, color, name in (("looped", ORANGE, "loop"), ("ended", BLUE, "end by themselves")):
+        axis.plot(
+            [entry["round"] for entry in rounds],
+            [100 * entry[key] for entry in rounds],
+            color=color,
+            marker="o",
+            markersize=4,
+            label=f"answers that {name}",
+        )
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set(xlabel="round against loops", ylabel="share of answers (%)", ylim=(0, 100))
+    axis.legend(frameon=False)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.demo_loss_plot",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--log", type=Path, required=True, help="train_log.jsonl")
+    parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
+    options = parser.parse_args(arguments)
+    try:
+        entries = read_log(options.log)
+    except (ValueError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    draw_losses(left, entries)
+    draw_loops(right, entries)
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = options.out.with_suffix(".tmp.png")
+    figure.savefig(temporary, dpi=110)
+    os.replace(temporary, options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,295 @@
+"""Report how the demo model speaks: ended answers, loops, held-out loss.
+
+What: answers Spec-Bench-shaped questions by greedy decoding and prints, per category, the share of
+answers that end by themselves and the share that loop; with a corpus also the held-out loss.
+Why: looped text flatters every drafting method, so the model that ships is held to figures.
+How: plain Hugging Face ``generate``, left padded, no penalty of any kind. An answer loops if at any
+point its trailing 24 tokens are periodic with a period of at most 12. A question's second turn
+follows the model's own first answer. The table and one JSON line go to stdout.
+
+Example:
+    python -m scripts.demo_model_report --model data/demo/model --questions data/demo/question.jsonl
+    python -m scripts.demo_model_report --model data/demo/model --corpus corpus.jsonl.gz \
+        --questions data/spec_bench/question.jsonl --answers /tmp/answers.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from scripts.demo_corpus import CorpusConfig, encode_turns, read_rows, split_rows
+from scripts.loops import find_loop
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Question(NamedTuple):
+    """One question of a benchmark file."""
+
+    file: str
+    question_id: int
+    category: str
+    turns: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAnswer:
+    """The model's answer to one turn."""
+
+    file: str
+    question_id: int
+    category: str
+    turn: int
+    prompt_tokens: int
+    new_tokens: int
+    is_ended: bool
+    is_looped: bool
+    text: str
+
+
+class Summary(NamedTuple):
+    """Figures of one group of answers."""
+
+    answers: int
+    ended: float
+    looped: float
+    mean_tokens: float
+
+
+class Speaker:
+    """A model with its tokenizer, answering in batches."""
+
+    def __init__(self, folder: str, dtype: torch.dtype, max_new_tokens: int, batch: int) -> None:
+        """Load the model.
+
+        Args:
+            folder: Model folder.
+            dtype: Dtype to compute in.
+            max_new_tokens: Longest answer.
+            batch: Answers decoded at once.
+        """
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        self.max_new_tokens, self.batch = max_new_tokens, batch
+
+    def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a chat that waits for an answer."""
+        text = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[list[int]]) -> list[list[int]]:
+        """Greedy answers, eos included where it was reached."""
+        pad, eos = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        width = max(len(prompt) for prompt in prompts)
+        token_ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        output = self.model.generate(
+            token_ids, attention_mask=mask, max_new_tokens=self.max_new_tokens, do_sample=False
+        )
+        rows = output[:, width:].tolist()
+        return [row[: row.index(eos) + 1] if eos in row else row for row in rows]
+
+    def answer_turn(
+        self, questions: Sequence[Question], turn: int, earlier: dict[int, str]
+    ) -> list[TurnAnswer]:
+        """Answer turn ``turn`` of the questions.
+
+        Args:
+            questions: Questions that have that turn.
+            turn: Index of the turn, 0 or 1.
+            earlier: First answers by position in ``questions``; read when ``turn`` is 1.
+        """
+        prompts = []
+        for index, question in enumerate(questions):
+            messages = [{"role": "user", "content": question.turns[0]}]
+            if turn == 1:
+                messages.append({"role": "assistant", "content": earlier[index]})
+                messages.append({"role": "user", "content": question.turns[1]})
+            prompts.append(self.prompt_ids(messages))
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+        answers: dict[int, TurnAnswer] = {}
+        bar = tqdm(total=len(order), desc=f"turn {turn + 1}", file=sys.stderr)
+        for start in range(0, len(order), self.batch):
+            chosen = order[start : start + self.batch]
+            rows = self.generate([prompts[index] for index in chosen])
+            for index, row in zip(chosen, rows, strict=True):
+                answers[index] = self._answer(questions[index], turn, prompts[index], row)
+            bar.update(len(chosen))
+        bar.close()
+        return [answers[index] for index in range(len(questions))]
+
+    def _answer(
+        self, question: Question, turn: int, prompt: list[int], row: list[int]
+    ) -> TurnAnswer:
+        return TurnAnswer(
+            file=question.file,
+            question_id=question.question_id,
+            category=question.category,
+            turn=turn,
+            prompt_tokens=len(prompt),
+            new_tokens=len(row),
+            is_ended=row[-1] == self.tokenizer.eos_token_id,
+            is_looped=find_loop(row) is not None,
+            text=self.tokenizer.decode(row, skip_special_tokens=True).strip(),
+        )
+
+    def answer(self, questions: Sequence[Question]) -> list[TurnAnswer]:
+        """Answer every turn (two at most) of every question."""
+        first = self.answer_turn(questions, 0, {})
+        index = [i for i, question in enumerate(questions) if len(question.turns) > 1]
+        earlier = {place: first[i].text for place, i in enumerate(index)}
+        second = self.answer_turn([questions[i] for i in index], 1, earlier) if index else []
+        return first + second
+
+    @torch.no_grad()
+    def held_out_loss(self, corpus: Path) -> dict[str, float]:
+        """Mean loss in nats per token over held-out rows, each alone in its sequence."""
+        config = replace(CorpusConfig(), long_length=self.model.config.max_position_embeddings)
+        turns = encode_turns(split_rows(read_rows(corpus)).held_out, self.tokenizer, config)
+        sums = {"prompt": [0.0, 0], "response": [0.0, 0]}
+        for turn in tqdm(turns, desc="held-out", file=sys.stderr):
+            ids = torch.tensor(
+                [[self.tokenizer.bos_token_id, *turn.prompt_ids, *turn.response_ids]]
+            )
+            logits = self.model(ids).logits[0, :-1].float()
+            losses = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+            cut = len(turn.prompt_ids)
+            for name, part in (("prompt", losses[:cut]), ("response", losses[cut:])):
+                sums[name][0] += part.sum().item()
+                sums[name][1] += len(part)
+        response = sums["response"][0] / sums["response"][1]
+        both = sum(pair[0] for pair in sums.values()) / sum(pair[1] for pair in sums.values())
+        return {"rows": len(turns), "response": round(response, 4), "all_tokens": round(both, 4)}
+
+
+def read_questions(paths: Iterable[Path]) -> list[Question]:
+    """Read Spec-Bench-shaped JSONL files.
+
+    Raises:
+        ValueError: A line lacks one of question_id, category and turns.
+    """
+    questions = []
+    for path in paths:
+        name = f"{path.parent.name}/{path.name}"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                item: dict[str, Any] = json.loads(line)
+                questions.append(
+                    Question(name, item["question_id"], item["category"], item["turns"])
+                )
+            except (ValueError, KeyError, TypeError) as problem:
+                raise ValueError(
+                    f"questions {path} line {number}: got {problem!r}, allowed an object with "
+                    "question_id, category and turns"
+                ) from problem
+    return questions
+
+
+def summarize(answers: Sequence[TurnAnswer]) -> Summary:
+    """Figures of a group of answers."""
+    count = len(answers)
+    return Summary(
+        count,
+        round(sum(answer.is_ended for answer in answers) / count, 4),
+        round(sum(answer.is_looped for answer in answers) / count, 4),
+        round(sum(answer.new_tokens for answer in answers) / count, 1),
+    )
+
+
+def groups(answers: Sequence[TurnAnswer]) -> dict[str, dict[str, Summary]]:
+    """Figures by file and category; ``all`` is the whole file."""
+    result: dict[str, dict[str, Summary]] = {}
+    for file in dict.fromkeys(answer.file for answer in answers):
+        members = [answer for answer in answers if answer.file == file]
+        names = dict.fromkeys(answer.category for answer in members)
+        result[file] = {
+            name: summarize([answer for answer in members if answer.category == name])
+            for name in names
+        }
+        result[file]["all"] = summarize(members)
+    return result
+
+
+def print_table(table: dict[str, dict[str, Summary]], max_new_tokens: int) -> None:
+    """Print the table; one row a category."""
+    print(
+        f"ended: eos within {max_new_tokens} tokens; looped: trailing 24 tokens periodic, p <= 12"
+    )
+    print(f"{'file':<28} {'category':<16} {'answers':>7} {'ended':>7} {'looped':>7} {'tokens':>7}")
+    for file, rows in table.items():
+        for name, row in rows.items():
+            print(
+                f"{file:<28} {name:<16} {row.answers:>7} {row.ended:>7.1%} {row.looped:>7.1%} "
+                f"{row.mean_tokens:>7.1f}"
+            )
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.demo_model_report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", required=True, help="model folder")
+    parser.add_argument("--questions", type=Path, nargs="+", required=True, help="JSONL files")
+    parser.add_argument("--corpus", type=Path, help="training corpus, for the held-out loss")
+    parser.add_argument("--max-new-tokens", type=int, default=256, help="(default: 256)")
+    parser.add_argument("--batch", type=int, default=16, help="answers at once (default: 16)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: float32)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    parser.add_argument("--answers", type=Path, help="JSONL file for the answers")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    options = parse_arguments(arguments)
+    try:
+        questions = read_questions(options.questions)
+        if not (Path(options.model) / "config.json").is_file():
+            raise ValueError(f"model: got {options.model}, allowed a folder with config.json")
+    except (ValueError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    speaker = Speaker(options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch)
+    started = time.perf_counter()
+    answers = speaker.answer(questions)
+    seconds = time.perf_counter() - started
+    if options.answers:
+        lines = [json.dumps(asdict(answer), ensure_ascii=False) + "\n" for answer in answers]
+        options.answers.write_text("".join(lines), encoding="utf-8")
+    table = groups(answers)
+    print_table(table, options.max_new_tokens)
+    result: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.dtype,
+        "max_new_tokens": options.max_new_tokens,
+        "seconds": round(seconds, 1),
+        "files": {f: {n: s._asdict() for n, s in rows.items()} for f, rows in table.items()},
+    }
+    if options.corpus:
+        result["held_out_loss"] = speaker.held_out_loss(options.corpus)
+        print("held-out loss (nats/token):", result["held_out_loss"])
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

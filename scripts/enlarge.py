@@ -1,0 +1,306 @@
+"""The arithmetic of function-preserving enlargement: shapes, config and tensors.
+
+What: maps a small Llama's config and tensors to those of any larger shape that computes the same
+logits.
+Why: ``scale_model`` writes files and builds models; what each number becomes is told here, once.
+How: imported by ``scripts.scale_model``, whose docstring gives the rules in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+# D layers, H width, A query heads, K key-value heads, d head size, F feed-forward, V vocabulary.
+
+NOISE_STD = 0.02  # Llama's own initialisation
+# Random numbers are taken from one bank: drawing 6.5 billion would take minutes. The prime length
+# keeps rows from repeating at a power of two.
+NOISE_LENGTH = 1_048_573
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Size of a Llama model.
+
+    Attributes:
+        layers: Number of decoder layers.
+        hidden: Width of the residual stream.
+        heads: Number of query heads.
+        intermediate: Width of the feed-forward part.
+        kv_heads: Number of key-value heads; None means ``heads``.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    kv_heads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Reject sizes that no Llama has."""
+        for name in ("layers", "hidden", "heads", "intermediate", "num_kv_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, allowed 1 or more")
+        if self.hidden % (2 * self.heads) != 0:
+            raise ValueError(
+                f"hidden: got {self.hidden}, allowed multiples of 2 x heads ({2 * self.heads}); "
+                "do change --hidden or --heads"
+            )
+        if self.heads % self.num_kv_heads != 0:
+            raise ValueError(
+                f"kv_heads: got {self.num_kv_heads}, allowed divisors of heads ({self.heads})"
+            )
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of key-value heads, resolved."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+        return self.hidden // self.heads
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key-value head."""
+        return self.heads // self.num_kv_heads
+
+
+SHAPES = {
+    "150m": ModelShape(layers=11, hidden=1024, heads=16, intermediate=2816),
+    "1b": ModelShape(layers=22, hidden=2048, heads=32, intermediate=5632, kv_heads=4),  # TinyLlama
+    "7b": ModelShape(layers=32, hidden=4096, heads=32, intermediate=11008),  # Vicuna-7B
+}
+
+
+def shape_of(config: LlamaConfig) -> ModelShape:
+    """The sizes of a config."""
+    return ModelShape(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.num_attention_heads,
+        config.intermediate_size,
+        config.num_key_value_heads,
+    )
+
+
+def resolve_shape(shape: ModelShape | str) -> ModelShape:
+    """Turn a shape's name into the shape.
+
+    Raises:
+        ValueError: The name is not known.
+    """
+    if isinstance(shape, ModelShape):
+        return shape
+    if shape not in SHAPES:
+        raise ValueError(f"shape: got {shape!r}, allowed {', '.join(SHAPES)}")
+    return SHAPES[shape]
+
+
+def scale_config(config: LlamaConfig, shape: ModelShape | str) -> LlamaConfig:
+    """Make the enlarged model's config.
+
+    Args:
+        config: The small model's config.
+        shape: The new sizes, or their name in ``SHAPES``.
+
+    Raises:
+        ValueError: The small model is no plain Llama, or the shape cannot hold it.
+    """
+    shape = resolve_shape(shape)
+    _check_source(config)
+    old = shape_of(config)
+    _check_fits(old, shape)
+    values = config.to_dict()
+    values.update(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate,
+        rms_norm_eps=config.rms_norm_eps * old.hidden / shape.hidden,
+    )
+    return LlamaConfig(**values)
+
+
+def _check_fits(old: ModelShape, new: ModelShape) -> None:
+    """Refuse a shape that cannot hold the old one."""
+    for name in ("layers", "hidden", "heads", "intermediate"):
+        if getattr(new, name) < getattr(old, name):
+            raise ValueError(
+                f"{name}: got {getattr(new, name)}, allowed {getattr(old, name)} (the model's "
+                f"own) or more; do raise --{name}"
+            )
+    if new.head_dim % old.head_dim != 0:
+        raise ValueError(
+            f"head size hidden/heads: got {new.head_dim}, allowed multiples of {old.head_dim} (the "
+            "model's own); do change --hidden or --heads"
+        )
+    needed = old.num_kv_heads * _kv_copies(old, new)
+    if new.num_kv_heads < needed:
+        raise ValueError(
+            f"kv_heads: got {new.num_kv_heads}, allowed {needed} or more for this model; "
+            "do raise --kv-heads"
+        )
+
+
+def _check_source(config: LlamaConfig) -> None:
+    """Refuse what the mapping does not cover."""
+    if config.model_type != "llama":
+        raise ValueError(f"model type: got {config.model_type}, allowed llama")
+    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
+        raise ValueError("model: got biases, allowed none in attention and feed-forward")
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"rope type: got {rope['rope_type']}, allowed default")
+    head_dim = config.hidden_size // config.num_attention_heads
+    if (getattr(config, "head_dim", None) or head_dim) != head_dim:
+        raise ValueError(f"head_dim: got {config.head_dim}, allowed hidden / heads ({head_dim})")
+
+
+def _kv_copies(old: ModelShape, new: ModelShape) -> int:
+    """How many new key-value heads one old one needs so that all its query heads find a place."""
+    return -(-old.group // new.group)
+
+
+class Enlarger:
+    """Makes the tensors of the large model from those of the small one."""
+
+    def __init__(self, old: LlamaConfig, new: LlamaConfig, dtype: torch.dtype, seed: int) -> None:
+        """Prepare the maps.
+
+        Args:
+            old: Config of the small model.
+            new: Config of the large one, from ``scale_config``.
+            dtype: Dtype of the tensors made.
+            seed: Seed of the random fill.
+        """
+        self.old, self.new, self.dtype = shape_of(old), shape_of(new), dtype
+        self.is_tied = old.tie_word_embeddings
+        generator = torch.Generator().manual_seed(seed)
+        self.bank = (torch.randn(NOISE_LENGTH, generator=generator) * NOISE_STD).to(dtype)
+        self.norm_scale = (self.old.hidden / self.new.hidden) ** 0.5
+        self.query_scale = (self.new.head_dim / self.old.head_dim) ** 0.5
+        self.copies = _kv_copies(self.old, self.new)
+        # Channel of each old channel inside a new head, for what is rotated.  # [d0]
+        half = torch.arange(self.old.head_dim // 2) * (self.new.head_dim // self.old.head_dim)
+        self.rotary = torch.cat((half, half + self.new.head_dim // 2))
+
+    def noise(self, *shape: int) -> Tensor:
+        """Random numbers of this shape."""
+        size = torch.Size(shape).numel()
+        return self.bank.repeat(-(-size // NOISE_LENGTH))[:size].view(shape)
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Zeros of this shape."""
+        return torch.zeros(shape, dtype=self.dtype)
+
+    def query_head(self, head: int) -> int:
+        """New index of an old query head."""
+        kv_head, member = divmod(head, self.old.group)
+        copy, place = divmod(member, self.new.group)
+        return (kv_head * self.copies + copy) * self.new.group + place
+
+    def query(self, weight: Tensor) -> Tensor:
+        """Query projection: [A0*d0, H0] to [A*d1, H]."""
+        old, new = self.old, self.new
+        result = self.noise(new.heads, new.head_dim, new.hidden)
+        for head, block in enumerate(weight.view(old.heads, old.head_dim, old.hidden)):
+            target = result[self.query_head(head)]
+            target.zero_()
+            target[self.rotary, : old.hidden] = (block * self.query_scale).to(self.dtype)
+        return result.view(-1, new.hidden)
+
+    def key_or_value(self, weight: Tensor) -> Tensor:
+        """Key or value projection: [K0*d0, H0] to [K*d1, H].
+
+        Values are placed like keys; they are not rotated, so any place would do.
+        """
+        old, new = self.old, self.new
+        result = self.noise(new.num_kv_heads, new.head_dim, new.hidden)
+        for head, block in enumerate(weight.view(old.num_kv_heads, old.head_dim, old.hidden)):
+            for copy in range(self.copies):
+                target = result[head * self.copies + copy]
+                target[self.rotary, : old.hidden] = block.to(self.dtype)
+        return result.view(-1, new.hidden)
+
+    def attention_output(self, weight: Tensor) -> Tensor:
+        """Attention's output projection: [H0, A0*d0] to [H, A*d1]."""
+        old, new = self.old, self.new
+        result = self.zeros(new.hidden, new.heads, new.head_dim)
+        blocks = weight.view(old.hidden, old.heads, old.head_dim).to(self.dtype)
+        for head in range(old.heads):
+            result[: old.hidden, self.query_head(head), self.rotary] = blocks[:, head]
+        return result.view(new.hidden, -1)
+
+    def rows_and_columns(self, weight: Tensor, base: Tensor) -> Tensor:
+        """Write a matrix into the corner of a larger one."""
+        base[: weight.shape[0], : weight.shape[1]] = weight.to(self.dtype)
+        return base
+
+    def norm(self, weight: Tensor) -> Tensor:
+        """RMSNorm weight: [H0] to [H]."""
+        result = torch.full((self.new.hidden,), self.norm_scale)
+        result[: self.old.hidden] = weight.float() * self.norm_scale
+        return result.to(self.dtype)
+
+    def layer(self, state: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+        """The tensors of one layer; an old layer enlarged, a new one random with a zero way out."""
+        new, prefix = self.new, f"model.layers.{index}."
+        small = {
+            name.removeprefix(prefix).removesuffix(".weight"): tensor
+            for name, tensor in state.items()
+            if name.startswith(prefix)
+        } or self.silent_layer()
+        wide = (new.intermediate, new.hidden)
+        tall = self.zeros(new.hidden, new.intermediate)
+        result = {
+            "input_layernorm": self.norm(small["input_layernorm"]),
+            "post_attention_layernorm": self.norm(small["post_attention_layernorm"]),
+            "self_attn.q_proj": self.query(small["self_attn.q_proj"]),
+            "self_attn.k_proj": self.key_or_value(small["self_attn.k_proj"]),
+            "self_attn.v_proj": self.key_or_value(small["self_attn.v_proj"]),
+            "self_attn.o_proj": self.attention_output(small["self_attn.o_proj"]),
+            "mlp.gate_proj": self.rows_and_columns(small["mlp.gate_proj"], self.noise(*wide)),
+            "mlp.up_proj": self.rows_and_columns(small["mlp.up_proj"], self.noise(*wide)),
+            "mlp.down_proj": self.rows_and_columns(small["mlp.down_proj"], tall),
+        }
+        return {f"{prefix}{name}.weight": tensor for name, tensor in result.items()}
+
+    def silent_layer(self) -> dict[str, Tensor]:
+        """A layer of the small shape that adds nothing to the residual stream."""
+        old = self.old
+        query, key = old.heads * old.head_dim, old.num_kv_heads * old.head_dim
+        sizes = {"q": query, "k": key, "v": key}
+        layer = {f"self_attn.{n}_proj": self.noise(size, old.hidden) for n, size in sizes.items()}
+        for name in ("mlp.gate_proj", "mlp.up_proj"):
+            layer[name] = self.noise(old.intermediate, old.hidden)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            layer[name] = torch.ones(old.hidden)
+        layer["self_attn.o_proj"] = self.zeros(old.hidden, query)
+        layer["mlp.down_proj"] = self.zeros(old.hidden, old.intermediate)
+        return layer
+
+    def tensors(self, state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Every tensor of the large model, in groups of a layer's size.
+
+        Args:
+            state: State dict of the small model.
+        """
+        new = self.new
+        embedding = state["model.embed_tokens.weight"]
+        padded = self.zeros(len(embedding), new.hidden)
+        yield {"model.embed_tokens.weight": self.rows_and_columns(embedding, padded)}
+        for index in range(new.layers):
+            yield self.layer(state, index)
+        yield {"model.norm.weight": self.norm(state["model.norm.weight"])}
+        if not self.is_tied:
+            base = self.noise(len(embedding), new.hidden)
+            yield {"lm_head.weight": self.rows_and_columns(state["lm_head.weight"], base)}

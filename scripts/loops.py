@@ -1,0 +1,40 @@
+"""What a loop is: the one measure that training, report and tests share.
+
+What: a text loops if at some point its trailing 24 tokens are periodic with a period of at most 12.
+Why: looped text is easy to draft, so it flatters every method; it must be counted the same way
+wherever it is counted.
+How: imported by the ``demo_*`` modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+WINDOW, MAX_PERIOD = 24, 12  # tokens
+
+
+class Loop(NamedTuple):
+    """Where a text has begun to loop."""
+
+    position: int  # number of tokens after which the loop is seen
+    period: int  # length of the repeated part, in tokens
+
+
+def find_loop(
+    token_ids: Sequence[int], window: int = WINDOW, max_period: int = MAX_PERIOD
+) -> Loop | None:
+    """Find where a text has begun to loop.
+
+    Returns:
+        The first place whose last ``window`` tokens are periodic with a period of at most
+        ``max_period``, or None if there is no such place.
+    """
+    runs = [0] * (max_period + 1)
+    for position, token in enumerate(token_ids):
+        for period in range(1, max_period + 1):
+            is_repeat = position >= period and token_ids[position - period] == token
+            runs[period] = runs[period] + 1 if is_repeat else 0
+            if runs[period] >= window - period:
+                return Loop(position + 1, period)
+    return None

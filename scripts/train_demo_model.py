@@ -1,0 +1,233 @@
+"""Train the small demo model that ships with the repository.
+
+What: trains a byte-level BPE tokenizer and a Llama-architecture model of about 7M parameters on a
+JSONL(.gz) corpus of ``prompt`` and ``response``, and writes a folder that plain
+``AutoModelForCausalLM`` and ``AutoTokenizer`` load.
+Why: a fresh machine, CI or a plane has no model hub; a trained model inside the repository gives
+real text with real acceptance lengths at once.
+How: Muon for the matrices and AdamW for the rest, bf16 autocast, chats packed whole, prompt tokens
+weighted below answer tokens and the end of an answer above them, learning rate constant and then
+linear to zero, and last a phase against loops (``scripts.demo_antiloop``). Kill it at any time:
+the same command goes on from the last checkpoint.
+
+Example:
+    python -m scripts.train_demo_model --corpus corpus.jsonl.gz --out data/demo/model
+    python -m scripts.train_demo_model --corpus corpus.jsonl.gz --out /tmp/tiny --work /tmp/tiny.work \
+        --tokens 200000 --layers 2 --hidden 64 --intermediate 128 --vocab-size 1024 --no-compile
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from scripts.demo_antiloop import AntiLoopConfig, unlearn_loops
+from scripts.demo_corpus import (
+    CorpusConfig,
+    Row,
+    Split,
+    encode_turns,
+    read_rows,
+    split_rows,
+    train_tokenizer,
+)
+from scripts.demo_recipe import CONTEXT, TrainConfig
+from scripts.demo_training import LOG, Trainer, append_line, write_text
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often the run writes.
+
+    Attributes:
+        log_steps: Steps between two lines of the log.
+        eval_steps: Steps between two held-out losses; a multiple of ``log_steps``.
+        save_minutes: Minutes between two checkpoints and exports.
+    """
+
+    log_steps: int = 20
+    eval_steps: int = 200
+    save_minutes: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Reject steps below one."""
+        if self.log_steps < 1 or self.eval_steps % self.log_steps != 0:
+            raise ValueError(
+                f"eval_steps: got {self.eval_steps}, allowed multiples of {self.log_steps}"
+            )
+
+
+def export(trainer: Trainer, out: Path) -> None:
+    """Write the model folder in bf16, file by file, each in one move.
+
+    Files are moved one by one because a folder cannot be replaced in one step; only weights and log
+    change between two exports of one run.
+    """
+    temporary = out.with_name(out.name + ".tmp")
+    temporary.mkdir(parents=True, exist_ok=True)
+    copy = LlamaForCausalLM(trainer.model.config)
+    copy.load_state_dict(trainer.model.state_dict())
+    copy.to(torch.bfloat16).save_pretrained(temporary)
+    trainer.tokenizer.save_pretrained(temporary)
+    # transformers 4 knows the class and the rotary base under these names only.
+    set_keys(temporary / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    set_keys(temporary / "config.json", rope_theta=10000.0)
+    ids = {
+        key: getattr(copy.config, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    write_text(temporary / "generation_config.json", json.dumps(ids, indent=2) + "\n")
+    if (trainer.work / LOG).exists():
+        shutil.copy(trainer.work / LOG, temporary / LOG)
+    out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(temporary.iterdir()):
+        path.chmod(0o644)
+        os.replace(path, out / path.name)
+    temporary.rmdir()
+
+
+def set_keys(path: Path, **values: object) -> None:
+    """Set keys of a JSON file."""
+    item = json.loads(path.read_text(encoding="utf-8")) | values
+    write_text(path, json.dumps(item, indent=2) + "\n")
+
+
+def train(trainer: Trainer, out: Path, pace: Pace) -> None:
+    """Run the main phase to the end of its budget."""
+    bar = tqdm(total=100.0, unit="%", desc="training", file=sys.stderr, mininterval=5.0)
+    recent: list[dict[str, float]] = []
+    last_save = time.monotonic()
+    stream = trainer.stream()
+    while trainer.share < 1.0:
+        recent.append(trainer.step(next(stream)))
+        is_done = trainer.share >= 1.0
+        step = trainer.progress.step
+        if step % pace.log_steps == 0 or is_done:
+            entry = mean_figures(trainer, recent)
+            recent = []
+            if step % pace.eval_steps == 0 or is_done:
+                entry |= rounded(trainer.evaluate()._asdict(), prefix="held_out_")
+            append_line(trainer.work / LOG, entry)
+        if is_done or time.monotonic() - last_save > 60 * pace.save_minutes:
+            trainer.save()
+            export(trainer, out)
+            last_save = time.monotonic()
+        bar.update(min(100.0, 100.0 * trainer.share) - bar.n)
+    bar.close()
+
+
+def mean_figures(trainer: Trainer, recent: Sequence[dict[str, float]]) -> dict[str, object]:
+    """One line of the log: the figures averaged over the steps since the last one."""
+    means = {key: sum(item[key] for item in recent) / len(recent) for key in recent[0]}
+    progress = trainer.progress
+    place = {"step": progress.step, "tokens": progress.tokens, "seconds": progress.seconds}
+    return rounded(place) | rounded(means)
+
+
+def rounded(figures: Mapping[str, float], prefix: str = "") -> dict[str, object]:
+    """Figures with four digits after the point, which is what a plot can show."""
+    return {prefix + key: round(value, 4) for key, value in figures.items()}
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.train_demo_model",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--corpus", type=Path, required=True, help="JSONL(.gz): prompt, response")
+    parser.add_argument("--out", type=Path, required=True, help="model folder to write")
+    parser.add_argument("--work", type=Path, help="checkpoint and log (default: OUT.work)")
+    parser.add_argument("--minutes", type=float, help="time of the main phase (default: 50)")
+    parser.add_argument("--tokens", type=int, help="tokens of the main phase, for --minutes")
+    for name in ("vocab_size", "hidden", "layers", "heads", "intermediate", "seed"):
+        default = TrainConfig.__dataclass_fields__[name].default
+        option = "--" + name.replace("_", "-")
+        parser.add_argument(option, type=int, default=default, help=f"(default: {default})")
+    rounds = AntiLoopConfig.__dataclass_fields__["rounds"].default
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help=f"rounds against loops (default: {rounds})"
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--eval-every", type=int, default=200, help="steps (default: 200)")
+    parser.add_argument("--save-minutes", type=float, default=3.0, help="(default: 3)")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile the loss; needs a C++ compiler on a CPU",
+    )
+    return parser.parse_args(arguments)
+
+
+def load_tokenizer(work: Path, rows: Sequence[Row], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train the tokenizer, or take the one of an earlier start."""
+    folder = work / "tokenizer"
+    if (folder / "tokenizer.json").exists():
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = train_tokenizer(rows, vocab_size, CONTEXT)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def make_config(options: argparse.Namespace) -> TrainConfig:
+    """The recipe that the options ask for.
+
+    Raises:
+        ValueError: An option is outside its range.
+    """
+    has_budget = options.minutes is not None or options.tokens is not None
+    return TrainConfig(
+        vocab_size=options.vocab_size,
+        hidden=options.hidden,
+        layers=options.layers,
+        heads=options.heads,
+        intermediate=options.intermediate,
+        minutes=options.minutes if has_budget else 50.0,
+        tokens=options.tokens,
+        seed=options.seed,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    options = parse_arguments(arguments)
+    try:
+        config = make_config(options)
+        pace = Pace(eval_steps=options.eval_every, save_minutes=options.save_minutes)
+        anti_loop = AntiLoopConfig(rounds=options.rounds)
+        rows = split_rows(read_rows(options.corpus))
+    except (ValueError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    corpus = CorpusConfig(long_length=CONTEXT, long_share=0.02)
+    work = options.work or options.out.with_name(options.out.name + ".work")
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(work, rows.train, config.vocab_size)
+    turns = Split(
+        encode_turns(rows.train, tokenizer, corpus), encode_turns(rows.held_out, tokenizer, corpus)
+    )
+    device = torch.device(options.device)
+    trainer = Trainer(config, corpus, tokenizer, turns, work, device, options.compile)
+    train(trainer, options.out, pace)
+    unlearn_loops(trainer, anti_loop)
+    export(trainer, options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
