@@ -10,7 +10,7 @@ follows the model's own first answer. The table and one JSON line go to stdout.
 Example:
     python -m scripts.demo_model_report --model data/demo/model --questions data/demo/question.jsonl
     python -m scripts.demo_model_report --model data/demo/model --corpus corpus.jsonl.gz \
-        --questions data/spec_bench/question.jsonl --answers /tmp/answers.jsonl
+        --questions data/spec_bench/question.jsonl --answers answers.jsonl
 """
 
 from __future__ import annotations

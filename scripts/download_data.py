@@ -34,7 +34,7 @@ _EXAMPLES = """\
 examples:
   python -m scripts.download_data spec_bench mbpp
   python -m scripts.download_data mt_bench --from data   (cut from data/spec_bench, no network)
-  python -m scripts.download_data mbpp --data-dir /tmp/benchmarks
+  python -m scripts.download_data mbpp --data-dir benchmarks
 """
 
 

@@ -16,9 +16,9 @@ Tensors are made one by one and written shard by shard, so the 7B needs far less
 than to load.
 
 Example:
-    python -m scripts.scale_model --model data/demo/model --shape 150m --out /tmp/demo-150m
+    python -m scripts.scale_model --model data/demo/model --shape 150m --out demo-150m
     python -m scripts.scale_model --model data/demo/model --layers 8 --hidden 512 --heads 8 \
-        --intermediate 1408 --kv-heads 4 --out /tmp/demo-wide
+        --intermediate 1408 --kv-heads 4 --out demo-wide
 """
 
 from __future__ import annotations

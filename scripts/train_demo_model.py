@@ -12,7 +12,7 @@ the same command goes on from the last checkpoint.
 
 Example:
     python -m scripts.train_demo_model --corpus corpus.jsonl.gz --out data/demo/model
-    python -m scripts.train_demo_model --corpus corpus.jsonl.gz --out /tmp/tiny --work /tmp/tiny.work \
+    python -m scripts.train_demo_model --corpus corpus.jsonl.gz --out tiny --work tiny.work \
         --tokens 200000 --layers 2 --hidden 64 --intermediate 128 --vocab-size 1024 --no-compile
 """
 
