@@ -110,17 +110,16 @@ def verify(
     largest, predicted = logits.max(dim=-1)  # [N], [N]
     columns = [tree.token_ids, predicted]
     if tie_margin:
-        close = logits >= (largest - tie_margin * largest.abs())[:, None]  # [N, V]
-        columns.append(close.sum(dim=-1))
+        second = logits.scatter(-1, predicted[:, None], float("-inf")).amax(dim=-1)  # [N]
+        columns.append(second >= largest - tie_margin * largest.abs())
     # The one transfer to the host of a greedy step.
-    node_tokens, predictions, *num_close = torch.stack(columns).tolist()
-    is_open = [count > 1 for count in num_close[0]] if tie_margin else None
+    node_tokens, predictions, *is_open = torch.stack(columns).tolist()
     children = tree.topology.children
     frontier = [0]  # nodes with the same, accepted, path of tokens
     emitted: list[int] = []
     while True:
         node = frontier[0]
-        if is_open and is_open[node]:
+        if is_open and is_open[0][node]:
             path = tree.topology.path_to(node)
             return Acceptance(path, emitted, node_tokens, predictions, is_decided=False)
         token = (
