@@ -275,15 +275,10 @@ def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> s
     temperature.
     """
     changed = [
-        f"{item.name.replace('_', '-')}-{Path(str(value)).stem if item.name == 'tree_version' else value}"
+        f"{item.name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
         for item in dataclasses.fields(config)
         if (value := getattr(config, item.name)) != item.default
     ]
-    if config.__class__.__dataclass_fields__.get("tree_version") and config.tree_version.endswith(
-        ".json"
-    ):
-        changed = [part for part in changed if not part.startswith("tree-version")]
-        changed.append("tree-" + Path(config.tree_version).stem)
     return "-".join(
         [method, *changed, str(dtype).removeprefix("torch."), f"temp-{run.temperature}"]
     )

@@ -176,7 +176,9 @@ class TargetModel:
             arguments["attention_mask"] = masks
         if last_logits_only and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
-        return self.model(**arguments, use_cache=True, return_dict=True).logits[0]
+        # A model spread over devices gives its logits on the last one.
+        logits = self.model(**arguments, use_cache=True, return_dict=True).logits
+        return logits[0].to(self.device)
 
     def _tree_masks(
         self, topology: TreeTopology, base: int

@@ -265,4 +265,4 @@ def test_runs_of_other_options_have_other_names(options: list[str], tmp_path: Pa
         plan.log.close()
         names.add(plan.model_id)
     assert len(names) == len(others), f"two runs share a name: {sorted(names)}"
-    assert "tiny-recycling-tree-wide-float32-temp-0.0" in names
+    assert "tiny-recycling-tree-version-wide-float32-temp-0.0" in names
