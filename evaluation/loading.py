@@ -61,9 +61,8 @@ def load_config_and_tokenizer(model_path: str) -> tuple[Any, Any]:
     try:
         config = AutoConfig.from_pretrained(model_path)
         tokenizer = AutoTokenizer.from_pretrained(model_path)
-    except (
-        Exception
-    ) as error:  # transformers raises many types for a missing, broken or unknown model
+    # transformers raises many types for a missing, broken or unknown model.
+    except Exception as error:
         raise UserError(
             f"model_path {model_path}: cannot be loaded: {first_line(error)}"
         ) from error

@@ -41,11 +41,6 @@ class TreeTemplate:
         )
         self.ranks = (0, *(path[-1] for path in self.paths))
 
-    @property
-    def max_rank(self) -> int:
-        """The largest rank used; the matrix must keep more than that many successors."""
-        return max(self.ranks)
-
     def check_ranks(self, k: int) -> None:
         """Raise ValueError, naming the path, if a rank does not exist in rows of `k` successors."""
         for path in self.paths:

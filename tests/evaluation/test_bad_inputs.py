@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from evaluation.questions import DATA_FOLDER
 from tests.evaluation.conftest import TOKENIZER_FILES, error_line
 
 GOOD = {"question_id": 1, "category": "qa", "turns": ["Who?"]}
@@ -202,9 +203,17 @@ def _make_files(case: Case, folder: Path, tiny_model: Path) -> None:
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_mistake_is_one_line_and_exit_code_2_before_the_weights_load(
-    case: Case, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: Case,
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _make_files(case, tmp_path, tiny_model)
+    # A data folder as cloned, whatever was fetched into this one.
+    data = tmp_path / "data_folder"
+    shutil.copytree(DATA_FOLDER / "demo", data / "demo", ignore=shutil.ignore_patterns("model*"))
+    monkeypatch.setattr("evaluation.questions.DATA_FOLDER", data)
     answers = tmp_path / "answers.jsonl"
     answers.write_bytes(KEPT)
     common = ["--model-path", str(tiny_model), "--answer-file", str(answers)]
