@@ -138,7 +138,9 @@ def decode(
         is_plain = tree.topology.num_nodes == 1 and num_plain == base
         room = limits.num_total - num_emitted
         margin = 0.0 if is_plain else tie_margin
-        acceptance = verify(tree, logits, rule, sequence, eos_ids, room, margin)
+        acceptance = verify(
+            tree, logits, rule, sequence, eos_ids, room, margin, drafter.num_candidates
+        )
         times.append(clock())
         cache.keep(base, acceptance.path)
         if not acceptance.is_decided:
@@ -156,7 +158,7 @@ def decode(
         # The published loop looks at its limit before it looks for a bonus token that ends the text.
         is_full = num_emitted >= limits.num_total
         stop_reason = limits.stop_reason(has_ended and not is_full, num_emitted, limits.num_total)
-        drafter.observe(VerifiedStep(tree, logits, acceptance, stop_reason))
+        drafter.observe(VerifiedStep(tree, acceptance, stop_reason))
         times.append(clock())
         if visible:
             has_ended = visible[-1] in eos_ids
@@ -174,7 +176,8 @@ def _tie_margin(target: TargetModel, rule: TokenRule | None) -> float:
     """
     if rule is not None or target.dtype.itemsize < 4:
         return 0.0
-    return TIE_STEPS * torch.finfo(target.dtype).eps
+    # float32 also for float64: verification compares the logits in float32.
+    return TIE_STEPS * torch.finfo(torch.float32).eps
 
 
 def _plain_token(target: TargetModel, cache: TreeCache, text: Sequence[int], num_plain: int) -> int:

@@ -32,14 +32,13 @@ class VerifiedStep:
 
     Attributes:
         tree: the verified draft.
-        logits: the target model's logits after every node [N, V].
-        acceptance: the accepted path and what was emitted along it.
+        acceptance: the accepted path, what was emitted along it, and the likeliest tokens after
+            every node.
         stop_reason: None while the text goes on, else why this step was the last: "eos", "length"
             or "context".
     """
 
     tree: DraftTree
-    logits: torch.Tensor
     acceptance: Acceptance
     stop_reason: str | None
 
@@ -63,6 +62,8 @@ class Drafter:
     keeps_warmup: bool = False
     # Whether memory is cleared between questions (a cold start each).
     is_cold: bool = False
+    # Likeliest tokens that `observe` finds after every node (it may find one or two more).
+    num_candidates: int = 0
     # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
     max_nodes: int = 1
     # Steps go on, unseen, until this many tokens past the limit (to reproduce codes that

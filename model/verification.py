@@ -6,18 +6,36 @@ whatever the tree contains: at each node choose the next token exactly as plain 
 token. With one-hot drafts this is ancestral sampling itself: no accept/reject ratio and no residual
 distribution.
 
-Shapes: N nodes, V vocabulary.
+Shapes: N nodes, V vocabulary, k candidates.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from model.draft_tree import DraftTree
+
+
+class InvalidLogitsError(ArithmeticError):
+    """The model's logits hold no largest number: there is no next token to speak of."""
+
+
+class Candidates(NamedTuple):
+    """The likeliest next tokens after every node, on the host.
+
+    Attributes:
+        token_ids: int32 [N, k], the likeliest first.
+        logits: float32 [N, k].
+    """
+
+    token_ids: np.ndarray
+    logits: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +48,8 @@ class Acceptance:
             `len(tokens) == len(path)`. Where the text ends on a drafted token there is no bonus
             token, and the path is one longer.
         node_tokens: token of every node [N], copied in the same transfer.
-        predictions: the argmax token after every node [N].
+        predictions: the likeliest token after every node [N]; among equals any one.
+        candidates: the likeliest tokens after every node, copied in the same transfer.
         is_decided: False where the walk stopped at a near-tie: `path` ends at the node whose next
             token is open, and `tokens` lacks that token.
     """
@@ -39,6 +58,7 @@ class Acceptance:
     tokens: list[int]
     node_tokens: list[int]
     predictions: list[int]
+    candidates: Candidates = field(compare=False, repr=False)
     is_decided: bool = True
 
     def decided(self, token: int) -> Acceptance:
@@ -87,6 +107,7 @@ def verify(
     eos_ids: Collection[int] = (),
     max_tokens: int | None = None,
     tie_margin: float = 0.0,
+    num_candidates: int = 0,
 ) -> Acceptance:
     """Accept the longest path whose tokens the target model would have emitted.
 
@@ -102,29 +123,35 @@ def verify(
         max_tokens: most tokens to emit; None sets no limit.
         tie_margin: greedy decoding stops, undecided, at a node whose two largest logits differ by
             less than this share of the largest; 0 decides always.
+        num_candidates: candidates k that the drafter wants after every node.
 
     Returns:
         The acceptance. Siblings may repeat a token: all of them are followed, the longest path
         wins, and among equals the one that branches off first.
+
+    Raises:
+        InvalidLogitsError: if the largest logit of a node on the path is not a finite number.
     """
-    largest, predicted = logits.max(dim=-1)  # [N], [N]
-    columns = [tree.token_ids, predicted]
-    if tie_margin:
-        second = logits.scatter(-1, predicted[:, None], float("-inf")).amax(dim=-1)  # [N]
-        columns.append(second >= largest - tie_margin * largest.abs())
-    # The one transfer to the host of a greedy step.
-    node_tokens, predictions, *is_open = torch.stack(columns).tolist()
+    node_tokens, candidates = _read(tree, logits, num_candidates)
+    predictions = candidates.token_ids[:, 0].tolist()
+    leads: list[list[float]] = candidates.logits[:, :2].tolist()
     children = tree.topology.children
     frontier = [0]  # nodes with the same, accepted, path of tokens
     emitted: list[int] = []
     while True:
         node = frontier[0]
-        if is_open and is_open[0][node]:
+        largest, *others = leads[node]
+        if not math.isfinite(largest):
+            raise InvalidLogitsError(f"the largest logit is {largest}; allowed: a finite number")
+        if rule is not None:
+            token = rule.choose(logits[node], [*prefix, *emitted])
+        elif others and largest - others[0] < tie_margin * abs(largest):
             path = tree.topology.path_to(node)
-            return Acceptance(path, emitted, node_tokens, predictions, is_decided=False)
-        token = (
-            predictions[node] if rule is None else rule.choose(logits[node], [*prefix, *emitted])
-        )
+            return Acceptance(path, emitted, node_tokens, predictions, candidates, is_decided=False)
+        elif others and largest == others[0]:
+            token = int(logits[node].argmax())  # the first among equals, as plain decoding takes
+        else:
+            token = predictions[node]
         emitted.append(token)
         matching = [
             child
@@ -133,6 +160,21 @@ def verify(
             if node_tokens[child] == token
         ]
         if not matching or token in eos_ids or len(emitted) == max_tokens:
-            last = matching[0] if matching else node
-            return Acceptance(tree.topology.path_to(last), emitted, node_tokens, predictions)
+            path = tree.topology.path_to(matching[0] if matching else node)
+            return Acceptance(path, emitted, node_tokens, predictions, candidates)
         frontier = matching
+
+
+def _read(
+    tree: DraftTree, logits: torch.Tensor, num_candidates: int
+) -> tuple[list[int], Candidates]:
+    """Copy the tokens [N] of a tree and the candidates after each to the host, in one transfer."""
+    # The two largest at least: their distance says whether rounding could exchange them.
+    count = min(max(num_candidates, 2), logits.shape[-1])
+    values, token_ids = logits.topk(count, dim=-1)  # [N, k], [N, k]
+    packed = torch.cat(
+        (tree.token_ids[:, None].int(), token_ids.int(), values.float().view(torch.int32)), dim=1
+    )
+    on_host = packed.cpu().numpy()
+    ids, scores = on_host[:, 1 : 1 + count], on_host[:, 1 + count :].view(np.float32)
+    return on_host[:, 0].tolist(), Candidates(ids, scores)

@@ -15,10 +15,11 @@ chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
@@ -87,11 +88,11 @@ class RecyclingConfig:
 
 
 class _Level(NamedTuple):
-    """The nodes of one depth: a slice of the tree, their parents and their ranks."""
+    """The nodes of one depth, their parents and their ranks, each int64 [nodes of the level]."""
 
-    nodes: slice
-    parents: torch.Tensor
-    ranks: torch.Tensor
+    nodes: np.ndarray
+    parents: np.ndarray
+    ranks: np.ndarray
 
 
 class RecyclingDrafter(Drafter):
@@ -119,46 +120,47 @@ class RecyclingDrafter(Drafter):
         self._levels: dict[TreeTemplate, list[_Level]] = {}
         # Rows not seen yet hold token id 0, as in the published code: even such nodes bring useful
         # rows.
-        self._matrix = torch.zeros(
-            (vocab_size, config.output_id_topk), dtype=torch.int32, device=device
-        )
+        # On the host: filling a tree there takes microseconds, and verification brings the rows to
+        # write in its one transfer.
+        self._matrix = np.zeros((vocab_size, config.output_id_topk), dtype=np.int32)
+        self.num_candidates = config.output_id_topk
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Fill the template from the matrix, level by level."""
         template = self._template.within(budget)
-        token_ids = torch.empty(template.topology.num_nodes, dtype=torch.long, device=self.device)
+        token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
         token_ids[0] = context[-1]
         for level in self._levels_of(template):
-            token_ids[level.nodes] = self._matrix[token_ids[level.parents], level.ranks].long()
-        return DraftTree(token_ids, template.topology)
+            token_ids[level.nodes] = self._matrix[token_ids[level.parents], level.ranks]
+        return DraftTree(torch.from_numpy(token_ids).to(self.device), template.topology)
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        """Seed the rows of a chunk of prompt tokens."""
-        self._write(token_ids, logits, range(len(token_ids)))
+        """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""
+        top_ids = logits.topk(self.config.output_id_topk, dim=-1).indices  # [C, k]
+        self._matrix[list(token_ids)] = top_ids.int().cpu().numpy()
 
     def observe(self, step: VerifiedStep) -> None:
         """Write back the top-k after every node; of nodes with the same token the last one written
         wins.
         """
-        nodes = range(step.tree.topology.num_nodes)
+        tokens = np.array(step.acceptance.node_tokens)
+        rows = step.acceptance.candidates.token_ids[:, : self.config.output_id_topk]
         path = step.acceptance.path
         if not self._is_original:
             # Rows on the accepted path are true successors: they win over guesses of the same
             # token.
-            order = [*sorted(set(nodes).difference(path)), *path]
+            self._matrix[tokens] = rows
+            self._matrix[tokens[path]] = rows[path]
         elif step.stop_reason is None or self._stops_after_update(step):
-            order = list(nodes)
-        else:
-            return
-        self._write(step.acceptance.node_tokens, step.logits, order)
+            self._matrix[tokens] = rows
 
     def reset(self) -> None:
         """Clear the matrix."""
-        self._matrix.zero_()
+        self._matrix.fill(0)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the matrix, int32 [V, k]."""
-        return {"adjacency": self._matrix}
+        return {"adjacency": torch.from_numpy(self._matrix)}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over a saved matrix.
@@ -169,31 +171,19 @@ class RecyclingDrafter(Drafter):
         if set(tensors) != {"adjacency"}:
             raise ValueError(f"matrix: got tensors {sorted(tensors)}; allowed: adjacency alone")
         matrix = tensors["adjacency"]
-        if tuple(matrix.shape) != tuple(self._matrix.shape) or matrix.dtype != torch.int32:
+        if tuple(matrix.shape) != self._matrix.shape or matrix.dtype != torch.int32:
             raise ValueError(
                 f"matrix: got {matrix.dtype} of shape {list(matrix.shape)}; allowed: int32 of shape "
                 f"{list(self._matrix.shape)} (vocabulary of the model, --output-id-topk)"
             )
         if matrix.numel() and not 0 <= int(matrix.min()) <= int(matrix.max()) < self.vocab_size:
             raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {self.vocab_size - 1}")
-        self._matrix.copy_(matrix)
+        self._matrix[:] = matrix.cpu().numpy()
 
     def describe(self) -> str:
         """Return the size of the matrix."""
-        num_bytes = self._matrix.numel() * self._matrix.element_size()
         rows, k = self._matrix.shape
-        return f"adjacency matrix {rows} x {k} int32: {num_bytes / 2**20:.2f} MB"
-
-    def _write(self, tokens: Sequence[int], logits: torch.Tensor, order: Iterable[int]) -> None:
-        """Write the top-k of `logits` [N, V] to the rows of `tokens` [N], the last in `order`
-        winning.
-        """
-        # One writer a row: indexed assignment with duplicates has no defined winner.
-        writer = {tokens[node]: node for node in order}
-        top_ids = logits.topk(self.config.output_id_topk, dim=-1).indices  # [N, k]
-        rows = torch.tensor(list(writer), device=self.device)
-        nodes = torch.tensor(list(writer.values()), device=self.device)
-        self._matrix[rows] = top_ids[nodes].to(torch.int32)
+        return f"adjacency matrix {rows} x {k} int32: {self._matrix.nbytes / 2**20:.2f} MB"
 
     @staticmethod
     def _stops_after_update(step: VerifiedStep) -> bool:
@@ -205,19 +195,13 @@ class RecyclingDrafter(Drafter):
 
     def _levels_of(self, template: TreeTemplate) -> list[_Level]:
         if template not in self._levels:
-            depths = template.topology.depths
+            topology = template.topology
+            parents, ranks, depths = (
+                np.array(values) for values in (topology.parents, template.ranks, topology.depths)
+            )
             self._levels[template] = [
-                _Level(
-                    slice(first, first + depths.count(depth)),
-                    torch.tensor(
-                        template.topology.parents[first : first + depths.count(depth)],
-                        device=self.device,
-                    ),
-                    torch.tensor(
-                        template.ranks[first : first + depths.count(depth)], device=self.device
-                    ),
-                )
-                for depth in range(1, template.topology.max_depth + 1)
-                for first in [depths.index(depth)]
+                _Level(nodes, parents[nodes], ranks[nodes])
+                for depth in range(1, topology.max_depth + 1)
+                for nodes in [np.flatnonzero(depths == depth)]
             ]
         return self._levels[template]

@@ -34,7 +34,7 @@ def observed(lookahead: LookaheadDrafter, tree: DraftTree, seed: int) -> int:
         tree.topology.num_nodes, VOCAB, generator=torch.Generator().manual_seed(seed)
     )
     acceptance = verify(tree, logits)
-    lookahead.observe(VerifiedStep(tree, logits, acceptance, None))
+    lookahead.observe(VerifiedStep(tree, acceptance, None))
     return acceptance.tokens[-1]
 
 
@@ -95,7 +95,7 @@ def test_a_full_window_moves_on_and_gives_an_ngram_for_every_column() -> None:
     logits = torch.randn(tree.topology.num_nodes, VOCAB, generator=torch.Generator().manual_seed(9))
     acceptance = verify(tree, logits)
     predictions = logits.argmax(dim=-1).tolist()[-WINDOW:]
-    lookahead.observe(VerifiedStep(tree, logits, acceptance, None))
+    lookahead.observe(VerifiedStep(tree, acceptance, None))
     heads = [PROMPT[-1], *before[0]]
     for column, head in enumerate(heads):
         ngram = (*(row[column] for row in before[1:]), predictions[column])

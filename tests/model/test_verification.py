@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from model.draft_tree import DraftTree
-from model.verification import Acceptance, SamplingRule, verify
+from model.verification import Acceptance, InvalidLogitsError, SamplingRule, verify
 
 CPU = torch.device("cpu")
 VOCAB = 4  # small, so that siblings repeat tokens and paths are long
@@ -49,7 +49,11 @@ def test_greedy_verification_takes_the_longest_right_path(seed: int) -> None:
     best = max(sorted(slow_paths(tree, predictions)), key=len)
     tokens = tree.token_ids.tolist()
     expected = [*(tokens[node] for node in best[1:]), predictions[best[-1]]]
-    assert verify(tree, logits) == Acceptance(best, expected, tokens, predictions)
+    accepted = verify(tree, logits)
+    assert accepted == Acceptance(best, expected, tokens, predictions, accepted.candidates)
+    top = logits.topk(2)
+    assert accepted.candidates.token_ids.tolist() == top.indices.tolist()
+    assert accepted.candidates.logits.tolist() == top.values.tolist()
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -108,3 +112,20 @@ def test_duplicate_siblings_are_all_followed() -> None:
     tree = DraftTree.from_lists([0, 1, 1, 2], (-1, 0, 0, 2), CPU)
     logits = torch.eye(4)[[1, 2, 2, 3]]
     assert verify(tree, logits).path == [0, 2, 3], "the second sibling has the longer path"
+
+
+def test_equal_logits_go_to_the_first_as_in_plain_decoding() -> None:
+    logits = torch.zeros(1, 50, dtype=torch.bfloat16)
+    logits[0, 7:45] = 2.0
+    assert verify(DraftTree.chain([0], CPU), logits).tokens == [7]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_logits_without_a_largest_number_are_refused_not_read(value: float) -> None:
+    tree = DraftTree.chain([0, 1], CPU)
+    logits = torch.eye(VOCAB)[[1, 2]]
+    logits[1] = value
+    with pytest.raises(InvalidLogitsError, match="allowed: a finite number"):
+        verify(tree, logits)
+    logits[0, 1], logits[0, 3] = 0.0, 1.0  # now the path ends before the broken node
+    assert verify(tree, logits).tokens == [3]

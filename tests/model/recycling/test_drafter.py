@@ -16,7 +16,7 @@ from model.decoding import generate
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import VerifiedStep
 from model.recycling.drafter import RecyclingConfig, RecyclingDrafter
-from model.verification import Acceptance
+from model.verification import Acceptance, verify
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 
 CPU = torch.device("cpu")
@@ -51,8 +51,10 @@ def step(path: list[int], stop_reason: str | None = None, num_tokens: int = 0) -
     tree = DraftTree.from_lists(tokens, (-1, 0, 0, 1, 1), CPU)
     logits = logits_for([(1, 2), (3, 4), (5, 6), (7, 8), (9, 0)])
     emitted = [0] * (num_tokens or len(path))
-    acceptance = Acceptance(path, emitted, tokens, logits.argmax(dim=-1).tolist())
-    return VerifiedStep(tree, logits, acceptance, stop_reason)
+    candidates = verify(tree, logits).candidates
+    predictions = candidates.token_ids[:, 0].tolist()
+    acceptance = Acceptance(path, emitted, tokens, predictions, candidates)
+    return VerifiedStep(tree, acceptance, stop_reason)
 
 
 def rows(of: RecyclingDrafter) -> dict[int, list[int]]:
