@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from model.draft_tree import DraftTree
+from model.top_k import top_k
 
 
 class InvalidLogitsError(ArithmeticError):
@@ -171,7 +172,7 @@ def _read(
     """Copy the tokens [N] of a tree and the candidates after each to the host, in one transfer."""
     # The two largest at least: their distance says whether rounding could exchange them.
     count = min(max(num_candidates, 2), logits.shape[-1])
-    values, token_ids = logits.topk(count, dim=-1)  # [N, k], [N, k]
+    values, token_ids = top_k(logits, count)  # [N, k], [N, k]
     packed = torch.cat(
         (tree.token_ids[:, None].int(), token_ids.int(), values.float().view(torch.int32)), dim=1
     )

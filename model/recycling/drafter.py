@@ -25,6 +25,7 @@ import torch
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep
 from model.recycling.tree_template import TreeTemplate, load_template
+from model.top_k import top_k
 
 POLICIES = ("accepted-last", "original")
 STARTS = ("hot", "cold")
@@ -136,7 +137,7 @@ class RecyclingDrafter(Drafter):
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""
-        top_ids = logits.topk(self.config.output_id_topk, dim=-1).indices  # [C, k]
+        _, top_ids = top_k(logits, self.config.output_id_topk)  # [C, k]
         self._matrix[list(token_ids)] = top_ids.int().cpu().numpy()
 
     def observe(self, step: VerifiedStep) -> None:
