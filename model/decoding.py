@@ -12,7 +12,7 @@ very arithmetic of plain decoding, so that the tokens are equal, not only almost
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,11 +23,14 @@ from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
+from model.prefix_cache import PrefixCache
 from model.verification import TokenRule, verify
 
 # Two logits closer than this many rounding steps of the larger may change places with the shape of
 # a forward pass; the noise measured on the demo model in float32 is 6 such steps.
 TIE_STEPS = 256
+# Share of the model's weights up to which an output head is cheap to run on the whole prompt.
+CHEAP_HEAD = 0.1
 # Depth allowed to drafts where the model sets no limit to its context.
 MAX_UNLIMITED_DRAFT = 4096
 
@@ -38,16 +41,18 @@ class StepRecord:
 
     Attributes:
         tokens: emitted token ids, never past the end of text or the limit.
-        num_nodes: nodes verified, root included.
-        stop_reason: None while the text goes on, else "eos", "length" (max_new_tokens) or "context"
-            (full).
+        tree: the verified draft.
+        path: accepted nodes from the root downward.
+        stop_reason: None while the text goes on, else "eos", "criteria" (`stop` said so), "length"
+            (max_new_tokens) or "context" (full).
         prefill_ns: time of reading the prompt, on the first step; 0 on others.
         draft_ns, forward_ns, verify_ns, keep_ns, observe_ns: time of each part. The host waits for
             the device in verify alone, so that on a GPU the forward pass is paid there.
     """
 
     tokens: list[int]
-    num_nodes: int
+    tree: DraftTree
+    path: list[int]
     stop_reason: str | None = None
     prefill_ns: int = 0
     draft_ns: int = 0
@@ -55,6 +60,16 @@ class StepRecord:
     verify_ns: int = 0
     keep_ns: int = 0
     observe_ns: int = 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes verified, root included."""
+        return self.tree.topology.num_nodes
+
+    @property
+    def accepted_nodes(self) -> list[int]:
+        """Drafted nodes whose tokens were emitted: node `path[i + 1]` guessed `tokens[i]`."""
+        return self.path[1 : 1 + len(self.tokens)]
 
 
 @dataclass(slots=True)
@@ -95,6 +110,8 @@ def decode(
     max_new_tokens: int,
     eos_ids: Collection[int] = (),
     rule: TokenRule | None = None,
+    stop: Callable[[Sequence[int]], bool] | None = None,
+    prefix_cache: PrefixCache | None = None,
 ) -> Iterator[StepRecord]:
     """Yield the steps of decoding `prompt_ids`.
 
@@ -104,31 +121,46 @@ def decode(
         prompt_ids: token ids of the prompt, at least one.
         max_new_tokens: limit; exact for every method.
         eos_ids: token ids that end the text; the one that ends it is emitted.
-        rule: None for greedy decoding, else how each token is drawn.
+        rule: None for greedy decoding, else how each token is chosen.
+        stop: asked after every new token, with the text so far, whether it ends the text.
+        prefix_cache: the rows of the last text, for the prompt's beginning if it is the same, and
+            then of this one.
 
     Raises:
         ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
     """
-    limits = _limits(target, drafter, prompt_ids, max_new_tokens, is_greedy=rule is None)
+    limits = _limits(
+        target, drafter, prompt_ids, max_new_tokens, may_overrun=rule is None and stop is None
+    )
+    costs = target.step_costs if drafter.wants_prices else None
     sequence = list(prompt_ids)
     num_emitted = 0
     clock = time.perf_counter_ns
     started = clock()
-    cache = target.new_cache(len(sequence) + limits.num_total + drafter.max_nodes)
+    capacity = len(sequence) + limits.num_total + drafter.max_nodes
+    cache = (
+        prefix_cache.open(target, sequence, capacity)
+        if prefix_cache
+        else target.new_cache(capacity)
+    )
+    num_reused = cache.length
     drafter.start(sequence)
-    for chunk in target.prefill(sequence, cache, drafter.harvests_prompt):
+    for chunk in target.prefill(sequence, cache, _is_harvested(target, drafter)):
         if chunk.logits is not None:
             drafter.observe_prompt(chunk.token_ids, chunk.logits)
     target.synchronize()
     prefill_ns = clock() - started
-    num_plain = cache.length  # rows computed as plain decoding computes them
-    tie_margin = _tie_margin(target, rule)
+    # Rows computed as plain decoding computes them.
+    num_plain = 0 if num_reused else cache.length
+    tie_margin = _tie_margin(target)
     stop_reason = None
     while stop_reason is None:
         base = cache.length
         times = [clock()]
         budget = DraftBudget(
-            limits.context - 1 - base, target.chain_only_at(base, drafter.max_nodes)
+            limits.context - 1 - base,
+            target.chain_only_at(base, drafter.max_nodes),
+            costs.at(base) if costs else None,
         )
         tree = drafter.propose(sequence, budget)
         budget.check(tree.topology)
@@ -139,13 +171,16 @@ def decode(
         room = limits.num_total - num_emitted
         margin = 0.0 if is_plain else tie_margin
         acceptance = verify(
-            tree, logits, rule, sequence, eos_ids, room, margin, drafter.num_candidates
+            tree, logits, rule, sequence, eos_ids, room, margin, drafter.num_candidates, stop
         )
         times.append(clock())
         cache.keep(base, acceptance.path)
         if not acceptance.is_decided:
             text = sequence + acceptance.tokens
-            acceptance = acceptance.decided(_plain_token(target, cache, text, num_plain))
+            start = len(prompt_ids)
+            token = _plain_token(target, cache, text, start, num_plain, rule)
+            is_stopped = stop is not None and stop([*text, token])
+            acceptance = acceptance.decided(token, is_stopped)
             is_plain = True
         if is_plain:
             num_plain = cache.length
@@ -157,39 +192,66 @@ def decode(
         has_ended = tokens[-1] in eos_ids
         # The published loop looks at its limit before it looks for a bonus token that ends the text.
         is_full = num_emitted >= limits.num_total
-        stop_reason = limits.stop_reason(has_ended and not is_full, num_emitted, limits.num_total)
+        stop_reason = limits.stop_reason(
+            has_ended and not is_full, acceptance.is_stopped, num_emitted, limits.num_total
+        )
         drafter.observe(VerifiedStep(tree, acceptance, stop_reason))
         times.append(clock())
+        if costs:
+            costs.learn(tree.topology.num_nodes, times[1] - times[0] + times[-1] - times[-2])
+        if prefix_cache is not None:
+            prefix_cache.store(cache, sequence)
         if visible:
             has_ended = visible[-1] in eos_ids
-            reason = limits.stop_reason(has_ended, num_emitted, limits.num_visible)
+            reason = limits.stop_reason(
+                has_ended, acceptance.is_stopped, num_emitted, limits.num_visible
+            )
             parts = [end - begin for begin, end in pairwise(times)]
-            yield StepRecord(visible, tree.topology.num_nodes, reason, prefill_ns, *parts)
+            yield StepRecord(visible, tree, acceptance.path, reason, prefill_ns, *parts)
             prefill_ns = 0
 
 
-def _tie_margin(target: TargetModel, rule: TokenRule | None) -> float:
+def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
+    """Whether the prompt's logits are computed for the drafter.
+
+    One that counts costs has them only where they are cheap: the output head is run on every prompt
+    token for them, and no later step repays a head that is a large part of the model.
+    """
+    return drafter.harvests_prompt and not (drafter.wants_prices and target.head_share > CHEAP_HEAD)
+
+
+def _tie_margin(target: TargetModel) -> float:
     """Return the relative difference of logits below which their order is decided plainly.
 
     0, never, in half precision: its noise is as large as common differences, so that most of the
-    text would be decoded twice. And where tokens are drawn there is no tie.
+    text would be decoded twice.
     """
-    if rule is not None or target.dtype.itemsize < 4:
+    if target.dtype.itemsize < 4:
         return 0.0
     # float32 also for float64: verification compares the logits in float32.
     return TIE_STEPS * torch.finfo(torch.float32).eps
 
 
-def _plain_token(target: TargetModel, cache: TreeCache, text: Sequence[int], num_plain: int) -> int:
+def _plain_token(
+    target: TargetModel,
+    cache: TreeCache,
+    text: Sequence[int],
+    prompt_length: int,
+    num_plain: int,
+    rule: TokenRule | None,
+) -> int:
     """Return the token that plain decoding puts after `text`, to the last bit.
 
-    The rows from `num_plain` on are computed again one token at a time, as plain decoding does:
-    the same shapes round alike. Rare enough to cost nothing that can be measured.
+    The rows from `num_plain` on are computed again, those of new tokens one at a time, as plain
+    decoding does: the same shapes round alike. Rare enough to cost nothing that can be measured.
     """
     cache.keep(num_plain, ())
-    for token in text[num_plain:]:
+    for _ in target.prefill(text[:prompt_length], cache, with_logits=False):
+        pass  # rows taken over from an earlier text; nothing is left to read otherwise
+    for token in text[cache.length :]:
         logits = target.forward(DraftTree.chain([token], target.device), cache)
-    return int(logits[-1].argmax())
+    chosen = None if rule is None else rule.choose(logits[-1], text)
+    return int(logits[-1].argmax()) if chosen is None else chosen
 
 
 class _Limits(NamedTuple):
@@ -207,10 +269,14 @@ class _Limits(NamedTuple):
     num_total: int
     name: str
 
-    def stop_reason(self, has_ended: bool, num_emitted: int, limit: int) -> str | None:
+    def stop_reason(
+        self, has_ended: bool, is_stopped: bool, num_emitted: int, limit: int
+    ) -> str | None:
         """Return why the text ends after `num_emitted` tokens, None if it goes on."""
         if has_ended:
             return "eos"
+        if is_stopped:
+            return "criteria"
         return self.name if num_emitted >= limit else None
 
 
@@ -219,7 +285,7 @@ def _limits(
     drafter: Drafter,
     prompt_ids: Sequence[int],
     max_new_tokens: int,
-    is_greedy: bool,
+    may_overrun: bool,
 ) -> _Limits:
     """Check a request, and return its limits."""
     if max_new_tokens < 1:
@@ -236,7 +302,8 @@ def _limits(
             f"{context}; shorten the prompt"
         )
     num_visible = min(max_new_tokens, room)
-    # Unseen steps would draw from the generator that the next answer goes on with.
-    overrun = drafter.overrun if is_greedy else 0
+    # Unseen steps would draw from the generator that the next answer goes on with, and ask the
+    # user's criteria about tokens that never come.
+    overrun = drafter.overrun if may_overrun else 0
     name = "length" if num_visible == max_new_tokens else "context"
     return _Limits(context, num_visible, min(num_visible + overrun, room), name)

@@ -17,6 +17,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
+from model.prices import Prices
+
 
 class TreeTopology:
     """The shape of a draft tree: parents, and everything that follows from them.
@@ -88,6 +90,16 @@ class TreeTopology:
         return tuple(tuple(nodes) for nodes in children)
 
     @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Place of each node among its siblings, from 0, in node order; the root's is 0."""
+        num_before = [0] * self.num_nodes
+        ranks = [0]
+        for parent in self.parents[1:]:
+            ranks.append(num_before[parent])
+            num_before[parent] += 1
+        return tuple(ranks)
+
+    @cached_property
     def ancestor_mask(self) -> torch.Tensor:
         """Boolean [N, N]: row n is True at n and at every ancestor of n."""
         # numpy: a topology may be new at every step, and its row operations cost a tenth of
@@ -133,10 +145,13 @@ class DraftTree:
     Attributes:
         token_ids: int64 [N] on the model's device; `token_ids[0]` is the last committed token.
         topology: the shape of the tree, N nodes.
+        sources: name of where each node comes from [N], the root's unused; None where the drafter
+            has one source.
     """
 
     token_ids: torch.Tensor
     topology: TreeTopology
+    sources: tuple[str, ...] | None = None
 
     @classmethod
     def from_lists(
@@ -158,10 +173,12 @@ class DraftBudget:
     Attributes:
         max_depth: deepest node allowed: the context left after the root. 0 allows the root alone.
         chain_only: whether the model can verify chains only (see `model.hf`).
+        prices: what a step costs against its nodes; only for drafters that ask (`wants_prices`).
     """
 
     max_depth: int
     chain_only: bool = False
+    prices: Prices | None = None
 
     def check(self, topology: TreeTopology) -> None:
         """Raise ValueError if `topology` exceeds the budget: a drafter's bug, not a user's mistake."""

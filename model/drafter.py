@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +23,9 @@ METHODS: dict[str, str] = {
     "recycling": "model.recycling.drafter:RecyclingDrafter",
     "pld": "model.pld.drafter:PldDrafter",
     "lookahead": "model.lookahead.drafter:LookaheadDrafter",
+    "samd": "model.samd.drafter:SamdDrafter",
+    "sps": "model.sps.drafter:SpsDrafter",
+    "hybrid": "model.hybrid.drafter:HybridDrafter",
 }
 
 
@@ -34,8 +37,8 @@ class VerifiedStep:
         tree: the verified draft.
         acceptance: the accepted path, what was emitted along it, and the likeliest tokens after
             every node.
-        stop_reason: None while the text goes on, else why this step was the last: "eos", "length"
-            or "context".
+        stop_reason: None while the text goes on, else why this step was the last: "eos", "criteria",
+            "length" or "context".
     """
 
     tree: DraftTree
@@ -56,6 +59,8 @@ class Drafter:
     """
 
     config_class: ClassVar[type]
+    # The options that make the number of drafted nodes what pays on the device; empty if it has none.
+    auto_options: ClassVar[Mapping[str, str]] = {}
     # Whether `observe_prompt` wants the logits of the prompt's tokens.
     harvests_prompt: bool = False
     # Whether warm-up passes leave their mark on the measured run.
@@ -66,6 +71,8 @@ class Drafter:
     num_candidates: int = 0
     # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
     max_nodes: int = 1
+    # Whether `propose` reads `budget.prices`, so that the costs of a step must be measured.
+    wants_prices: bool = False
     # Steps go on, unseen, until this many tokens past the limit (to reproduce codes that
     # overshoot).
     overrun: int = 0
@@ -121,6 +128,21 @@ class Drafter:
         return ""
 
 
+BUDGETS = ("fixed", "auto")
+
+
+def budget_option(default: str) -> str:
+    """Return the config field of the switch between a fixed and a measured number of nodes."""
+    text = "fixed: as large as the options say; auto: at most that, as much as pays on this device"
+    return field(default=default, metadata={"help": text, "choices": BUDGETS})
+
+
+def check_budget(budget: str) -> None:
+    """Raise ValueError if the switch stands on anything but its two values."""
+    if budget not in BUDGETS:
+        raise ValueError(f"budget: got {budget!r}; allowed: {', '.join(BUDGETS)}")
+
+
 def unknown_name(what: str, name: object, known: Sequence[str]) -> str:
     """Return the text of an error for a name that is not in a table, with the likeliest meant."""
     close = difflib.get_close_matches(str(name), known, n=1)
@@ -137,4 +159,5 @@ def drafter_class(method: str) -> type[Drafter]:
     if method not in METHODS:
         raise ValueError(unknown_name("method", method, list(METHODS)))
     module, name = METHODS[method].split(":")
-    return getattr(importlib.import_module(module), name)
+    found: type[Drafter] = getattr(importlib.import_module(module), name)
+    return found

@@ -11,7 +11,9 @@ chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -24,8 +26,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from model.attention import can_group_heads, grouped_heads
 from model.draft_tree import DraftTree, TreeTopology
 from model.kv_cache import BufferShape, LayerShape, TreeCache
+from model.step_costs import StepCosts, step_costs
 from model.support import (
     UnsupportedModelError,
     context_limit,
@@ -70,8 +74,16 @@ class TargetModel:
         self.config = model.config.get_text_config(decoder=True)
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.dtype
+        self._groups_heads = can_group_heads(model)
         self._parameters = forward_parameters(model)
         self._layer_types = sorted(set(getattr(self.config, "layer_types", None) or ()))
+        has_window = bool(getattr(self.config, "sliding_window", None))
+        self._mask_kinds = self._layer_types or [
+            "sliding_attention" if has_window else "full_attention"
+        ]
+        scales_queries = getattr(self.config, "attn_temperature_tuning", False)
+        self._query_scale_step: int = self.config.floor_scale if scales_queries else 0
+        self._rope_border = rope_border(self.config)
         self._layer_shapes, self.vocab_size = self._probe_shapes()
         self.chain_reason = why_chain_only(model)
 
@@ -79,6 +91,18 @@ class TargetModel:
     def chain_only(self) -> bool:
         """Whether drafts must be chains."""
         return bool(self.chain_reason)
+
+    @cached_property
+    def step_costs(self) -> StepCosts:
+        """What a step costs on this device; measured at the first call, then read from disk."""
+        return step_costs(self)
+
+    @cached_property
+    def head_share(self) -> float:
+        """Share of the output head in the model's weights, 0 to 1."""
+        head = self.model.get_output_embeddings()
+        total = sum(parameter.numel() for parameter in self.model.parameters())
+        return head.weight.numel() / total if head is not None else 0.0
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree)."""
@@ -93,12 +117,16 @@ class TargetModel:
     def chain_only_at(self, base: int, num_nodes: int) -> bool:
         """Whether a draft of up to `num_nodes` nodes after `base` cached tokens must be a chain.
 
-        Llama 4 scales the queries of some layers by key index, in steps of `floor_scale`: a tree
-        that reaches over a step would be scaled wrong.
+        Some models count keys where they mean positions, and a tree has more keys than its text has
+        tokens. Llama 4 scales the queries of some layers by key index, in steps of `floor_scale`;
+        PhiMoE in transformers 4.57 takes its longrope scale from the number of keys. A tree that
+        reaches over such a border would be scaled wrong.
         """
-        if self.chain_only or not getattr(self.config, "attn_temperature_tuning", False):
-            return self.chain_only
-        step = self.config.floor_scale
+        if self.chain_only or (self._rope_border and base < self._rope_border < base + num_nodes):
+            return True
+        step = self._query_scale_step
+        if not step:
+            return False
         return (base + 1) // step != (base + num_nodes) // step
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
@@ -116,19 +144,28 @@ class TargetModel:
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
     ) -> Iterator[PromptChunk]:
         """Read the prompt up to its last token, chunk by chunk (its last token is the first tree's
-        root).
+        root), from where the cache's rows end.
         """
         read = prompt_ids[:-1]
         size = PREFILL_CHUNK
-        border = rope_border(self.config)
-        if border and len(prompt_ids) > border:
+        if self._rope_border and len(prompt_ids) > self._rope_border:
             # Chunks in front of the border would be read with the frequencies of short texts.
             size, with_logits = len(read), False
-        for begin in range(0, len(read), size):
+        for begin in range(cache.length, len(read), size):
             chunk = read[begin : begin + size]
             token_ids = torch.tensor(chunk, device=self.device)
             logits = self.run(token_ids, begin, cache, None, last_logits_only=not with_logits)
             yield PromptChunk(chunk, logits if with_logits else None)
+
+    def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
+        """Do what would delay the first drafts of these sizes, after texts of up to `num_tokens`
+        tokens: nothing, where nothing is compiled.
+        """
+
+    @property
+    def num_late_shapes(self) -> int:
+        """Shapes that were compiled for drafts after the last warm-up: none, where none is."""
+        return 0
 
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next counts finished work."""
@@ -176,41 +213,47 @@ class TargetModel:
             arguments["attention_mask"] = masks
         if last_logits_only and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
-        # A model spread over devices gives its logits on the last one.
-        logits = self.model(**arguments, use_cache=True, return_dict=True).logits
+        # A model spread over devices gives its logits on the last one. A single token needs no mask,
+        # and no heads are repeated for it.
+        with self.attention() if len(token_ids) > 1 else nullcontext():
+            logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0].to(self.device)
+
+    def attention(self) -> AbstractContextManager[None]:
+        """Return the block to run the model in: it has the fastest exact attention there."""
+        return grouped_heads(self.config) if self._groups_heads else nullcontext()
 
     def _tree_masks(
         self, topology: TreeTopology, base: int
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return the additive mask(s) [1, 1, N, T + N] of a tree after `base` cached tokens."""
-        tree_part = topology.additive_mask(self.device, self.dtype)
-        full = torch.nn.functional.pad(tree_part, (base, 0))  # [N, T + N]
-        if self._layer_types:
-            return {
-                kind: self._limit(full, kind, topology, base)[None, None]
-                for kind in self._layer_types
-            }
-        kind = (
-            "sliding_attention"
-            if getattr(self.config, "sliding_window", None)
-            else "full_attention"
-        )
-        return self._limit(full, kind, topology, base)[None, None]
+        full = torch.nn.functional.pad(
+            topology.additive_mask(self.device, self.dtype), (base, 0)
+        )  # [N, T + N]
+        depths = topology.depth_tensor(self.device) + base
+        keys = torch.cat((torch.arange(base, device=self.device), depths))
+        return self.masks_by_layer_type(full, depths, keys)
+
+    def masks_by_layer_type(
+        self, full: torch.Tensor, query_positions: torch.Tensor, key_positions: torch.Tensor
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return what the model takes for a mask [N, T] that knows no window: [1, 1, N, T], or a dict
+        of such by layer type.
+
+        Windows are by position [N] and [T], since a tree's row index is no position.
+        """
+        masks = {
+            kind: self._limit(full, kind, query_positions[:, None], key_positions)[None, None]
+            for kind in self._mask_kinds
+        }
+        return masks if self._layer_types else masks[self._mask_kinds[0]]
 
     def _limit(
-        self, mask: torch.Tensor, kind: str, topology: TreeTopology, base: int
+        self, mask: torch.Tensor, kind: str, queries: torch.Tensor, keys: torch.Tensor
     ) -> torch.Tensor:
-        """Block what a layer type does not see: by position, since a tree's row index is no
-        position.
-        """
+        """Block what a layer type does not see."""
         if kind == "full_attention":
             return mask
-        depths = topology.depth_tensor(self.device)
-        queries = (depths + base)[:, None]  # [N, 1]
-        keys = torch.cat((torch.arange(base, device=self.device), depths + base))[
-            None
-        ]  # [1, T + N]
         if kind == "chunked_attention":
             size = self.config.attention_chunk_size
             blocked = keys // size != queries // size

@@ -110,24 +110,30 @@ class TreeCache(Cache):
             for shape, count in counts.items()
         }
         free = {shape: iter(buffer.split(1)) for shape, buffer in self.buffers.items()}
-        empty = torch.empty(1, 0, capacity, 0)
-        super().__init__(
-            layers=[
-                TreeCacheLayer(next(free[shape.keys]), next(free[shape.values]))
-                if shape
-                else TreeCacheLayer(empty, empty)
+        self._adopt(
+            [
+                (next(free[shape.keys]), next(free[shape.values])) if shape else None
                 for shape in layer_shapes
-            ]
+            ],
+            capacity,
         )
+
+    def _adopt(
+        self, parts: Sequence[tuple[torch.Tensor, torch.Tensor] | None], capacity: int
+    ) -> None:
+        """Become a cache over these keys and values [1, H, M, D], one pair a layer that writes."""
+        empty = torch.empty(1, 0, capacity, 0)
+        super().__init__(layers=[TreeCacheLayer(*(part or (empty, empty))) for part in parts])
         self.capacity = capacity
         self._writing_layers = [
-            layer for layer, shape in zip(self.layers, layer_shapes, strict=True) if shape
+            layer for layer, part in zip(self.layers, parts, strict=True) if part
         ]
 
     @property
     def length(self) -> int:
         """Rows in use T."""
-        return self._writing_layers[0].length
+        length: int = self._writing_layers[0].length
+        return length
 
     @property
     def num_bytes(self) -> int:
@@ -152,11 +158,22 @@ class TreeCache(Cache):
         in_place = 0
         while in_place < len(rows) and rows[in_place] == in_place:
             in_place += 1
-        moved = rows[in_place:]
-        if moved:
-            start = base + in_place
-            for buffer in self.buffers.values():
-                index = torch.tensor(moved, device=buffer.device) + base
-                buffer[:, :, start : start + len(moved)] = buffer.index_select(2, index)
+        if rows[in_place:]:
+            self._move([base + row for row in rows[in_place:]], base + in_place)
+        self._set_length(base + len(rows))
+
+    def copy_rows(self, other: TreeCache, length: int) -> None:
+        """Begin with the first `length` rows of a cache of the same layers."""
+        for shape, buffer in self.buffers.items():
+            buffer[:, :, :length] = other.buffers[shape][:, :, :length]
+        self._set_length(length)
+
+    def _move(self, rows: Sequence[int], start: int) -> None:
+        """Copy rows to `start` and after it."""
+        for buffer in self.buffers.values():
+            index = torch.tensor(rows, device=buffer.device)
+            buffer[:, :, start : start + len(rows)] = buffer.index_select(2, index)
+
+    def _set_length(self, length: int) -> None:
         for layer in self._writing_layers:
-            layer.length = base + len(rows)
+            layer.length = length

@@ -175,7 +175,8 @@ def plain_logits(target: TargetModel, token_ids: list[int]) -> torch.Tensor:
     cache = DynamicCache(config=target.model.config)
     ids = torch.tensor([token_ids], device=target.device)
     output = target.model(input_ids=ids, past_key_values=cache, use_cache=True, return_dict=True)
-    return output.logits[0].float()
+    logits: torch.Tensor = output.logits
+    return logits[0].float()
 
 
 @contextmanager

@@ -29,7 +29,8 @@ class UnsupportedModelError(ValueError):
 
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     """Return the names that the model's forward takes."""
-    return frozenset(inspect.signature(model.forward).parameters)
+    uncompiled = getattr(model, "_orig_mod", model)  # inside what torch.compile returns
+    return frozenset(inspect.signature(uncompiled.forward).parameters)
 
 
 def refuse_unverifiable(model: PreTrainedModel) -> None:
@@ -127,7 +128,7 @@ def context_limit(config: Any, prompt_length: int) -> int | None:
     return limit
 
 
-def _rope_settings(config: Any) -> list[dict]:
+def _rope_settings(config: Any) -> list[dict[str, Any]]:
     """Return the rope settings of a config: one, or one a layer type; [] if there are none."""
     settings = (
         getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

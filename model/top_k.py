@@ -26,7 +26,7 @@ def top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         Values [N, k] and int64 columns [N, k]; of equal values any may come first.
     """
-    num_rows, width = logits.shape
+    width = logits.shape[1]
     blocked = width // BLOCK * BLOCK
     if logits.numel() < SMALL or blocked < k * BLOCK:
         return torch.topk(logits, k, dim=-1)

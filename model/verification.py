@@ -12,7 +12,7 @@ Shapes: N nodes, V vocabulary, k candidates.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -53,6 +53,7 @@ class Acceptance:
         candidates: the likeliest tokens after every node, copied in the same transfer.
         is_decided: False where the walk stopped at a near-tie: `path` ends at the node whose next
             token is open, and `tokens` lacks that token.
+        is_stopped: whether a stopping criterion ends the text after the last token.
     """
 
     path: list[int]
@@ -61,18 +62,53 @@ class Acceptance:
     predictions: list[int]
     candidates: Candidates = field(compare=False, repr=False)
     is_decided: bool = True
+    is_stopped: bool = False
 
-    def decided(self, token: int) -> Acceptance:
+    def decided(self, token: int, is_stopped: bool = False) -> Acceptance:
         """Return this acceptance with the open token filled in."""
-        return replace(self, tokens=[*self.tokens, token], is_decided=True)
+        return replace(self, tokens=[*self.tokens, token], is_decided=True, is_stopped=is_stopped)
 
 
 class TokenRule(Protocol):
     """Chooses the token after one node when plain argmax is not the rule."""
 
-    def choose(self, logits: torch.Tensor, prefix: Sequence[int]) -> int:
-        """Return the next token for `logits` [V], given the node's true prefix of token ids."""
+    def choose(
+        self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
+    ) -> int | None:
+        """Return the next token for `logits` [V], given the node's true prefix of token ids.
+
+        None if rounding could exchange the two likeliest (see `verify`); the rule is then asked
+        again with logits that decide.
+        """
         ...
+
+
+# Takes token ids [1, P] and scores [1, V] to scores [1, V], as transformers' `LogitsProcessor`.
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class GreedyRule:
+    """The largest score after processors such as penalties, and forced or forbidden tokens.
+
+    Args:
+        processors: applied in order, at every node to its true prefix.
+    """
+
+    def __init__(self, processors: Sequence[Processor]) -> None:
+        self.processors = tuple(processors)
+
+    def choose(
+        self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
+    ) -> int | None:
+        """Return the token with the largest score, of equals the first; None at a near-tie."""
+        scores = _processed(self.processors, logits, prefix)[0]  # [V]
+        if tie_margin:
+            largest, *others = scores.topk(min(2, len(scores))).values.tolist()
+            # A processor may leave a small score in front; the noise is that of the logits.
+            scale = max(abs(largest), float(logits.abs().max()))
+            if others and largest - others[0] < tie_margin * scale:
+                return None
+        return int(scores.argmax())
 
 
 class SamplingRule:
@@ -82,22 +118,31 @@ class SamplingRule:
     method consume one generator alike and produce the same text.
 
     Args:
-        processors: functions (input_ids [1, P], scores [1, V]) -> scores [1, V], such as
-            transformers' temperature, top-k and top-p warpers, applied in order.
+        processors: such as transformers' temperature, top-k and top-p warpers, applied in order.
         generator: source of randomness; None uses torch's global one.
     """
 
-    def __init__(self, processors: Sequence, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self, processors: Sequence[Processor], generator: torch.Generator | None = None
+    ) -> None:
         self.processors = tuple(processors)
         self.generator = generator
 
-    def choose(self, logits: torch.Tensor, prefix: Sequence[int]) -> int:
-        """Return one draw; float32 as in transformers' own sampling."""
-        scores = logits[None].to(dtype=torch.float32, copy=True)  # [1, V]
-        input_ids = torch.tensor([prefix], device=logits.device)  # [1, P]
-        for processor in self.processors:
-            scores = processor(input_ids, scores)
+    def choose(self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0) -> int:
+        """Return one draw; where tokens are drawn there is no tie."""
+        scores = _processed(self.processors, logits, prefix)
         return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
+
+
+def _processed(
+    processors: Sequence[Processor], logits: torch.Tensor, prefix: Sequence[int]
+) -> torch.Tensor:
+    """Return the scores [1, V] after all processors; float32 as in transformers' own generation."""
+    scores = logits[None].to(dtype=torch.float32, copy=True)
+    input_ids = torch.tensor([list(prefix)], device=logits.device)  # [1, P]
+    for processor in processors:
+        scores = processor(input_ids, scores)
+    return scores
 
 
 def verify(
@@ -109,6 +154,7 @@ def verify(
     max_tokens: int | None = None,
     tie_margin: float = 0.0,
     num_candidates: int = 0,
+    stop: Callable[[Sequence[int]], bool] | None = None,
 ) -> Acceptance:
     """Accept the longest path whose tokens the target model would have emitted.
 
@@ -118,13 +164,14 @@ def verify(
     Args:
         tree: the verified draft, N nodes.
         logits: the target model's logits after every node, [N, V].
-        rule: None for greedy decoding, else the rule that draws each token.
-        prefix: committed token ids up to and including the root; only read by `rule`.
+        rule: None for greedy decoding, else the rule that chooses each token.
+        prefix: committed token ids up to and including the root; only read by `rule` and `stop`.
         eos_ids: token ids that end the text.
         max_tokens: most tokens to emit; None sets no limit.
         tie_margin: greedy decoding stops, undecided, at a node whose two largest logits differ by
             less than this share of the largest; 0 decides always.
         num_candidates: candidates k that the drafter wants after every node.
+        stop: asked after every emitted token, with the whole text, whether the text ends there.
 
     Returns:
         The acceptance. Siblings may repeat a token: all of them are followed, the longest path
@@ -133,7 +180,7 @@ def verify(
     Raises:
         InvalidLogitsError: if the largest logit of a node on the path is not a finite number.
     """
-    node_tokens, candidates = _read(tree, logits, num_candidates)
+    node_tokens, candidates = read_out(tree, logits, num_candidates)
     predictions = candidates.token_ids[:, 0].tolist()
     leads: list[list[float]] = candidates.logits[:, :2].tolist()
     children = tree.topology.children
@@ -144,33 +191,43 @@ def verify(
         largest, *others = leads[node]
         if not math.isfinite(largest):
             raise InvalidLogitsError(f"the largest logit is {largest}; allowed: a finite number")
+        token: int | None
         if rule is not None:
-            token = rule.choose(logits[node], [*prefix, *emitted])
+            token = rule.choose(logits[node], [*prefix, *emitted], tie_margin)
         elif others and largest - others[0] < tie_margin * abs(largest):
-            path = tree.topology.path_to(node)
-            return Acceptance(path, emitted, node_tokens, predictions, candidates, is_decided=False)
+            token = None
         elif others and largest == others[0]:
             token = int(logits[node].argmax())  # the first among equals, as plain decoding takes
         else:
             token = predictions[node]
+        if token is None:
+            path = tree.topology.path_to(node)
+            return Acceptance(path, emitted, node_tokens, predictions, candidates, is_decided=False)
         emitted.append(token)
+        is_stopped = stop is not None and stop([*prefix, *emitted])
         matching = [
             child
             for parent in frontier
             for child in children[parent]
             if node_tokens[child] == token
         ]
-        if not matching or token in eos_ids or len(emitted) == max_tokens:
+        if not matching or token in eos_ids or is_stopped or len(emitted) == max_tokens:
             path = tree.topology.path_to(matching[0] if matching else node)
-            return Acceptance(path, emitted, node_tokens, predictions, candidates)
+            return Acceptance(
+                path, emitted, node_tokens, predictions, candidates, is_stopped=is_stopped
+            )
         frontier = matching
 
 
-def _read(
+def read_out(
     tree: DraftTree, logits: torch.Tensor, num_candidates: int
 ) -> tuple[list[int], Candidates]:
-    """Copy the tokens [N] of a tree and the candidates after each to the host, in one transfer."""
-    # The two largest at least: their distance says whether rounding could exchange them.
+    """Copy the tokens [N] of a tree and the candidates after each to the host, in one transfer.
+
+    Returns:
+        Tokens, and candidates [N, k]: at least two, since their distance says whether rounding
+        could exchange them.
+    """
     count = min(max(num_candidates, 2), logits.shape[-1])
     values, token_ids = top_k(logits, count)  # [N, k], [N, k]
     packed = torch.cat(

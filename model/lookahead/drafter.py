@@ -17,12 +17,18 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep
+from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
+from model.prices import Prices
+
+# For the automatic budget: drafted tokens accepted in a step, before anything is known; steps that
+# their mean is taken over; steps without a draft until it is tried again.
+FIRST_GAIN, MEMORY, PROBE_STEPS = 1.0, 32, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,8 @@ class LookaheadConfig:
         default=7, metadata={"help": "n-grams G verified in a step, and kept for each token"}
     )
 
+    budget: str = budget_option("fixed")
+
     def __post_init__(self) -> None:
         """Validate.
 
@@ -44,6 +52,7 @@ class LookaheadConfig:
         for name, lowest in (("level", 2), ("window", 1), ("guess", 1)):
             if getattr(self, name) < lowest:
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed: {lowest} or more")
+        check_budget(self.budget)
 
 
 class _Window(NamedTuple):
@@ -60,6 +69,7 @@ class LookaheadDrafter(Drafter):
     """Drafts the Jacobi window and the n-grams of the pool in one tree."""
 
     config_class = LookaheadConfig
+    auto_options = MappingProxyType({"budget": "auto"})
 
     def __init__(self, config: LookaheadConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
@@ -69,6 +79,9 @@ class LookaheadDrafter(Drafter):
         # first token -> the N-1 tokens that follow it in an n-gram, the latest last
         self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._last_nodes: list[int] = []
+        self.wants_prices = config.budget == "auto"
+        self._gain = FIRST_GAIN
+        self._num_skipped = 0
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Feed the pool from the prompt and begin a window of random prompt tokens (the same every
@@ -85,6 +98,11 @@ class LookaheadDrafter(Drafter):
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return window and guesses; the best guess alone where only a chain can be verified."""
         root = context[-1]
+        if budget.prices and not self._pays(budget.prices):
+            self._num_skipped += 1
+            self._last_nodes = []
+            return DraftTree.chain([root], self.device)
+        self._num_skipped = 0
         guesses = [guess[: budget.max_depth] for guess in self._pool.get(root, [])]
         if budget.chain_only:
             self._last_nodes = []
@@ -101,6 +119,8 @@ class LookaheadDrafter(Drafter):
 
     def observe(self, step: VerifiedStep) -> None:
         """Move the window on by one position; a full one gives W new n-grams."""
+        if step.tree.topology.num_nodes > 1:
+            self._gain += (len(step.acceptance.tokens) - 1 - self._gain) / MEMORY
         if not self._last_nodes:
             return
         predictions = [step.acceptance.predictions[node] for node in self._last_nodes]
@@ -112,6 +132,12 @@ class LookaheadDrafter(Drafter):
             self._add_ngram(head, tuple(column))
         self._rows = [*self._rows[1:], predictions]
         self._rows[0] = self._rows[0][1:]
+
+    def _pays(self, prices: Prices) -> bool:
+        """Whether window and guesses as a whole pay: they cannot be had in part."""
+        if self._num_skipped >= PROBE_STEPS:
+            return True
+        return (1.0 + self._gain) / prices.of(self.max_nodes) > 1.0 / prices.milliseconds[0]
 
     def _window_within(self, max_depth: int) -> _Window:
         """Return the window's nodes, or none of them where its depth does not fit."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 
+from model.chain_rates import ChainRates
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep
+from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class PldConfig:
         metadata={"help": "which earlier occurrence to continue", "choices": ("first", "latest")},
     )
 
+    budget: str = budget_option("fixed")
+
     def __post_init__(self) -> None:
         """Validate.
 
@@ -42,16 +46,23 @@ class PldConfig:
             raise ValueError(f"num_pred_tokens: got {self.num_pred_tokens}; allowed: 1 or more")
         if self.match not in ("first", "latest"):
             raise ValueError(f"match: got {self.match!r}; allowed: first, latest")
+        check_budget(self.budget)
 
 
 class PldDrafter(Drafter):
     """Proposes the continuation of the longest suffix n-gram seen before."""
 
     config_class = PldConfig
+    auto_options = MappingProxyType({"budget": "auto"})
 
     def __init__(self, config: PldConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
         self.max_nodes = 1 + config.num_pred_tokens
+        self.wants_prices = config.budget == "auto"
+        # By the length of the n-gram behind it.
+        self._rates = ChainRates(config.max_ngram_size, config.num_pred_tokens)
+        self._guess: list[int] = []
+        self._ngram_size = 0
         self._text: list[int] = []
         # n-gram -> where its continuation starts
         self._continuation: dict[tuple[int, ...], int] = {}
@@ -65,16 +76,26 @@ class PldDrafter(Drafter):
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the chain that followed the longest known suffix."""
         text = self._text
-        length = min(self.config.num_pred_tokens, budget.max_depth)
+        self._guess = []
         for size in range(min(self.config.max_ngram_size, len(text) - 1), 0, -1):
             start = self._continuation.get(tuple(text[-size:]))
             if start is not None:
-                return DraftTree.chain([text[-1], *text[start : start + length]], self.device)
-        return DraftTree.chain([text[-1]], self.device)
+                end = start + min(self.config.num_pred_tokens, budget.max_depth)
+                self._guess, self._ngram_size = text[start:end], size
+                break
+        drafted = len(self._guess)
+        if budget.prices:
+            drafted = self._rates.paying(self._ngram_size - 1, drafted, budget.prices)
+        return DraftTree.chain([text[-1], *self._guess[:drafted]], self.device)
 
     def observe(self, step: VerifiedStep) -> None:
-        """Index the new tokens."""
+        """Index the new tokens, and learn how far the guess was right, drafted or not."""
+        self._rates.learn(self._ngram_size - 1, self._guess, step.acceptance.tokens)
         self._append(step.acceptance.tokens)
+
+    def reset(self) -> None:
+        """Forget how often guesses were right."""
+        self._rates.reset()
 
     def _append(self, tokens: Sequence[int]) -> None:
         """Add tokens; an n-gram is indexed when its continuation exists, so no suffix finds itself."""

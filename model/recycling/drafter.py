@@ -17,18 +17,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from model.best_first import Growth
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep
+from model.recycling.row_guesses import RowGuesses
 from model.recycling.tree_template import TreeTemplate, load_template
+from model.step_costs import LARGEST
 from model.top_k import top_k
 
 POLICIES = ("accepted-last", "original")
 STARTS = ("hot", "cold")
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,11 @@ class RecyclingConfig:
 
     output_id_topk: int = field(default=8, metadata={"help": "successors kept for each token (k)"})
     tree_version: str = field(
-        default="2.2.2", metadata={"help": "name of a tree template, or a JSON file of rank paths"}
+        default="2.2.2",
+        metadata={
+            "help": "name of a tree template, a JSON file of rank paths, or auto: each step the tree "
+            "that promises the most tokens per millisecond on this device"
+        },
     )
     start: str = field(
         default="hot",
@@ -85,7 +94,10 @@ class RecyclingConfig:
             raise ValueError(
                 "start: got cold with policy original, which never resets; leave one out"
             )
-        load_template(self.tree_version).check_ranks(self.output_id_topk)
+        if self.tree_version != AUTO:
+            load_template(self.tree_version).check_ranks(self.output_id_topk)
+        elif self.policy == "original":
+            raise ValueError("tree_version: got auto with policy original, whose tree is static")
 
 
 class _Level(NamedTuple):
@@ -97,9 +109,12 @@ class _Level(NamedTuple):
 
 
 class RecyclingDrafter(Drafter):
-    """Drafts a static tree from the adjacency matrix."""
+    """Drafts from the adjacency matrix: a static tree, or with `tree_version="auto"` the tree that
+    pays.
+    """
 
     config_class = RecyclingConfig
+    auto_options = MappingProxyType({"tree_version": AUTO})
 
     def __init__(self, config: RecyclingConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
@@ -116,8 +131,16 @@ class RecyclingDrafter(Drafter):
         # The published loop stops once more than max_new_tokens + 1 tokens stand; the steps beyond
         # the limit still write rows that later questions draft from.
         self.overrun = 2 if self._is_original else 0
-        self._template = load_template(config.tree_version)
-        self.max_nodes = self._template.topology.num_nodes
+        self._guesses: RowGuesses | None = None
+        # What was grown for the step under way; None where another drafter's tree is verified.
+        self._growth: Growth[int] | None = None
+        if config.tree_version == AUTO:
+            self._guesses = RowGuesses(vocab_size, config.output_id_topk)
+            self.wants_prices = True
+            self.max_nodes = LARGEST
+        else:
+            self._template = load_template(config.tree_version)
+            self.max_nodes = self._template.topology.num_nodes
         self._levels: dict[TreeTemplate, list[_Level]] = {}
         # Rows not seen yet hold token id 0, as in the published code: even such nodes bring useful
         # rows.
@@ -127,7 +150,9 @@ class RecyclingDrafter(Drafter):
         self.num_candidates = config.output_id_topk
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Fill the template from the matrix, level by level."""
+        """Fill the template from the matrix, level by level; or grow a tree as long as it pays."""
+        if self._guesses:
+            return self._grow(context[-1], budget)
         template = self._template.within(budget)
         token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
         token_ids[0] = context[-1]
@@ -137,8 +162,11 @@ class RecyclingDrafter(Drafter):
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""
-        _, top_ids = top_k(logits, self.config.output_id_topk)  # [C, k]
-        self._matrix[list(token_ids)] = top_ids.int().cpu().numpy()
+        values, top_ids = top_k(logits, self.config.output_id_topk)  # [C, k]
+        rows = top_ids.int().cpu().numpy()
+        self._matrix[list(token_ids)] = rows
+        if self._guesses:
+            self._guesses.write(list(token_ids), values.float().cpu().numpy())
 
     def observe(self, step: VerifiedStep) -> None:
         """Write back the top-k after every node; of nodes with the same token the last one written
@@ -147,6 +175,13 @@ class RecyclingDrafter(Drafter):
         tokens = np.array(step.acceptance.node_tokens)
         rows = step.acceptance.candidates.token_ids[:, : self.config.output_id_topk]
         path = step.acceptance.path
+        if self._guesses:
+            scores = step.acceptance.candidates.logits[:, : self.config.output_id_topk]
+            if self._growth:
+                self._growth.teach(self._guesses.rates, step.acceptance)
+                self._growth = None
+            self._guesses.write(tokens, scores)
+            self._guesses.write(tokens[path], scores[path])
         if not self._is_original:
             # Rows on the accepted path are true successors: they win over guesses of the same
             # token.
@@ -158,10 +193,13 @@ class RecyclingDrafter(Drafter):
     def reset(self) -> None:
         """Clear the matrix."""
         self._matrix.fill(0)
+        if self._guesses:
+            self._guesses.reset()
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the matrix, int32 [V, k]."""
-        return {"adjacency": torch.from_numpy(self._matrix)}
+        """Return the matrix, int32 [V, k], and what `auto` knows beside it."""
+        extra = self._guesses.memory() if self._guesses else {}
+        return {"adjacency": torch.from_numpy(self._matrix), **extra}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over a saved matrix.
@@ -169,8 +207,11 @@ class RecyclingDrafter(Drafter):
         Raises:
             ValueError: if vocabulary, k, type or token ids do not fit.
         """
-        if set(tensors) != {"adjacency"}:
-            raise ValueError(f"matrix: got tensors {sorted(tensors)}; allowed: adjacency alone")
+        if set(tensors) != set(self.memory()):
+            raise ValueError(
+                f"matrix: got tensors {sorted(tensors)}; allowed: {', '.join(self.memory())} "
+                "(a matrix of --tree-version auto and one of a template are two kinds)"
+            )
         matrix = tensors["adjacency"]
         if tuple(matrix.shape) != self._matrix.shape or matrix.dtype != torch.int32:
             raise ValueError(
@@ -179,6 +220,8 @@ class RecyclingDrafter(Drafter):
             )
         if matrix.numel() and not 0 <= int(matrix.min()) <= int(matrix.max()) < self.vocab_size:
             raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {self.vocab_size - 1}")
+        if self._guesses:
+            self._guesses.load_memory(tensors)
         self._matrix[:] = matrix.cpu().numpy()
 
     def describe(self) -> str:
@@ -193,6 +236,20 @@ class RecyclingDrafter(Drafter):
         """
         is_bonus = len(step.acceptance.tokens) == len(step.acceptance.path)
         return step.stop_reason == "eos" and is_bonus
+
+    def _grow(self, root: int, budget: DraftBudget) -> DraftTree:
+        """Return the tree of the most probable nodes that are worth their price."""
+        assert self._guesses is not None and budget.prices is not None
+        guesses, matrix = self._guesses, self._matrix
+        self._growth = growth = Growth(
+            root,
+            root,
+            lambda token: guesses.at(token, matrix[token]),
+            lambda _, token: token,
+            budget.max_depth,
+            budget.chain_only,
+        )
+        return growth.tree(budget.prices.worth(growth), self.device)
 
     def _levels_of(self, template: TreeTemplate) -> list[_Level]:
         if template not in self._levels:

@@ -18,6 +18,8 @@ from model.drafter import unknown_name
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 # A template is verified by one forward pass; far larger ones are a mistake or an attack on memory.
 MAX_PATHS = 4096
+# A file of the most paths, all deep, is smaller by far.
+MAX_BYTES = 16 * 2**20
 
 
 class TreeTemplate:
@@ -75,7 +77,7 @@ def _checked_paths(paths: Sequence[Sequence[int]], name: str) -> list[tuple[int,
         is_path = isinstance(path, (list, tuple)) and len(path) > 0
         if not is_path or not all(type(rank) is int and rank >= 0 for rank in path):
             raise ValueError(
-                f"tree template {name}: got the path {path!r}; allowed: a non-empty list of "
+                f"tree template {name}: got the path {path!r:.60}; allowed: a non-empty list of "
                 "ranks 0, 1, 2, ..."
             )
         if tuple(path) in seen:
@@ -107,6 +109,10 @@ def load_template(version: str) -> TreeTemplate:
     if not is_named and not file.is_file():
         known = unknown_name("tree_version", version, template_names())
         raise ValueError(f"{known}, or the path of a JSON file of rank paths")
+    if file.stat().st_size > MAX_BYTES:
+        raise ValueError(
+            f"tree template {version}: has {file.stat().st_size} bytes; allowed: at most {MAX_BYTES}"
+        )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

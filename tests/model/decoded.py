@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -37,7 +38,22 @@ def known(name: str) -> Family:
 def drafter_for(method: str, target: TargetModel, **options: Any) -> Drafter:
     """Return a fresh drafter of a method."""
     cls = drafter_class(method)
-    return cls(cls.config_class(**options), target.vocab_size, target.device)
+    config = cls.config_class(**{**required_options(method, target.vocab_size), **options})
+    return cls(config, target.vocab_size, target.device)
+
+
+def required_options(method: str, vocab_size: int) -> dict[str, Any]:
+    """Return the options without which a method cannot run on a model with this vocabulary."""
+    return {"draft_model": draft_folder(vocab_size).name} if method == "sps" else {}
+
+
+@lru_cache
+def draft_folder(vocab_size: int) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder with a random one-layer draft model; it goes when the tests end."""
+    folder = tempfile.TemporaryDirectory(prefix="draft-model-")
+    options = {"vocab_size": vocab_size, "num_hidden_layers": 1}
+    Family("draft", "LlamaConfig", options).build(seed=1).save_pretrained(folder.name)
+    return folder
 
 
 def referee(

@@ -39,6 +39,7 @@ def test_everything_follows_from_walking_up(parents: tuple[int, ...]) -> None:
         assert topology.path_to(node) == up[::-1]
         assert topology.ancestor_mask[node].nonzero().flatten().tolist() == sorted(up)
         assert topology.children[node] == tuple(n for n in nodes if parents[n] == node)
+        assert topology.ranks[node] == sum(parents[n] == parents[node] for n in range(node))
     assert topology.max_depth == max(topology.depths)
     assert topology.is_chain == all(len(kids) <= 1 for kids in topology.children)
 

@@ -22,7 +22,7 @@ from model.self_test import Probe, self_test, verified_logits
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.families import CHAINS, FAMILIES, REFUSED, TREES
 from tests.model.family import IS_VERSION_4
-from tests.model.list_models import render
+from tests.model.list_models import COMMAND, render
 
 # Far above rounding (5e-6 measured), far below any bug (1e-2 and more).
 TOLERANCE = 1e-4
@@ -60,8 +60,7 @@ def test_families_are_there_in_the_versions_that_the_table_says() -> None:
 
 def test_the_docs_hold_the_table() -> None:
     page = Path(__file__).resolve().parents[2] / "docs/models.md"
-    command = "python -m tests.model.list_models > docs/models.md"
-    assert page.read_text(encoding="utf-8") == render(), f"out of date; run: {command}"
+    assert page.read_text(encoding="utf-8") == render(), f"out of date; run: {COMMAND}"
 
 
 @pytest.mark.parametrize("method", METHODS)

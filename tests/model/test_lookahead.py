@@ -13,7 +13,8 @@ import torch
 from model.decoding import generate
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import VerifiedStep
-from model.lookahead.drafter import LookaheadConfig, LookaheadDrafter
+from model.lookahead.drafter import PROBE_STEPS, LookaheadConfig, LookaheadDrafter
+from model.prices import Prices
 from model.verification import verify
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 
@@ -145,3 +146,19 @@ def test_every_shape_is_lossless_and_within_its_size(options: dict[str, int]) ->
 def test_wrong_options_are_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: got 0; allowed:"):
         LookaheadConfig(**{name: 0})
+
+
+def test_an_automatic_budget_drafts_only_while_it_pays_and_tries_again() -> None:
+    config = LookaheadConfig(budget="auto")
+    lookahead = LookaheadDrafter(config, VOCAB, CPU)
+    dear = Prices((1, 64), (1.0, 1.6))
+    lookahead.start(list(range(20)))
+    sizes = []
+    for seed in range(PROBE_STEPS + 60):
+        tree = lookahead.propose([3], DraftBudget(99, prices=dear))
+        sizes.append(tree.topology.num_nodes)
+        observed(lookahead, tree, seed)  # random logits: next to nothing is accepted
+    first_plain = sizes.index(1)
+    assert 0 < first_plain < 50
+    assert sizes.count(1) >= PROBE_STEPS
+    assert max(sizes[first_plain + PROBE_STEPS - 1 :]) > 1

@@ -12,8 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import model.decoding
 from model.decoding import generate
-from model.drafter import METHODS, drafter_class
+from model.drafter import METHODS
 from model.hf import TargetModel
+from tests.model.decoded import drafter_for
 
 VOCAB_SIZE = 64
 NUM_TOKENS = 60
@@ -43,8 +44,7 @@ def model_with_twins(seed: int, stride: int) -> TargetModel:
 
 def tokens_of(target: TargetModel, method: str, prompt: list[int]) -> list[int]:
     """Return what a method decodes."""
-    cls = drafter_class(method)
-    drafter = cls(cls.config_class(), target.vocab_size, target.device)
+    drafter = drafter_for(method, target)
     generation = generate(target, drafter, prompt, max_new_tokens=NUM_TOKENS)
     assert sum(generation.accept_lengths) == len(generation.token_ids)
     return generation.token_ids

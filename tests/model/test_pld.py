@@ -8,13 +8,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import VerifiedStep
 from model.pld.drafter import PldConfig, PldDrafter
-from model.verification import Acceptance
+from model.prices import Prices
+from model.verification import Acceptance, Candidates
 
 CPU = torch.device("cpu")
 
@@ -40,8 +42,9 @@ def drafter(**options: Any) -> PldDrafter:
 
 def emit(pld: PldDrafter, tokens: list[int]) -> None:
     """Let a drafter observe a step that emitted these tokens."""
-    acceptance = Acceptance(list(range(len(tokens))), tokens, [0], [0])
-    pld.observe(VerifiedStep(DraftTree.chain([0], CPU), torch.zeros(1, 1), acceptance, None))
+    none = Candidates(np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32))
+    acceptance = Acceptance(list(range(len(tokens))), tokens, [0], [0], none)
+    pld.observe(VerifiedStep(DraftTree.chain([0], CPU), acceptance, None))
 
 
 @pytest.mark.parametrize("match", ["first", "latest"])
@@ -96,3 +99,22 @@ def test_the_draft_is_never_longer_than_asked() -> None:
 def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         PldConfig(**options)
+
+
+def test_an_automatic_budget_drafts_what_came_true_and_stops_where_nothing_does() -> None:
+    steep = Prices((1, 2, 4, 8, 11), (1.0, 1.3, 1.6, 2.2, 2.6))
+    pld = drafter(budget="auto")
+    sizes = []
+    for _ in range(60):
+        pld.start([1, 2, 3, 4, 5, 6, 7, 8] * 3)
+        sizes.append(pld.propose([8], DraftBudget(99, prices=steep)).topology.num_nodes)
+        emit(pld, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert sizes[-1] > sizes[0], "guesses came true"
+    for _ in range(600):
+        pld.start([1, 2, 3, 4, 5, 6, 7, 8] * 3)
+        sizes.append(pld.propose([8], DraftBudget(99, prices=steep)).topology.num_nodes)
+        emit(pld, [90])
+    assert sizes[-1] == 1, "guesses stopped coming true"
+    pld.reset()
+    pld.start([1, 2, 3, 4, 5, 6, 7, 8] * 3)
+    assert pld.propose([8], DraftBudget(99, prices=steep)).topology.num_nodes == sizes[0]

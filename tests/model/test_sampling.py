@@ -108,7 +108,7 @@ def test_samples_follow_the_exact_distribution(
 class EagerRule(SamplingRule):
     """Takes the likeliest token wherever it has more than 0.3: what a biased acceptance would do."""
 
-    def choose(self, logits: torch.Tensor, prefix: Sequence[int]) -> int:
+    def choose(self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0) -> int:
         """Return the likeliest token, or a draw."""
         probabilities = logits.float().softmax(dim=-1)
         if float(probabilities.max()) > 0.3:

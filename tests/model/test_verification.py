@@ -79,7 +79,7 @@ class Script:
         self.tokens = list(tokens)
         self.asked: list[tuple[list[float], list[int]]] = []
 
-    def choose(self, logits: torch.Tensor, prefix: Sequence[int]) -> int:
+    def choose(self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0) -> int:
         """Return the next token of the script."""
         self.asked.append((logits.tolist(), list(prefix)))
         return self.tokens.pop(0)

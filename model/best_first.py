@@ -1,0 +1,171 @@
+"""Draft trees grown best first: always the node that is most likely to be accepted.
+
+A drafter says, for a node's context, which tokens may follow and how probable each is. A node is
+accepted if its whole path is, so that its probability is the product along the path. Growing in the
+order of these probabilities gives nested trees: the first n nodes are the best tree of n nodes, and
+the number to keep can be chosen while growing (`model.step_costs`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from model.draft_tree import DraftTree
+from model.verification import Acceptance
+
+Context = TypeVar("Context")
+
+
+# The probability that a token follows a node, the token, and which kind of guess it is (an index
+# into `AcceptanceRates`). Plain tuples: thousands are made a second.
+Guess = tuple[float, int, int]
+
+
+class Growth(Generic[Context]):
+    """A draft tree that grows while it is iterated.
+
+    Args:
+        root_token: last committed token.
+        root: the root's context.
+        guesses: the guesses at a context, the most probable first.
+        follow: the context after one more token.
+        max_depth: deepest node allowed.
+        chain_only: whether every node may have one child at most.
+
+    Attributes:
+        tokens: token ids, the root's first.
+        parents: parent of each node; -1 for the root.
+    """
+
+    def __init__(
+        self,
+        root_token: int,
+        root: Context,
+        guesses: Callable[[Context], Sequence[Guess]],
+        follow: Callable[[Context, int], Context],
+        max_depth: int,
+        chain_only: bool = False,
+    ) -> None:
+        self.tokens = [root_token]
+        self.parents = [-1]
+        self._kinds = [0]
+        self._contexts = [root]
+        self._depths = [0]
+        self._guesses = guesses
+        self._follow = follow
+        self._max_depth = max_depth
+        self._chain_only = chain_only
+
+    def tree(self, num_drafted: int, device: torch.device) -> DraftTree:
+        """Return the tree of the root and the first drafted nodes."""
+        end = 1 + num_drafted
+        return DraftTree.from_lists(self.tokens[:end], tuple(self.parents[:end]), device)
+
+    def teach(self, rates: AcceptanceRates, acceptance: Acceptance) -> None:
+        """Say of every guess after an accepted node, drafted or only considered, if it came true."""
+        following = dict(zip(acceptance.path, acceptance.tokens, strict=False))
+        for node in range(1, len(self.tokens)):
+            token = following.get(self.parents[node])
+            if token is not None:
+                rates.learn(self._kinds[node], token == self.tokens[node])
+
+    def __iter__(self) -> Iterator[float]:
+        """Add node after node; yield the probability that each is accepted, in falling order."""
+        # (minus the probability, running number, parent, its probability, its guesses, which one)
+        heap: list[tuple[float, int, int, float, Sequence[Guess], int]] = []
+        number = 0
+
+        def push(parent: int, reached: float, guesses: Sequence[Guess], index: int) -> None:
+            nonlocal number
+            number += 1
+            probability = reached * guesses[index][0]
+            heapq.heappush(heap, (-probability, number, parent, reached, guesses, index))
+
+        def open_node(node: int, reached: float) -> None:
+            if self._depths[node] < self._max_depth:
+                guesses = self._guesses(self._contexts[node])
+                if guesses:
+                    push(node, reached, guesses, 0)
+
+        open_node(0, 1.0)
+        while heap:
+            negative, _, parent, reached, guesses, index = heapq.heappop(heap)
+            _, token, kind = guesses[index]
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self._kinds.append(kind)
+            self._contexts.append(self._follow(self._contexts[parent], token))
+            self._depths.append(self._depths[parent] + 1)
+            yield -negative
+            if index + 1 < len(guesses) and not self._chain_only:
+                push(parent, reached, guesses, index + 1)
+            open_node(len(self.tokens) - 1, -negative)
+
+
+class AcceptanceRates:
+    """How often guesses of a kind came true, learned while decoding.
+
+    Args:
+        prior: the rate of each kind before anything is known of it.
+        strength: how many observations the prior is worth.
+        memory: observations that the estimate rests on; older ones fade, as the text changes.
+    """
+
+    def __init__(
+        self, prior: Sequence[float], strength: float = 8.0, memory: float = 400.0
+    ) -> None:
+        self._prior = tuple(prior)
+        self._strength = strength
+        self._memory = memory
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was observed."""
+        self.rates = list(self._prior)
+        self._weights = [self._strength] * len(self._prior)
+
+    def learn(self, kind: int, came_true: bool) -> None:
+        """Take note of one guess."""
+        weight = min(self._weights[kind] + 1.0, self._memory)
+        self._weights[kind] = weight
+        self.rates[kind] += (came_true - self.rates[kind]) / weight
+
+    def state(self) -> torch.Tensor:
+        """Return rates and weights, float64 [2, kinds]."""
+        return torch.tensor([self.rates, self._weights], dtype=torch.float64)
+
+    def load_state(self, state: torch.Tensor) -> None:
+        """Take over what `state` returned.
+
+        Raises:
+            ValueError: if it is not of as many kinds, or not rates and weights.
+        """
+        expected = (2, len(self._prior))
+        if tuple(state.shape) != expected or state.dtype != torch.float64:
+            raise ValueError(
+                f"rates: got {state.dtype} of shape {list(state.shape)}; allowed: float64 of shape "
+                f"{list(expected)}"
+            )
+        if not bool(((state[0] >= 0) & (state[0] <= 1) & (state[1] > 0)).all()):
+            raise ValueError(
+                "rates: got numbers that are no rates; allowed: 0 to 1, weights above 0"
+            )
+        self.rates, self._weights = state.tolist()
+
+
+# Probabilities are kept as codes: 0 is no row yet, b + 1 a probability in bucket b.
+EDGES = np.array([0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01, 0.004])
+CENTRES = (0.95, 0.82, 0.67, 0.52, 0.37, 0.25, 0.155, 0.093, 0.055, 0.03, 0.015, 0.007, 0.002)
+
+
+def probability_codes(logits: np.ndarray) -> np.ndarray:
+    """Return the codes uint8 [N, k] of the k largest logits' probabilities among themselves."""
+    weights = np.exp(logits - logits[:, :1])
+    shares = weights / weights.sum(axis=1, keepdims=True)
+    codes: np.ndarray = (1 + np.searchsorted(-EDGES, -shares)).astype(np.uint8)
+    return codes

@@ -1,0 +1,67 @@
+"""How many drafted nodes are worth what they cost.
+
+A tree gets the number of nodes that maximises expected emitted tokens per millisecond, plain
+decoding (no drafted node) included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# A tree must promise this much more tokens per millisecond than a smaller one: estimates err.
+MARGIN = 1.01
+
+
+class Prices(NamedTuple):
+    """Milliseconds of a step against its nodes, at one context length.
+
+    Attributes:
+        sizes: nodes, root included, rising from 1.
+        milliseconds: of a step with that many nodes.
+    """
+
+    sizes: tuple[int, ...]
+    milliseconds: tuple[float, ...]
+
+    def of(self, num_nodes: int) -> float:
+        """Return the milliseconds of a step with this many nodes: of the next size measured."""
+        for size, cost in zip(self.sizes, self.milliseconds, strict=True):
+            if size >= num_nodes:
+                return cost
+        return self.milliseconds[-1] * num_nodes / self.sizes[-1]
+
+    def worth(self, gains: Iterable[float]) -> int:
+        """Return how many of the drafted nodes are worth their price; 0: none.
+
+        Args:
+            gains: for each drafted node the probability that it is accepted, in falling order.
+                Read only as far as a larger tree could still pay.
+        """
+        source = iter(gains)
+        tokens, num_read, is_over = 1.0, 0, False
+        best_rate, best = MARGIN / self.milliseconds[0], 0
+        gain = 1.0
+        for index in range(1, len(self.sizes)):
+            while num_read < self.sizes[index] - 1:
+                gain = next(source, -1.0)
+                if gain < 0.0:
+                    is_over = True
+                    break
+                tokens += gain
+                num_read += 1
+            rate = tokens / self.milliseconds[index]
+            if rate > best_rate:
+                best_rate, best = rate * MARGIN, num_read
+            if is_over or self._is_hopeless(index, tokens, gain, best_rate):
+                break
+        return best
+
+    def _is_hopeless(self, index: int, tokens: float, gain: float, best_rate: float) -> bool:
+        """Whether no larger tree can beat the best rate, its further nodes gaining `gain` at most."""
+        return all(
+            tokens + (size - self.sizes[index]) * gain <= best_rate * cost
+            for size, cost in zip(
+                self.sizes[index + 1 :], self.milliseconds[index + 1 :], strict=True
+            )
+        )

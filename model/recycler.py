@@ -1,0 +1,368 @@
+"""The library: a method on a loaded model, with `generate` and `stream`.
+
+Everything stands on `model.decoding.decode`; what is added here is text in and out, and what lives
+from one prompt to the next: the method's memory, and the KV cache of the last text.
+
+    from model import TokenRecycling
+
+    decoder = TokenRecycling.from_pretrained("data/demo/model")
+    print(decoder.generate("USER: Who are you? ASSISTANT:").text)
+
+Shapes: P tokens of the prompt, n new tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from model.decoding import StepRecord, decode
+from model.drafter import Drafter, drafter_class, unknown_name
+from model.hf import TargetModel, sampling_processors
+from model.memory_file import load_memory, save_memory
+from model.prefix_cache import PrefixCache
+from model.prompts import prompt_ids_of
+from model.self_test import self_test
+from model.text_stream import TextStream
+from model.verification import GreedyRule, Processor, SamplingRule, TokenRule
+
+Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOutput:
+    """A whole answer.
+
+    Attributes:
+        sequences: prompt and new tokens, int64 [1, P + n], on the model's device.
+        token_ids: the n new tokens.
+        text: the new tokens as text, special tokens left out; empty without a tokenizer.
+        steps: a record of every step, in order.
+        prefill_time: seconds until the prompt was read.
+        decode_time: seconds from then to the end.
+    """
+
+    sequences: torch.Tensor
+    token_ids: list[int]
+    text: str
+    steps: list[StepRecord]
+    prefill_time: float
+    decode_time: float
+
+    @property
+    def accept_lengths(self) -> list[int]:
+        """Tokens emitted by each step, bonus token included; their sum is n."""
+        return [len(step.tokens) for step in self.steps]
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the text ended: "eos", "criteria" (a stop string, say), "length" or "context"."""
+        return self.steps[-1].stop_reason
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """What one step adds to a streamed text.
+
+    Attributes:
+        text: complete characters; empty while a character is not, or for special tokens.
+        token_ids: the step's tokens.
+        record: the step.
+    """
+
+    text: str
+    token_ids: list[int]
+    record: StepRecord
+
+    def __str__(self) -> str:
+        """Return the text, so that a piece can be printed."""
+        return self.text
+
+
+class SpeculativeDecoder:
+    """A method on a loaded model.
+
+    Not for several threads at once: memory and cache are those of one text at a time.
+
+    Args:
+        model: a loaded causal LM on its device(s), in eval mode; LoRA adapters of peft and compiled
+            models included.
+        tokenizer: its tokenizer; None if prompts come as token ids and no text is wanted.
+        method: a name in `model.drafter.METHODS`.
+        options: the method's options, such as `output_id_topk=16` for recycling.
+
+    Attributes:
+        target: the checked model.
+        drafter: the method, with its memory.
+
+    Raises:
+        ValueError: for an unknown method or option, or a value that is not allowed.
+        UnsupportedModelError: if drafts cannot be verified exactly with this model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any = None,
+        method: str = "recycling",
+        **options: Any,
+    ) -> None:
+        config = _config_of(method, options)
+        self.target = TargetModel(_base_of(model))
+        self_test(self.target)
+        self.tokenizer = tokenizer
+        self.method = method
+        self.drafter: Drafter = drafter_class(method)(
+            config, self.target.vocab_size, self.target.device
+        )
+        self._prefix_cache = PrefixCache()
+
+    @classmethod
+    def from_pretrained(
+        cls: type[Decoder],
+        path: str | Path,
+        method: str = "recycling",
+        dtype: str | torch.dtype = "auto",
+        device_map: Any = None,
+        **options: Any,
+    ) -> Decoder:
+        """Load a model and its tokenizer.
+
+        Args:
+            path: folder or hub name of a causal LM.
+            method: a name in `model.drafter.METHODS`.
+            dtype: "auto" is the checkpoint's own. float32 is the dtype in which texts are equal to
+                plain decoding's to the last token.
+            device_map: where to put the weights (needs accelerate); None is the CPU.
+            options: the method's options; others, such as `revision` or `quantization_config`, go
+                to transformers' `from_pretrained`.
+        """
+        names = _option_names(method)
+        of_method = {name: value for name, value in options.items() if name in names}
+        of_model = {name: value for name, value in options.items() if name not in names}
+        _config_of(method, of_method)  # before the weights load
+        of_tokenizer = {
+            name: of_model[name]
+            for name in ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
+            if name in of_model
+        }
+        tokenizer = AutoTokenizer.from_pretrained(path, **of_tokenizer)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, device_map=device_map, **of_model
+        )
+        return cls(model.eval(), tokenizer, method, **of_method)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The token ids that end a text: the generation config's, and the tokenizer's."""
+        found = getattr(self.target.model.generation_config, "eos_token_id", None)
+        listed = found if isinstance(found, list) else [found]
+        of_tokenizer = getattr(self.tokenizer, "eos_token_id", None)
+        return frozenset(token for token in (*listed, of_tokenizer) if token is not None)
+
+    def generate(
+        self,
+        prompt: Any,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_strings: Sequence[str] = (),
+        logits_processors: Sequence[Processor] = (),
+    ) -> GenerateOutput:
+        """Answer a prompt.
+
+        Args:
+            prompt: text; token ids as a sequence or a tensor [P] or [1, P]; or what a tokenizer
+                returns (`input_ids` and `attention_mask`).
+            max_new_tokens: limit; exact.
+            temperature: 0 decodes greedily, above 0 draws.
+            top_k: draw from the k likeliest tokens; 0: from all.
+            top_p: draw from the likeliest tokens with this total probability.
+            seed: of the draws; None goes on with torch's global generator.
+            stop_strings: the text ends after the token that completes one of these.
+            logits_processors: functions (token ids [1, P], scores [1, V]) -> scores [1, V], such as
+                transformers' `RepetitionPenaltyLogitsProcessor`, applied before temperature.
+
+        Raises:
+            ValueError: if a value is not allowed, or the prompt leaves no room in the context.
+        """
+        prompt_ids = prompt_ids_of(prompt, self.tokenizer)
+        began = time.perf_counter()
+        rule = _rule(self.target, temperature, top_k, top_p, seed, logits_processors)
+        steps = list(
+            self.steps(
+                prompt_ids,
+                max_new_tokens=max_new_tokens,
+                eos_ids=self.eos_ids,
+                rule=rule,
+                stop=self._stop(stop_strings),
+            )
+        )
+        prefill_time = steps[0].prefill_ns / 1e9
+        decode_time = time.perf_counter() - began - prefill_time
+        token_ids = [token for step in steps for token in step.tokens]
+        sequences = torch.tensor([prompt_ids + token_ids], device=self.target.device)
+        text = TextStream(self.tokenizer).add(token_ids, is_last=True)
+        return GenerateOutput(sequences, token_ids, text, steps, prefill_time, decode_time)
+
+    def stream(
+        self,
+        prompt: Any,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_strings: Sequence[str] = (),
+        logits_processors: Sequence[Processor] = (),
+    ) -> Iterator[StreamPiece]:
+        """Yield the answer to a prompt as its steps are accepted; arguments as `generate`.
+
+        No piece ends inside a character. Leaving the iteration ends the answer there; what was read
+        and written is still known to the next prompt.
+        """
+        prompt_ids = prompt_ids_of(prompt, self.tokenizer)
+        rule = _rule(self.target, temperature, top_k, top_p, seed, logits_processors)
+        stop = self._stop(stop_strings)
+        text = TextStream(self.tokenizer)
+        for step in self.steps(
+            prompt_ids, max_new_tokens=max_new_tokens, eos_ids=self.eos_ids, rule=rule, stop=stop
+        ):
+            piece = text.add(step.tokens, is_last=step.stop_reason is not None)
+            yield StreamPiece(piece, step.tokens, step)
+
+    def steps(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        eos_ids: Collection[int] = (),
+        rule: TokenRule | None = None,
+        stop: Callable[[Sequence[int]], bool] | None = None,
+    ) -> Iterator[StepRecord]:
+        """Yield the steps of `decode` (same arguments), with this decoder's memory and cache."""
+        if self.drafter.is_cold:
+            self.drafter.reset()
+        return decode(
+            self.target,
+            self.drafter,
+            prompt_ids,
+            max_new_tokens=max_new_tokens,
+            eos_ids=eos_ids,
+            rule=rule,
+            stop=stop,
+            prefix_cache=self._prefix_cache,
+        )
+
+    def reset(self) -> None:
+        """Forget what the method has learned and the last text, and free its rows."""
+        self.drafter.reset()
+        self._prefix_cache.clear()
+
+    def save_matrix(self, path: str | Path) -> None:
+        """Save what the method has learned to a safetensors file.
+
+        Raises:
+            ValueError: if the method keeps nothing across prompts.
+        """
+        save_memory(self.drafter, Path(path))
+
+    def load_matrix(self, path: str | Path) -> None:
+        """Begin with what `save_matrix` wrote.
+
+        Raises:
+            ValueError: if method, vocabulary or k differ.
+        """
+        load_memory(self.drafter, Path(path))
+
+    def _stop(self, strings: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
+        """Return the function that ends a text after one of these strings, None if there is none."""
+        if not strings:
+            return None
+        if self.tokenizer is None:
+            raise ValueError("stop_strings: got strings without a tokenizer; give the tokenizer")
+        criteria = StoppingCriteriaList([StopStringCriteria(self.tokenizer, list(strings))])
+        return lambda text: bool(criteria(torch.tensor([text], device=self.target.device), None))
+
+
+class TokenRecycling(SpeculativeDecoder):
+    """Token Recycling on a loaded model; arguments as `SpeculativeDecoder`."""
+
+
+def _rule(
+    target: TargetModel,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int | None,
+    processors: Sequence[Processor],
+) -> TokenRule | None:
+    """Return how tokens are chosen; None for the plain argmax."""
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature: got {temperature}; allowed: 0 (greedy) or more")
+    if top_k < 0 or not 0 < top_p <= 1:
+        raise ValueError(f"top_k, top_p: got {top_k}, {top_p}; allowed: 0 or more, above 0 to 1")
+    if temperature > 0:
+        generator = None
+        if seed is not None:
+            generator = torch.Generator(target.device).manual_seed(seed)
+        return SamplingRule(
+            [*processors, *sampling_processors(temperature, top_k, top_p)], generator
+        )
+    if top_k or top_p < 1:
+        raise ValueError(
+            "top_k, top_p: need sampling; give a temperature above 0, or leave them out"
+        )
+    return GreedyRule(processors) if processors else None
+
+
+def _option_names(method: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(drafter_class(method).config_class)]
+
+
+def _config_of(method: str, options: Mapping[str, Any]) -> Any:
+    """Return a method's config with these options.
+
+    Raises:
+        ValueError: if the method or an option is unknown, or a value is not allowed.
+    """
+    names = _option_names(method)
+    for name in options:
+        if name not in names:
+            raise ValueError(unknown_name(f"option of {method}", name, names or ["none"]))
+    return drafter_class(method).config_class(**options)
+
+
+def _base_of(model: Any) -> PreTrainedModel:
+    """Return the model to decode with: without peft's wrapper, since adapters sit in the layers.
+
+    Raises:
+        ValueError: if an adapter is no part of the layers (a learned prompt), or the model is in
+            training mode.
+    """
+    if model.training:
+        raise ValueError(
+            "model: is in training mode, in which layers may be random; call model.eval() first"
+        )
+    if not hasattr(model, "get_base_model"):
+        return model
+    if model.active_peft_config.is_prompt_learning:
+        raise ValueError("model: got a learned prompt; allowed: adapters in the layers, as LoRA")
+    return model.get_base_model()

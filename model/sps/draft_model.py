@@ -1,0 +1,58 @@
+"""Loading a draft model: checked against the target's vocabulary before its weights load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from model.hf import TargetModel
+
+DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
+
+
+def check_draft_model(name: str, vocab_size: int) -> None:
+    """Check what can be known of a draft model without its weights.
+
+    Raises:
+        ValueError: if it is not there, or has not as many tokens as the target model.
+    """
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
+    if looks_local and not Path(name).is_dir():
+        raise ValueError(
+            f"draft_model: got {name!r}; allowed: a folder with a model, or a hub name ORG/NAME"
+        )
+    config = _read(AutoConfig.from_pretrained, name)
+    found = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+    if found != vocab_size:
+        raise ValueError(
+            f"draft_model {name}: has a vocabulary of {found} tokens; allowed: {vocab_size}, as the "
+            "target model; give a smaller model of the same family"
+        )
+
+
+@lru_cache(maxsize=1)
+def load_draft_model(name: str, dtype: str, device: torch.device) -> TargetModel:
+    """Load a draft model; the last one stays loaded.
+
+    Raises:
+        ValueError: if its weights cannot be loaded, or it cannot be rolled back.
+    """
+    if dtype == "auto":
+        dtype = "float32" if device.type == "cpu" else "float16"
+    model = _read(AutoModelForCausalLM.from_pretrained, name, dtype=getattr(torch, dtype))
+    return TargetModel(model.eval().to(device))
+
+
+def _read(load: Callable[..., Any], name: str, **options: object) -> Any:
+    """Load something of a draft model."""
+    try:
+        return load(name, **options)
+    # transformers raises many types for a missing, broken or unknown model.
+    except Exception as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"draft_model {name}: cannot be loaded: {cause}") from error

@@ -1,0 +1,164 @@
+"""SpS, speculative sampling: a smaller model of the same vocabulary writes the guesses.
+
+The classic baseline. The draft model continues the text greedily by a few tokens, a chain that the
+target model verifies. Guesses are certain (one token, not a distribution), so that the one rule of
+verification keeps greedy decoding and sampling exact; the accept/reject ratio of the papers, which
+sampled guesses need, is not.
+
+The draft model has a KV cache of its own. What verification rejects is rolled back, so that every
+token of the text is read once.
+
+Source: Y. Leviathan et al., Fast Inference from Transformers via Speculative Decoding, arXiv
+2211.17192; C. Chen et al., Accelerating LLM Decoding with Speculative Sampling, arXiv 2302.01318
+(gamma, K -> `num_draft_tokens`).
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+
+from model.chain_rates import ChainRates
+from model.draft_tree import DraftBudget, DraftTree, TreeTopology
+from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
+from model.kv_cache import TreeCache
+from model.prices import Prices
+from model.sps.draft_model import DTYPES, check_draft_model, load_draft_model
+
+# Rows that the draft model's cache gains when it is full: it is not told how long the text gets.
+MORE_ROWS = 512
+# Steps without a draft until the automatic budget tries one again.
+PROBE_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SpsConfig:
+    """Options of speculative sampling."""
+
+    draft_model: str | None = field(
+        default=None,
+        metadata={"help": "folder or hub name of the draft model (required)"},
+    )
+    num_draft_tokens: int = field(
+        default=5, metadata={"help": "tokens that the draft model writes in a step"}
+    )
+    draft_dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "of the draft model; auto: float32 on CPU, float16 elsewhere",
+            "choices": DTYPES,
+        },
+    )
+
+    budget: str = budget_option("fixed")
+
+    def __post_init__(self) -> None:
+        """Validate what needs no file.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        if self.num_draft_tokens < 1:
+            raise ValueError(f"num_draft_tokens: got {self.num_draft_tokens}; allowed: 1 or more")
+        check_budget(self.budget)
+        if self.draft_dtype not in DTYPES:
+            raise ValueError(f"draft_dtype: got {self.draft_dtype!r}; allowed: {', '.join(DTYPES)}")
+
+
+class SpsDrafter(Drafter):
+    """Drafts what a smaller model would write.
+
+    Raises:
+        ValueError: if the draft model is missing, cannot be loaded or has another vocabulary.
+    """
+
+    config_class = SpsConfig
+    auto_options = MappingProxyType({"budget": "auto"})
+
+    def __init__(self, config: SpsConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        if config.draft_model is None:
+            raise ValueError(
+                "draft_model: got none; give the folder or hub name of a smaller model"
+            )
+        check_draft_model(config.draft_model, vocab_size)
+        self._model = load_draft_model(config.draft_model, config.draft_dtype, device)
+        self.max_nodes = 1 + config.num_draft_tokens
+        self._cache = self._model.new_cache(0)
+        self._context_limit = math.inf
+        self.wants_prices = config.budget == "auto"
+        self._rates = ChainRates(1, config.num_draft_tokens)
+        self._num_skipped = 0
+
+    @torch.inference_mode()
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Read the prompt up to its last token."""
+        model = self._model
+        limit = model.context_limit(len(prompt_ids))
+        self._context_limit = math.inf if limit is None else limit
+        self._cache = model.new_cache(len(prompt_ids) + MORE_ROWS)
+        if len(prompt_ids) <= self._context_limit:
+            for _ in model.prefill(prompt_ids, self._cache, with_logits=False):
+                pass
+
+    @torch.inference_mode()
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Continue the text greedily."""
+        # The draft model reads the text and its guesses but the last.
+        room = self._context_limit + 1 - len(context)
+        length = int(min(self.config.num_draft_tokens, budget.max_depth, room))
+        if length >= 1 and budget.prices and self.wants_prices:
+            length = self._paying(length, budget.prices)
+        if length < 1:
+            return DraftTree.chain([context[-1]], self.device)
+        cache = self._roomy_cache(len(context) + length)
+        cache.keep(min(cache.length, len(context) - 1), ())
+        unread = DraftTree.chain(context[cache.length :], self.device)
+        guesses = [unread.token_ids[-1:]]
+        for _ in range(length):
+            # Stays on the device: the next guess does not wait for the host.
+            guess = self._model.forward(unread, cache)[-1:].argmax(dim=-1)
+            guesses.append(guess)
+            unread = DraftTree(guess, TreeTopology.chain(1))
+        return DraftTree(torch.cat(guesses), TreeTopology.chain(1 + length))
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Roll the cache back to the accepted guesses: they begin the rows after the root's."""
+        num_drafted = step.tree.topology.num_nodes - 1
+        guess = step.acceptance.node_tokens[1:]
+        self._rates.learn(0, guess, step.acceptance.tokens)
+        num_rejected = num_drafted - (len(step.acceptance.path) - 1)
+        if num_drafted and num_rejected:
+            # The last guess has no row.
+            self._cache.keep(self._cache.length - (num_rejected - 1), ())
+
+    def reset(self) -> None:
+        """Forget how often guesses were right."""
+        self._rates.reset()
+        self._num_skipped = 0
+
+    def describe(self) -> str:
+        """Return the size of the draft model."""
+        parameters = sum(part.numel() for part in self._model.model.parameters())
+        return f"draft model of {parameters / 1e6:.1f}M parameters, {self._model.dtype}"
+
+    def _paying(self, length: int, prices: Prices) -> int:
+        """Return how many guesses are worth their price, now and then all of them, to learn."""
+        paying = length if self._num_skipped >= PROBE_STEPS else 0
+        paying = paying or self._rates.paying(0, length, prices)
+        self._num_skipped = 0 if paying else self._num_skipped + 1
+        return paying
+
+    def _roomy_cache(self, num_rows: int) -> TreeCache:
+        """Return the cache, with room for this many rows."""
+        if num_rows > self._cache.capacity:
+            larger = self._model.new_cache(num_rows + MORE_ROWS)
+            larger.copy_rows(self._cache, self._cache.length)
+            self._cache = larger
+        return self._cache

@@ -1,0 +1,214 @@
+"""Static shapes: a target model whose every step runs through one of a few fixed shapes.
+
+A GPU waits for the host when each step launches a thousand small kernels. `torch.compile` and CUDA
+graphs take that cost away, but they need shapes and addresses that stay. So a draft is padded to a
+bucket of nodes, the cache shows a bucket of rows, and what changes from step to step (the length of
+the text, the tree's mask) is a tensor. Within a bucket nothing is compiled again.
+
+`StaticTarget` is that path without a compiler, and `CompiledTarget` the same path through one. The
+prompt is read as without either: its lengths are too many for a graph each, and it is read once.
+
+Shapes: N nodes of a draft, P nodes of its bucket, M cache rows of a bucket, H key-value heads, D
+head dimension, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from model.draft_tree import DraftTree, TreeTopology
+from model.hf import TargetModel
+from model.kv_cache import TreeCache
+from model.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
+from model.support import UnsupportedModelError
+
+# Kernels work in tiles of 8 rows, and every bucket is compiled; 88 holds the paper's 81 nodes.
+NODE_BUCKETS = (1, 4, 8, 16, 32, 48, 64, 88, 128)
+NODE_STEP = 64  # beyond them
+SHORTEST_LENGTH = 512
+# Compiled shapes of one function after which torch, with no more than a warning, stops compiling it.
+MAX_SHAPES = 256
+
+
+def node_bucket(num_nodes: int) -> int:
+    """Return how many nodes a draft of `num_nodes` is padded to."""
+    for bucket in NODE_BUCKETS:
+        if num_nodes <= bucket:
+            return bucket
+    return -(-num_nodes // NODE_STEP) * NODE_STEP
+
+
+def length_bucket(num_rows: int) -> int:
+    """Return how many cache rows a pass sees that reads and writes `num_rows`: a power of two."""
+    return max(SHORTEST_LENGTH, 1 << (num_rows - 1).bit_length())
+
+
+class StaticTarget(TargetModel):
+    """A target model that verifies drafts in static shapes.
+
+    Args:
+        model: as for `TargetModel`.
+
+    Raises:
+        UnsupportedModelError: if the model verifies chains only, or is spread over devices.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        name = f"model type {self.config.model_type}"
+        if self.chain_only:
+            raise UnsupportedModelError(
+                f"{name}: static shapes need tree masks, but {self.chain_reason}"
+            )
+        devices = {parameter.device for parameter in model.parameters()}
+        if len(devices) > 1:
+            raise UnsupportedModelError(
+                f"{name}: is spread over {len(devices)} devices; static shapes allow one"
+            )
+        self._storage: StaticStorage | None = None
+        self._lent: Callable[[], StaticTreeCache | None] = lambda: None
+        # Weak, since some drafters make a new topology at every step.
+        self._padded: weakref.WeakKeyDictionary[TreeTopology, tuple[torch.Tensor, torch.Tensor]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._shapes: set[tuple[int, int]] = set()  # buckets of nodes and rows so far
+        self._num_warm: int | None = None  # of them known at the last warm-up
+
+    def new_cache(self, capacity: int) -> StaticTreeCache:
+        """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree).
+
+        The rows of the last cache are used again once it is gone, since graphs hold addresses.
+        """
+        # A padded tree writes beyond its nodes.
+        num_rows = length_bucket(capacity + NODE_STEP)
+        storage = self._storage
+        if storage is None or self._lent() is not None or storage.num_rows < num_rows:
+            storage = StaticStorage(self._layer_shapes, num_rows, self.device)
+        cache = StaticTreeCache(storage, storage.num_rows - NODE_STEP, self._move)
+        self._storage, self._lent = storage, weakref.ref(cache)
+        return cache
+
+    def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
+        """Append all nodes to the cache and return the logits after every node [N, V]."""
+        assert isinstance(cache, StaticTreeCache)
+        num_nodes, base = tree.topology.num_nodes, cache.length
+        depths, mask = self._padded_topology(tree.topology)
+        num_padded = depths.shape[0]
+        token_ids = torch.nn.functional.pad(tree.token_ids, (0, num_padded - num_nodes))
+        view = cache.storage.view(length_bucket(base + num_padded))
+        cache.storage.start.fill_(base)
+        self._shapes.add((num_padded, view.num_rows))
+        with self.attention():
+            logits = self._step(token_ids, depths, mask, view)[:num_nodes]
+        cache.append(num_nodes)
+        return logits
+
+    @torch.inference_mode()
+    def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
+        """Run drafts of these sizes, and of all that were seen so far, after texts of up to
+        `num_tokens` tokens, one of every bucket: what is compiled there is not compiled within a
+        timed step.
+        """
+        buckets = {1, *map(node_bucket, num_nodes), *(nodes for nodes, _ in self._shapes)}
+        cache = self.new_cache(num_tokens + max(buckets))
+        for bucket in sorted(buckets):
+            tree = DraftTree.chain([0] * bucket, self.device)
+            length = length_bucket(bucket)
+            while length <= length_bucket(num_tokens + bucket):
+                # The shortest text of its bucket of lengths: a longer one may not fit the context.
+                cache.keep(max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0, ())
+                self.forward(tree, cache)
+                length *= 2
+        cache.keep(0, (1,))
+        self._num_warm = len(self._shapes)
+
+    @property
+    def num_late_shapes(self) -> int:
+        """Shapes (bucket of nodes, bucket of rows) that the last warm-up did not know; 0 before it."""
+        return 0 if self._num_warm is None else len(self._shapes) - self._num_warm
+
+    def _step(
+        self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
+    ) -> torch.Tensor:
+        """Return the logits [P, V] of a padded tree: token ids and depths [P], tree mask [P, P]."""
+        num_padded = token_ids.shape[0]
+        rows = torch.arange(view.num_rows, device=self.device) - view.start  # [M], 0: the root
+        nodes = rows.clamp(0, num_padded - 1)
+        blocked = torch.finfo(mask.dtype).min
+        full = mask[:, nodes].masked_fill(rows >= num_padded, blocked).masked_fill(rows < 0, 0)
+        positions = depths + view.start
+        keys = torch.where(rows < 0, rows, depths[nodes]) + view.start
+        arguments: dict[str, Any] = {
+            "input_ids": token_ids[None],
+            "position_ids": positions[None],
+            "attention_mask": self.masks_by_layer_type(full, positions, keys),
+            "past_key_values": view,
+        }
+        if "cache_position" in self._parameters:
+            # transformers 4.57 would ask the cache for its length as a number.
+            arguments["cache_position"] = view.rows_after_start(num_padded)
+        logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
+        return logits[0]
+
+    def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy cache rows `sources` to `targets`."""
+        move_rows(view, sources, targets)
+
+    def _padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return depths [P] and additive mask [P, P] of a tree whose padding sees itself and is
+        seen by no node.
+        """
+        if topology not in self._padded:
+            num_nodes = topology.num_nodes
+            num_padded = node_bucket(num_nodes)
+            depths = torch.zeros(num_padded, dtype=torch.long, device=self.device)
+            depths[:num_nodes] = topology.depth_tensor(self.device)
+            lowest = torch.finfo(self.dtype).min
+            mask = torch.full(
+                (num_padded, num_padded), lowest, dtype=self.dtype, device=self.device
+            )
+            mask.fill_diagonal_(0)
+            mask[:num_nodes, :num_nodes] = topology.additive_mask(self.device, self.dtype)
+            self._padded[topology] = (depths, mask)
+        return self._padded[topology]
+
+
+class CompiledTarget(StaticTarget):
+    """A target model whose steps are compiled, and on a GPU replayed as CUDA graphs.
+
+    A shape is compiled when it first occurs, which takes seconds to minutes: see `warm_up`.
+
+    Args:
+        model: as for `TargetModel`.
+        backend: torch.compile's; "eager" and "aot_eager" trace without generating code.
+    """
+
+    def __init__(self, model: PreTrainedModel, backend: str = "inductor") -> None:
+        super().__init__(model)
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, MAX_SHAPES)
+        self._has_graphs = self.device.type == "cuda" and backend == "inductor"
+        options: dict[str, Any] = {"backend": backend, "dynamic": False}
+        if self._has_graphs:
+            options["mode"] = "reduce-overhead"
+        self._compiled_step = torch.compile(super()._step, **options)
+        self._compiled_move = torch.compile(move_rows, **options)
+
+    def _step(
+        self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
+    ) -> torch.Tensor:
+        if not self._has_graphs:
+            return self._compiled_step(token_ids, depths, mask, view)
+        torch.compiler.cudagraph_mark_step_begin()
+        # The next replay writes over the graph's own output.
+        return self._compiled_step(token_ids, depths, mask, view).clone()
+
+    def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        if self._has_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        self._compiled_move(view, sources, targets)

@@ -1,0 +1,193 @@
+"""The KV cache of static shapes: rows at fixed addresses, shown in buckets, written by tensor index.
+
+One storage serves text after text. To prefill it is a `TreeCache` like any other; to a step it is a
+view of its first M rows, whose layers write at a position that is a tensor, so that neither shapes
+nor addresses change as a text grows.
+
+Shapes: H key-value heads, M rows of a view, D head dimension, n rows of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from model.kv_cache import BufferShape, LayerShape, TreeCache
+
+# Rows moved at once come in powers of two from here on: a path is rarely deeper.
+FEWEST_MOVED = 8
+
+
+class StaticLayer(CacheLayerMixin):
+    """One layer's first M rows; appends after the row that the tensor `start` says."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> None:
+        super().__init__()
+        self.keys = keys  # [1, H, M, D]
+        self.values = values  # [1, H, M, D]
+        self.start = start  # []
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, *args: torch.Tensor) -> None:
+        """Do nothing: the rows exist from the start."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write rows [1, H, n, D] and return all M rows: what is not in use the mask must block."""
+        rows = rows_after(self.start, key_states.shape[-2])
+        self.keys.index_copy_(2, rows, key_states)
+        self.values.index_copy_(2, rows, value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self, *args: object) -> torch.Tensor:
+        """Return the rows in use before this pass, a tensor []: the same for all layers."""
+        return self.start
+
+    def get_max_length(self) -> int:
+        """Return M (transformers 5.x)."""
+        return self.keys.shape[-2]
+
+    def get_max_cache_shape(self) -> int:
+        """Return M (transformers 4.57)."""
+        return self.keys.shape[-2]
+
+    def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
+        """Return (key length, key offset)."""
+        return self.keys.shape[-2], 0
+
+
+class StaticView(Cache):
+    """The first `num_rows` rows of a storage, as one step sees them."""
+
+    def __init__(self, layers: Sequence[StaticLayer], start: torch.Tensor, num_rows: int) -> None:
+        super().__init__(layers=list(layers))
+        self.start = start
+        self.num_rows = num_rows
+
+    def rows_after_start(self, count: int) -> torch.Tensor:
+        """Return the next `count` row indices [count]."""
+        return rows_after(self.start, count)
+
+
+class StaticStorage:
+    """Rows for every layer that writes, at addresses that stay.
+
+    Args:
+        layer_shapes: one entry a layer; None for layers that read another layer's cache.
+        num_rows: rows of every layer.
+        device: of all layers.
+    """
+
+    def __init__(
+        self, layer_shapes: Sequence[LayerShape | None], num_rows: int, device: torch.device
+    ) -> None:
+        self.num_rows = num_rows
+        self._views: dict[int, StaticView] = {}
+        # Used again by texts in and out of inference mode.
+        with torch.inference_mode(False):
+            self.start = torch.zeros((), dtype=torch.long, device=device)
+            self._layers = [
+                (_rows(shape.keys, num_rows), _rows(shape.values, num_rows)) if shape else None
+                for shape in layer_shapes
+            ]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Keys and values of all layers, [num_rows, H, D] each."""
+        return [tensor for pair in self._layers if pair for tensor in pair]
+
+    def clear(self) -> None:
+        """Zero all rows: a mask hides what is left of an earlier text, but no mask hides a NaN."""
+        for tensor in self.tensors:
+            tensor.zero_()
+
+    def parts(self, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+        """Return keys and values [1, H, num_rows, D] of the first rows, one pair a layer."""
+        # Strides do not depend on the storage's size, so that a larger one fits the same graph.
+        return [
+            pair and tuple(tensor[:num_rows].transpose(0, 1)[None] for tensor in pair)  # type: ignore[misc]
+            for pair in self._layers
+        ]
+
+    def view(self, num_rows: int) -> StaticView:
+        """Return the view of the first `num_rows` rows; the same object on every call."""
+        if num_rows not in self._views:
+            with torch.inference_mode(False):
+                parts = self.parts(num_rows)
+                empty = torch.empty(1, 0, num_rows, 0, device=self.start.device)
+            for tensor in (self.start, *(part for pair in parts if pair for part in pair)):
+                torch._dynamo.mark_static_address(tensor)
+            layers = [StaticLayer(*(pair or (empty, empty)), self.start) for pair in parts]
+            self._views[num_rows] = StaticView(layers, self.start, num_rows)
+        return self._views[num_rows]
+
+
+class StaticTreeCache(TreeCache):
+    """A `TreeCache` over a storage.
+
+    Args:
+        storage: where the rows are; one cache at a time.
+        capacity: rows that a text and its drafts may take; padding may write beyond them.
+        move: copies rows of a view: (view, sources [n], targets [n]).
+    """
+
+    def __init__(
+        self,
+        storage: StaticStorage,
+        capacity: int,
+        move: Callable[[StaticView, torch.Tensor, torch.Tensor], None],
+    ) -> None:
+        self.storage = storage
+        self._move_rows = move
+        self._adopt(storage.parts(storage.num_rows), capacity)
+        storage.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all rows in bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.storage.tensors)
+
+    def copy_rows(self, other: TreeCache, length: int) -> None:
+        """Begin with the first `length` rows of a cache of the same layers."""
+        assert isinstance(other, StaticTreeCache)
+        for mine, theirs in zip(self.storage.tensors, other.storage.tensors, strict=True):
+            mine[:length] = theirs[:length]
+        self._set_length(length)
+
+    def append(self, num_rows: int) -> None:
+        """Count rows as in use that a step has written through a view."""
+        self._set_length(self.length + num_rows)
+
+    def _move(self, rows: Sequence[int], start: int) -> None:
+        """Copy rows to `start` and after it, in one of a few shapes: the last move is repeated."""
+        num_moves = max(FEWEST_MOVED, 1 << (len(rows) - 1).bit_length())
+        targets = range(start, start + len(rows))
+        moves = [*zip(rows, targets, strict=True)]
+        moves += [moves[-1]] * (num_moves - len(moves))
+        sources, ends = torch.tensor(moves, device=self.storage.start.device).T.contiguous()
+        self._move_rows(self.storage.view(self.storage.num_rows), sources, ends)
+
+
+def move_rows(view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """Copy rows `sources` [n] to `targets` [n] in every layer; all are read before any is written."""
+    for layer in view.layers:
+        for tensor in (layer.keys, layer.values):
+            tensor.index_copy_(2, targets, tensor.index_select(2, sources))
+
+
+def rows_after(start: torch.Tensor, count: int) -> torch.Tensor:
+    """Return `count` row indices from the tensor `start` on [count]."""
+    return torch.arange(count, device=start.device) + start
+
+
+def _rows(shape: BufferShape, num_rows: int) -> torch.Tensor:
+    return torch.zeros(
+        (num_rows, shape.num_heads, shape.head_dim), dtype=shape.dtype, device=shape.device
+    )

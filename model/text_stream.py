@@ -1,0 +1,45 @@
+"""Text from tokens that arrive step by step, cut between characters only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# What decoders write for bytes that are no character, or not yet one.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextStream:
+    """Decodes a growing list of tokens, piece by piece; the pieces together are the whole text.
+
+    A piece is what the tokens after the last cut add to the text of those before it, so that a
+    tokenizer that treats a text's first token otherwise (a leading space) sees a token before.
+
+    Args:
+        tokenizer: decodes token ids; None makes every piece empty.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: list[int] = []  # tokens of the last piece
+        self._new: list[int] = []  # tokens that are not yet text
+
+    def add(self, token_ids: Sequence[int], is_last: bool = False) -> str:
+        """Return the text that the tokens complete; with the last ones, all that is left."""
+        if self._tokenizer is None:
+            return ""
+        self._new += token_ids
+        before = self._decode(self._known)
+        text = self._decode(self._known + self._new)
+        if (text.endswith(REPLACEMENT) and not is_last) or not text.startswith(before):
+            return text[len(before) :] if is_last else ""
+        if len(text) > len(before):
+            self._known, self._new = self._new, []
+        return text[len(before) :]
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        """Return their text as it is: no special tokens, and no spaces tidied away."""
+        text: str = self._tokenizer.decode(
+            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text

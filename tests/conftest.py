@@ -1,0 +1,40 @@
+"""Fixtures of all tests.
+
+Costs of a step are measured on the device in a real run. Here they are given, so that no test
+depends on the clock, and measured ones go to a temporary folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from model.step_costs import StepCosts
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep measured costs, those of other processes included, out of the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path_factory.mktemp("costs")))
+        yield
+
+
+class GivenCosts(StepCosts):
+    """Costs that nothing is learned about."""
+
+    def learn(self, num_nodes: int, host_nanoseconds: int) -> None:
+        """Do nothing: the host's time differs from run to run."""
+
+
+@pytest.fixture(autouse=True)
+def given_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every target model the same costs: nearly flat, as on a GPU, so that drafters with an
+    automatic budget draft large trees.
+    """
+
+    def costs(target: object) -> StepCosts:
+        return GivenCosts((1, 4, 8, 16), near=(1.0, 1.02, 1.05, 1.1), far=(1.1, 1.2, 1.3, 1.4))
+
+    monkeypatch.setattr("model.hf.step_costs", costs)

@@ -1,0 +1,118 @@
+"""The hybrid's guesses: probabilities that sum below one, from all sources, in every budget.
+
+Run: pytest tests/model/hybrid/test_drafter.py
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from model.decoding import generate
+from model.draft_tree import DraftBudget
+from model.hybrid.drafter import HybridConfig, HybridDrafter
+from model.hybrid.suffix_index import LONGEST_MATCH, Match, SuffixIndex
+from tests.model.decoded import random_ids, referee, target_of
+
+LLAMA = "Llama, grouped heads"
+CPU = torch.device("cpu")
+
+
+def fixed(**options: Any) -> HybridDrafter:
+    """Return a drafter with a fixed number of nodes for the shared model."""
+    config = HybridConfig(budget="fixed", **options)
+    return HybridDrafter(config, target_of(LLAMA).vocab_size, CPU)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 7, 40])
+@pytest.mark.parametrize("harvest_prompt", [True, False])
+def test_greedy_text_is_that_of_generate_and_drafts_are_accepted(
+    num_nodes: int, harvest_prompt: bool
+) -> None:
+    target, prompt = target_of(LLAMA), random_ids(3, 20)
+    drafter = fixed(num_nodes=num_nodes, harvest_prompt=harvest_prompt)
+    for _ in range(2):
+        found = generate(target, drafter, prompt, max_new_tokens=60)
+        assert found.token_ids == referee(target, prompt, 60)
+    assert len(found.steps) < 45, "the second time, the rows know the text"
+    assert all(step.num_nodes <= 1 + num_nodes for step in found.steps)
+
+
+def test_sources_agree_on_a_higher_probability_than_each_has_alone() -> None:
+    drafter = fixed()
+    logits = torch.full((4, drafter.vocab_size), -9.0)
+    for node, token in enumerate((11, 12, 13, 14)):
+        logits[node, token], logits[node, token + 1] = 3.0, 2.0
+    drafter.start([10, 11, 12, 13, 10])
+    by_match = drafter.propose([10], DraftBudget(10)).token_ids.tolist()
+    assert by_match == [10, 11, 12, 13, 10, *by_match[5:]], "the text's own continuation"
+    drafter.observe_prompt([10, 11, 12, 13], logits)
+    guesses = drafter._guesses(drafter._context_at_end())
+    assert guesses[0][1] == 11, "the match and the row of token 10"
+    assert guesses == sorted(guesses, reverse=True)
+    assert guesses[0][0] > 0.3 and sum(share for share, _, _ in guesses) < 1.1
+    drafter.start([10])
+    alone = {token: share for share, token, _ in drafter._guesses(drafter._context_at_end())}
+    assert alone[11] < guesses[0][0]
+
+
+def test_the_prompt_is_harvested_in_chunks_as_in_one() -> None:
+    logits = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    memories = []
+    for chunks in ([9], [4, 5], [1, 1, 7]):
+        drafter = HybridDrafter(HybridConfig(table_bits=8), 64, CPU)
+        prompt = list(range(10))
+        drafter.start(prompt)
+        begin = 0
+        for size in chunks:
+            drafter.observe_prompt(prompt[begin : begin + size], logits[begin : begin + size])
+            begin += size
+        memories.append(drafter.memory())
+    for memory in memories[1:]:
+        assert all(torch.equal(memory[name], memories[0][name]) for name in memory)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_matches_equal_a_slow_search(seed: int) -> None:
+    source = random.Random(seed)
+    text = source.choices(range(3), k=60)
+    index = SuffixIndex(text)
+
+    def agreement(position: int) -> int:
+        length = 0
+        while length < position and text[position - 1 - length] == text[-1 - length]:
+            length += 1
+        return length
+
+    longest_key = max((min(agreement(position), 4) for position in range(1, 60)), default=0)
+    latest = max(p for p in range(1, 60) if min(agreement(p), 4) == longest_key)
+    length = longest_key if longest_key < 4 else min(agreement(latest), LONGEST_MATCH)
+    assert index.match_end() == Match(latest, length)
+
+
+def test_a_match_is_followed_and_looked_up_anew_where_the_text_went_on_otherwise() -> None:
+    index = SuffixIndex([1, 2, 3, 4, 5, 1, 2])
+    match = index.match_end()
+    assert match == Match(2, 2)
+    assert index.follow(match, 3, (1, 2, 3)) == Match(3, 3)
+    assert index.follow(match, 5, (1, 2, 5)) == Match(5, 1)
+    assert index.follow(match, 9, (1, 2, 9)) is None
+    assert SuffixIndex([1, 2]).match_end() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_nodes": 0}, "num_nodes: got 0"),
+        ({"budget": "some"}, "budget: got 'some'"),
+        ({"output_id_topk": 0}, "output_id_topk: got 0"),
+        ({"start": "warm"}, "start: got 'warm'"),
+        ({"table_bits": 3}, "table_bits: got 3"),
+    ],
+)
+def test_options_outside_their_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HybridConfig(**options)

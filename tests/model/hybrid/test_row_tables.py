@@ -1,0 +1,77 @@
+"""Rows are found under one, two and three tokens; the newest wins; collisions are no hits.
+
+Run: pytest tests/model/hybrid/test_row_tables.py
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from model.hybrid.row_tables import NUM_CODES, RowTables
+
+
+def write(tables: RowTables, contexts: list[tuple[int, int, int]], rows: list[list[int]]) -> None:
+    """Write rows of tokens, all with code 3."""
+    tokens = np.array(rows, dtype=np.int32)
+    tables.write(np.array(contexts), tokens, np.full_like(tokens, 3))
+
+
+def entries(tokens: list[int]) -> list[int]:
+    """Return a row as it is stored."""
+    return [token * NUM_CODES + 3 for token in tokens]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lookups_equal_dictionaries(seed: int) -> None:
+    source = random.Random(seed)
+    tables = RowTables(2**16, 2)
+    known: dict[tuple[int, ...], list[int]] = {}
+    for _ in range(20):
+        contexts = [tuple(source.choices(range(6), k=3)) for _ in range(source.randrange(1, 9))]
+        rows = [source.choices(range(100), k=2) for _ in contexts]
+        write(tables, contexts, rows)  # type: ignore[arg-type]
+        for context, row in zip(contexts, rows, strict=True):
+            for length in (1, 2, 3):
+                known[context[-length:]] = row
+    for _ in range(100):
+        context = source.choices(range(7), k=source.randrange(1, 4))
+        ends = [tuple(context[-length:]) for length in range(1, len(context) + 1)]
+        assert tables.find(context) == [entries(known[end]) for end in ends if end in known]
+
+
+def test_a_full_table_forgets_and_never_mistakes_one_context_for_another() -> None:
+    tables = RowTables(2**8, 1)
+    for token in range(3000):
+        write(tables, [(1, 2, token)], [[token]])
+    found = {token: tables.find([token]) for token in range(3000)}
+    assert all(rows in ([], [entries([token])]) for token, rows in found.items())
+    assert 0 < sum(map(len, found.values())) <= 2**8
+
+
+def test_memory_is_bounded_and_moves_to_another_table() -> None:
+    tables, other = RowTables(2**18, 8), RowTables(2**18, 8)
+    assert tables.num_bytes <= 16 * 2**20
+    write(tables, [(4, 5, 6)], [[7] * 8])
+    other.load_memory(tables.memory(), vocab_size=8)
+    assert other.find([4, 5, 6]) == tables.find([4, 5, 6]) != []
+    other.reset()
+    assert other.find([4, 5, 6]) == []
+
+
+@pytest.mark.parametrize("name", ["keys", "rows"])
+def test_tables_that_do_not_fit_are_refused(name: str) -> None:
+    tables = RowTables(2**8, 2)
+    good = tables.memory()
+    shorter = {**good, name: good[name][:-1]}
+    other_type = {**good, name: good[name].to(torch.float32)}
+    for bad in (shorter, other_type):
+        with pytest.raises(ValueError, match="matrix: got"):
+            tables.load_memory(bad, 100)
+    for entry in (-1, 100 * NUM_CODES):
+        outside = {**good, "rows": torch.full_like(good["rows"], entry)}
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            tables.load_memory(outside, 100)

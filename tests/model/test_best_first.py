@@ -1,0 +1,145 @@
+"""Trees grow by probability, and rates are learned.
+
+Run: pytest tests/model/test_best_first.py
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from model.best_first import CENTRES, AcceptanceRates, Growth, Guess, probability_codes
+from model.verification import verify
+
+CPU = torch.device("cpu")
+Path = tuple[int, ...]
+
+
+def random_guesses(seed: int) -> dict[Path, list[Guess]]:
+    """Return guesses for every path of up to three tokens."""
+    source = random.Random(seed)
+    found: dict[Path, list[Guess]] = {}
+    paths: list[Path] = [()]
+    for path in paths:
+        shares = sorted((source.random() * 0.5 for _ in range(source.randrange(4))), reverse=True)
+        found[path] = [(share, token, token) for token, share in enumerate(shares)]
+        if len(path) < 3:
+            paths += [(*path, token) for token in range(len(shares))]
+    return found
+
+
+def grown(guesses: dict[Path, list[Guess]], max_depth: int, chain_only: bool = False) -> Growth:
+    """Return a growth over these guesses."""
+    return Growth(
+        99,
+        (),
+        lambda path: guesses.get(path, []),
+        lambda path, token: (*path, token),
+        max_depth,
+        chain_only,
+    )
+
+
+def all_paths(guesses: dict[Path, list[Guess]], max_depth: int) -> dict[Path, float]:
+    """Return every path and its probability, by following all of them."""
+    reached: dict[Path, float] = {(): 1.0}
+    for path in sorted(guesses, key=len):
+        if path in reached and len(path) < max_depth:
+            for share, token, _ in guesses[path]:
+                reached[(*path, token)] = reached[path] * share
+    del reached[()]
+    return reached
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("max_depth", [0, 1, 3])
+def test_the_first_n_nodes_are_the_n_most_probable_paths(seed: int, max_depth: int) -> None:
+    guesses = random_guesses(seed)
+    growth = grown(guesses, max_depth)
+    gains = list(growth)
+    expected = sorted(all_paths(guesses, max_depth).values(), reverse=True)
+    assert gains == pytest.approx(expected)
+    tree = growth.tree(len(gains), CPU)
+    assert tree.topology.max_depth <= max_depth
+    paths = [tree.topology.path_to(node)[1:] for node in range(1, len(gains) + 1)]
+    tokens = tree.token_ids.tolist()
+    found = {tuple(tokens[node] for node in path) for path in paths}
+    assert found == set(all_paths(guesses, max_depth))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_chain_takes_the_best_child_of_every_node(seed: int) -> None:
+    guesses = random_guesses(seed)
+    growth = grown(guesses, 3, chain_only=True)
+    num_drafted = len(list(growth))
+    assert growth.tree(num_drafted, CPU).topology.is_chain
+    assert growth.tokens == [99] + [0] * num_drafted
+
+
+def test_only_as_much_is_grown_as_is_read() -> None:
+    asked: list[Path] = []
+    growth = Growth(
+        1,
+        (),
+        lambda path: asked.append(path) or [(0.5, 7, 0)],
+        lambda path, token: (*path, token),
+        50,
+    )
+    assert list(islice(growth, 3)) == [0.5, 0.25, 0.125]
+    assert len(asked) == 3, "the last node's guesses are not looked up"
+    assert growth.tree(2, CPU).token_ids.tolist() == [1, 7, 7]
+
+
+def test_rates_go_from_the_prior_to_what_is_seen_and_follow_a_change() -> None:
+    rates = AcceptanceRates([0.5, 0.5], strength=8, memory=100)
+    for _ in range(50):
+        rates.learn(0, True)
+    assert rates.rates[0] > 0.9
+    assert rates.rates[1] == 0.5
+    for _ in range(400):
+        rates.learn(0, False)
+    assert rates.rates[0] < 0.05
+    other = AcceptanceRates([0.5, 0.5])
+    other.load_state(rates.state())
+    assert other.rates == rates.rates
+    rates.reset()
+    assert rates.rates == [0.5, 0.5]
+
+
+def test_guesses_after_accepted_nodes_teach_their_kinds() -> None:
+    growth = grown({(): [(0.6, 3, 0), (0.3, 4, 1)], (3,): [(0.5, 5, 2)]}, 3)
+    assert len(list(growth)) == 3
+    rates = AcceptanceRates([0.5] * 4, strength=1)
+    logits = torch.zeros(2, 9)
+    logits[0, 3] = logits[1, 8] = 1.0
+    growth.teach(rates, verify(growth.tree(1, CPU), logits))
+    assert rates.rates == [0.75, 0.25, 0.25, 0.5], "right, wrong, wrong and not drafted, unseen"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        torch.zeros(2, 3, dtype=torch.float64),
+        torch.zeros(2, 2),
+        torch.tensor([[2.0, 0.5], [1.0, 1.0]], dtype=torch.float64),
+        torch.tensor([[0.5, float("nan")], [1.0, 1.0]], dtype=torch.float64),
+    ],
+)
+def test_rates_that_are_none_are_refused(state: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="rates: got"):
+        AcceptanceRates([0.5, 0.5]).load_state(state)
+
+
+def test_codes_are_the_nearest_buckets() -> None:
+    logits = np.log(np.array([[0.96, 0.03, 0.01], [0.5, 0.3, 0.2]], dtype=np.float32)) + 5
+    centres = [[CENTRES[code - 1] for code in row] for row in probability_codes(logits).tolist()]
+    assert centres[0][0] == 0.95
+    assert centres[0][1] == 0.03
+    assert all(
+        math.isclose(c, p, rel_tol=0.35) for c, p in zip(centres[1], (0.5, 0.3, 0.2), strict=True)
+    )

@@ -1,0 +1,140 @@
+"""The chat as a user has it: a process on a pseudo-terminal, keys and all.
+
+Run: pytest tests/model/test_chat_process.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.model.test_dialogue import DEMO
+
+pty = pytest.importorskip("pty", reason="pseudo-terminals need a Unix")
+
+ROOT = Path(__file__).resolve().parents[2]
+# More than a pseudo-terminal holds unread, so that an answer waits for Ctrl-C half-way.
+LONG = 4000
+PATIENCE = 60  # seconds without a byte until the test gives up
+# Makes the pseudo-terminal on standard input the one whose keys send signals to the chat.
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "model.chat", *sys.argv[1:]])
+"""
+
+
+@pytest.fixture(scope="module")
+def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama with the demo tokenizer, that never ends an answer."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=8 * LONG,
+        eos_token_id=None,
+        initializer_range=0.3,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight[:100].zero_()  # special tokens and bytes: never the largest logit
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(DEMO / name, folder)
+    return folder
+
+
+class Terminal:
+    """A pseudo-terminal with a chat on it."""
+
+    def __init__(self, *options: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self._unread = ""
+        kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TAKE_TERMINAL, *options],
+            cwd=ROOT,
+            env={**kept, "TERM": "xterm", "OMP_NUM_THREADS": "1"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._ours, keys.encode())
+
+    def read_until(self, pattern: str) -> str:
+        """Return what appears up to the first match of a pattern; the rest is read later."""
+        while not (found := re.search(pattern, self._unread)):
+            is_there = select.select([self._ours], [], [], PATIENCE)[0]
+            assert is_there, f"no {pattern!r} in {self._unread!r}"
+            try:
+                self._unread += os.read(self._ours, 256).decode(errors="replace")
+            except OSError:  # Linux says so when the other side is closed
+                pytest.fail(f"ended without {pattern!r}: {self._unread!r}")
+        text, self._unread = self._unread[: found.end()], self._unread[found.end() :]
+        return text
+
+    def close(self) -> int:
+        """Wait for the chat's end; return its exit code."""
+        try:
+            while select.select([self._ours], [], [], PATIENCE)[0] and os.read(self._ours, 4096):
+                pass
+        except OSError:
+            pass
+        os.close(self._ours)
+        return self.process.wait(timeout=PATIENCE)
+
+
+@pytest.fixture
+def terminal(endless_model: Path) -> Iterator[Terminal]:
+    """A chat with the endless model on a pseudo-terminal; it is ended if the test fails."""
+    found = Terminal("--model-path", str(endless_model), "--max-new-tokens", str(LONG))
+    yield found
+    if found.process.poll() is None:
+        found.process.kill()
+        found.process.wait()
+
+
+def test_a_whole_chat(terminal: Terminal) -> None:
+    terminal.read_until("> ")
+    stopped = r"\[recycling: \d+ tokens .*, stopped\]"
+    for message in ("hello", "and again"):
+        terminal.type(f"{message}\n")
+        # Both colours: two steps have come. More cannot be written until they are read.
+        begun = terminal.read_until(r"\x1b\[36m(.|\n)*\x1b\[35m")
+        terminal.type("\x03")
+        ended = terminal.read_until(stopped)
+        terminal.read_until("> ")
+        assert "Traceback" not in begun + ended
+    terminal.type("/reset\n")
+    terminal.read_until("is forgotten")
+    terminal.type("/method pld\n")
+    terminal.read_until("pld from here on")
+    terminal.read_until("> ")
+    terminal.type("half a line\x03")
+    terminal.read_until("Ctrl-C again leaves")
+    terminal.type("hello\n")
+    terminal.read_until(r"\x1b\[36m")
+    terminal.type("\x03")
+    terminal.read_until(stopped.replace("recycling", "pld"))
+    terminal.read_until("> ")
+    terminal.type("/exit\n")
+    assert terminal.close() == 0

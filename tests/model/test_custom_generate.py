@@ -1,0 +1,295 @@
+"""`custom_generate`: what comes back, what lives on, what is refused.
+
+That tokens equal those of `generate` is in `test_custom_generate_laws.py`.
+
+Run: pytest tests/model/test_custom_generate.py
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+
+import model.decoding
+from model.custom_generate import Speculative, recycling, speculative
+from model.drafter import METHODS
+from tests.model.decoded import known, random_ids, required_options
+from tests.model.family import VOCAB
+from tests.model.test_near_ties import model_with_twins
+from tests.model.test_recycler import PROMPT, demo
+
+LLAMA = "Llama, grouped heads"
+IDS = torch.tensor([random_ids(12, seed=8)])
+PLAIN = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 20}
+
+
+@lru_cache(maxsize=1)
+def llama() -> PreTrainedModel:
+    """Return a random Llama."""
+    return known(LLAMA).build()
+
+
+def method_of(name: str, vocab_size: int = VOCAB) -> Speculative:
+    """Return a method's callable."""
+    return speculative(name, **required_options(name, vocab_size))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_scores_and_logits_are_those_of_generate(method: str, do_sample: bool) -> None:
+    options = PLAIN | {
+        "do_sample": do_sample,
+        "repetition_penalty": 1.3,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    torch.manual_seed(0)
+    expected = llama().generate(IDS, **options)
+    torch.manual_seed(0)
+    found = llama().generate(IDS, **options, custom_generate=method_of(method))
+    assert torch.equal(found.sequences, expected.sequences)
+    for name in ("scores", "logits"):
+        rows, wanted = getattr(found, name), getattr(expected, name)
+        assert [row.shape for row in rows] == [(1, VOCAB)] * 20
+        assert torch.allclose(torch.cat(rows), torch.cat(wanted), atol=1e-3)
+    assert found.past_key_values is None and found.hidden_states is None
+    assert not torch.allclose(torch.cat(found.scores), torch.cat(found.logits), atol=1e-3)
+
+
+def test_scores_that_were_not_asked_for_are_not_kept() -> None:
+    found = llama().generate(
+        IDS, **PLAIN, return_dict_in_generate=True, custom_generate=recycling()
+    )
+    assert found.scores is None and found.logits is None
+
+
+class Watch(StoppingCriteria):
+    """Notes what it is asked about; ends the text at a length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.asked: list[list[int]] = []
+        self.num_scores: list[int] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Return whether the text has its length [1]."""
+        self.asked.append(input_ids[0].tolist())
+        self.num_scores.append(len(scores))
+        return torch.tensor([input_ids.shape[1] >= self.length])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_criteria_see_every_token_once_in_order(method: str) -> None:
+    inputs = torch.cat((torch.zeros(1, 2, dtype=torch.long), IDS), dim=1)
+    options = {
+        "attention_mask": (torch.arange(14) >= 2).long()[None],
+        "max_new_tokens": 20,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
+    watches = [Watch(24), Watch(24)]
+    texts = [
+        llama().generate(
+            inputs, **options, stopping_criteria=StoppingCriteriaList([watch]), custom_generate=one
+        )
+        for watch, one in zip(watches, (None, method_of(method)), strict=True)
+    ]
+    assert texts[0].sequences.tolist() == texts[1].sequences.tolist()
+    assert watches[0].asked == watches[1].asked and len(watches[1].asked) == 10
+    assert watches[0].num_scores == watches[1].num_scores
+
+
+def test_the_reason_to_stop_is_said() -> None:
+    decode = recycling()
+    criteria = StoppingCriteriaList([Watch(16)])
+    options = {"return_dict_in_generate": True, "output_scores": True}
+    llama().generate(IDS, **PLAIN, **options, stopping_criteria=criteria, custom_generate=decode)
+    assert decode.steps[-1].stop_reason == "criteria" and sum(decode.accept_lengths) == 4
+    llama().generate(IDS, **PLAIN, custom_generate=decode)
+    assert decode.steps[-1].stop_reason == "length" and sum(decode.accept_lengths) == 20
+
+
+class Pieces(BaseStreamer):
+    """Collects what it is given."""
+
+    def __init__(self) -> None:
+        self.pieces: list[list[int]] = []
+        self.has_ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take tokens."""
+        self.pieces.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        """Note the end."""
+        self.has_ended = True
+
+
+def test_a_streamer_gets_the_prompt_and_then_every_step() -> None:
+    decode, streamer = recycling(), Pieces()
+    found = llama().generate(IDS, **PLAIN, custom_generate=decode, step_streamer=streamer)
+    assert streamer.has_ended
+    assert streamer.pieces[0] == IDS[0].tolist()
+    assert [len(piece) for piece in streamer.pieces[1:]] == decode.accept_lengths
+    assert [token for piece in streamer.pieces for token in piece] == found[0].tolist()
+    assert max(decode.accept_lengths) > 1
+
+
+def test_matrix_and_rows_live_from_call_to_call() -> None:
+    decode = recycling()
+    first = llama().generate(IDS, **PLAIN, custom_generate=decode)
+    steps = len(decode.steps)
+    again = llama().generate(IDS, **PLAIN, custom_generate=decode)
+    assert torch.equal(first, again)
+    assert len(decode.steps) < steps, "the second time it should know the text"
+    decode.reset()
+    llama().generate(IDS, **PLAIN, custom_generate=decode)
+    assert len(decode.steps) == steps
+
+
+def test_stop_strings_need_the_tokenizer_of_the_callable() -> None:
+    network, tokenizer = demo()
+    inputs = tokenizer(PROMPT, return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    options = {"max_new_tokens": 40, "do_sample": False}
+    text = tokenizer.decode(network.generate(**inputs, **options)[0, inputs.input_ids.shape[1] :])
+    stop = text[8:12]
+    expected = network.generate(**inputs, **options, stop_strings=stop, tokenizer=tokenizer)
+    decode = recycling(tokenizer)
+    found = network.generate(**inputs, **options, stop_strings=stop, custom_generate=decode)
+    assert torch.equal(found, expected)
+    assert decode.steps[-1].stop_reason == "criteria"
+    with pytest.raises(ValueError, match="stop_strings: got strings without a tokenizer"):
+        network.generate(**inputs, **options, stop_strings=stop, custom_generate=recycling())
+
+
+def test_padding_and_prompts_of_one_token() -> None:
+    one = torch.tensor([[9]])
+    options = {"max_new_tokens": 25, "attention_mask": torch.ones_like(one)}
+    expected = llama().generate(one, **options)
+    assert torch.equal(llama().generate(one, **options, custom_generate=recycling()), expected)
+    padded = torch.tensor([[0, 0, 0, 9]])
+    options["attention_mask"] = torch.tensor([[0, 0, 0, 1]])
+    found = llama().generate(padded, **options, custom_generate=recycling())
+    assert torch.equal(found[:, 3:], expected)
+
+
+def num_differing() -> int:
+    """Count texts with a penalty that differ from those of `generate`, in models full of near-ties."""
+    count = 0
+    for seed in range(2):
+        target = model_with_twins(seed, 2)
+        ids = torch.tensor([random_ids(20, seed=seed, vocab_size=64)])
+        # Penalties below 1 let tokens come again: twins stay twins.
+        options = {
+            "attention_mask": torch.ones_like(ids),
+            "max_new_tokens": 20,
+            "repetition_penalty": 0.9,
+            "pad_token_id": 0,
+        }
+        expected = target.model.generate(
+            ids, **options, custom_generate=method_of("vanilla", vocab_size=64)
+        )
+        for method in METHODS:
+            decode = method_of(method, vocab_size=64)
+            found = target.model.generate(ids, **options, custom_generate=decode)
+            count += not torch.equal(found, expected)
+    return count
+
+
+def test_near_ties_of_processed_scores_fall_as_in_plain_decoding() -> None:
+    assert num_differing() == 0
+
+
+def test_without_the_rule_they_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.decoding, "TIE_STEPS", 0)
+    assert num_differing() > 0, "without the rule nothing differs: the test above proves nothing"
+
+
+def filled_cache() -> DynamicCache:
+    """Return a cache with rows."""
+    cache = DynamicCache(config=llama().config)
+    llama()(IDS[:, :5], past_key_values=cache)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "generate: got beam_search; allowed: greedy decoding or sampling"),
+        ({"prompt_lookup_num_tokens": 3}, "generate: got assisted_generation"),
+        (
+            {"num_return_sequences": 2, "do_sample": True},
+            r"input_ids: got shape \[2, 12\] .*one sequence",
+        ),
+        ({"use_cache": False}, "use_cache: got False"),
+        ({"cache_implementation": "offloaded"}, "cache_implementation: got offloaded"),
+        ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions, output"),
+        ({"past_key_values": filled_cache}, "past_key_values: got a cache"),
+        ({"attention_mask": (torch.arange(12) < 9).long()[None]}, "allowed: padding on the left"),
+        ({"position_ids": torch.arange(12)[None] + 3}, "position_ids: got positions of your own"),
+        ({"guidance_scale": 1.5}, "guidance_scale, .*allowed: with do_sample=True"),
+        ({"inputs_embeds": torch.zeros(1, 12, 32)}, "inputs_embeds"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: str) -> None:
+    options = {name: value() if callable(value) else value for name, value in options.items()}
+    with pytest.raises(ValueError, match=message):
+        llama().generate(IDS, **(PLAIN | options), custom_generate=recycling())
+
+
+def test_a_batch_is_refused() -> None:
+    ids = torch.cat((IDS, IDS))
+    options = PLAIN | {"attention_mask": torch.ones_like(ids)}
+    with pytest.raises(ValueError, match=r"input_ids: got shape \[2, 12\]"):
+        llama().generate(ids, **options, custom_generate=recycling())
+
+
+def test_guidance_holds_with_sampling() -> None:
+    texts = []
+    for decode in (None, recycling()):
+        torch.manual_seed(3)
+        options = PLAIN | {"do_sample": True, "guidance_scale": 1.5}
+        texts.append(llama().generate(IDS, **options, custom_generate=decode))
+    assert torch.equal(*texts)
+
+
+def test_a_callable_serves_one_model() -> None:
+    decode = recycling()
+    llama().generate(IDS, **PLAIN, custom_generate=decode)
+    with pytest.raises(ValueError, match="got another model than at its first call"):
+        known(LLAMA).build(seed=1).generate(IDS, **PLAIN, custom_generate=decode)
+
+
+def test_options_of_a_method_reach_it_and_are_checked() -> None:
+    decode = recycling(output_id_topk=9)
+    llama().generate(IDS, **PLAIN, custom_generate=decode)
+    assert decode.decoder is not None
+    assert decode.decoder.drafter.memory()["adjacency"].shape == (VOCAB, 9)
+    with pytest.raises(ValueError, match="option of pld: got 'ngrams'"):
+        llama().generate(IDS, **PLAIN, custom_generate=speculative("pld", ngrams=3))
+
+
+def test_processors_are_asked_once_a_token_when_drawn() -> None:
+    asked: list[int] = []
+
+    class Counting(RepetitionPenaltyLogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            asked.append(input_ids.shape[1])
+            return super().__call__(input_ids, scores)
+
+    options = PLAIN | {"do_sample": True, "logits_processor": [Counting(1.2)]}
+    llama().generate(IDS, **options, custom_generate=recycling())
+    assert asked == list(range(12, 32))

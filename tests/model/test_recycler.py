@@ -1,0 +1,260 @@
+"""The library object: prompts in, text out, and what lives from one prompt to the next.
+
+Run: pytest tests/model/test_recycler.py
+"""
+
+from __future__ import annotations
+
+import gc
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, RepetitionPenaltyLogitsProcessor
+
+import model as package
+from model import SpeculativeDecoder, TokenRecycling
+from model.drafter import METHODS
+from tests.model.decoded import known, random_ids, referee, required_options
+
+DEMO = Path(__file__).resolve().parents[2] / "data/demo/model"
+PROMPT = "USER: Tell me about the sea. ASSISTANT:"
+LLAMA = "Llama, grouped heads"
+
+
+@lru_cache(maxsize=1)
+def demo() -> tuple[Any, Any]:
+    """Return the demo model in float32, and its tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    return model.eval(), AutoTokenizer.from_pretrained(DEMO)
+
+
+def decoder_for(method: str, model: Any, tokenizer: Any = None) -> SpeculativeDecoder:
+    """Return a method on a model."""
+    options = required_options(method, model.config.vocab_size)
+    return SpeculativeDecoder(model, tokenizer, method, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_answer_is_that_of_generate_with_all_its_figures(method: str) -> None:
+    model, tokenizer = demo()
+    decoder = decoder_for(method, model, tokenizer)
+    prompt_ids = tokenizer(PROMPT).input_ids
+    expected = referee(decoder.target, prompt_ids, 20, eos_id=2)
+    for _ in range(2):  # with what the first answer taught, and its rows
+        output = decoder.generate(PROMPT, max_new_tokens=20)
+        assert output.token_ids == expected
+        assert output.sequences.tolist() == [prompt_ids + expected]
+        assert output.text == tokenizer.decode(expected, skip_special_tokens=True)
+        assert sum(output.accept_lengths) == len(expected)
+        assert output.stop_reason == ("eos" if expected[-1] == 2 else "length")
+        assert output.prefill_time > 0 and output.decode_time > 0
+    if method == "recycling":
+        assert max(output.accept_lengths) > 1, "nothing was ever accepted"
+
+
+def test_from_pretrained_loads_model_and_tokenizer_with_the_options_of_a_method() -> None:
+    decoder = SpeculativeDecoder.from_pretrained(
+        DEMO, "recycling", torch.float32, output_id_topk=9, attn_implementation="eager"
+    )
+    assert decoder.target.dtype == torch.float32
+    assert decoder.target.model.config._attn_implementation == "eager"
+    assert decoder.drafter.memory()["adjacency"].shape == (8192, 9)
+    assert TokenRecycling.from_pretrained(DEMO).target.dtype == torch.bfloat16, "the checkpoint's"
+
+
+@pytest.mark.parametrize("kind", ["list", "row", "batch of one", "tokenizer's output", "padded"])
+def test_a_prompt_comes_in_any_form(kind: str) -> None:
+    model, tokenizer = demo()
+    decoder = TokenRecycling(model, tokenizer)
+    ids = tokenizer(PROMPT).input_ids
+    rows = torch.tensor([[0, 0, *ids]])
+    prompt = {
+        "list": ids,
+        "row": torch.tensor(ids),
+        "batch of one": torch.tensor([ids]),
+        "tokenizer's output": tokenizer(PROMPT, return_tensors="pt"),
+        "padded": {"input_ids": rows, "attention_mask": (rows != 0).long()},
+    }[kind]
+    output = decoder.generate(prompt, max_new_tokens=5)
+    assert output.sequences[0].tolist() == ids + output.token_ids
+    assert output.token_ids == referee(decoder.target, ids, 5)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([[1, 2], [3, 4]], "got 2 rows or no integers"),
+        ({"text": [1]}, r"got \['text'\]; allowed: text, token ids"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1, 0]]}, "allowed: padding on the left"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, "of another length"),
+        (7, "got int; allowed"),
+        ([], "got no token"),
+    ],
+)
+def test_a_prompt_of_another_form_is_one_clear_error(prompt: Any, message: str) -> None:
+    decoder = TokenRecycling(*demo())
+    with pytest.raises(ValueError, match=message):
+        decoder.generate(prompt)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_seed_gives_one_text_whatever_the_method(method: str) -> None:
+    model, tokenizer = demo()
+    options = {"max_new_tokens": 12, "temperature": 1.2, "top_k": 50, "top_p": 0.95}
+    texts = [
+        decoder_for(name, model, tokenizer).generate(PROMPT, seed=seed, **options).text
+        for name, seed in (("vanilla", 4), (method, 4), (method, 5))
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_processors_hold_with_greedy_decoding(method: str) -> None:
+    model = known(LLAMA).build()
+    ids = torch.tensor([random_ids(10)])
+    expected = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, repetition_penalty=1.5
+    )
+    decoder = decoder_for(method, model)
+    processors = [RepetitionPenaltyLogitsProcessor(1.5)]
+    output = decoder.generate(ids, max_new_tokens=20, logits_processors=processors)
+    assert torch.equal(output.sequences, expected)
+    assert output.token_ids != decoder.generate(ids, max_new_tokens=20).token_ids
+    assert output.text == "", "there is no tokenizer"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stop_string_inside_an_accepted_run_ends_the_text_there(method: str) -> None:
+    model, tokenizer = demo()
+    decoder = decoder_for(method, model, tokenizer)
+    whole = decoder.generate(PROMPT, max_new_tokens=20)
+    text = whole.text
+    for begin in (5, 14):
+        stop = text[begin : begin + 4]
+        output = decoder.generate(PROMPT, max_new_tokens=20, stop_strings=["@@@", stop])
+        assert stop in output.text
+        shorter = tokenizer.decode(output.token_ids[:-1], skip_special_tokens=True)
+        assert stop not in shorter, "it should have ended at the first token that completes it"
+        assert output.token_ids == whole.token_ids[: len(output.token_ids)]
+        assert output.stop_reason == "criteria"
+        assert sum(output.accept_lengths) == len(output.token_ids)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stream_is_the_answer_in_pieces(method: str) -> None:
+    model, tokenizer = demo()
+    decoder = decoder_for(method, model, tokenizer)
+    output = decoder.generate(PROMPT, max_new_tokens=20)
+    decoder.reset()
+    pieces = list(decoder.stream(PROMPT, max_new_tokens=20))
+    assert "".join(map(str, pieces)) == output.text
+    assert [token for piece in pieces for token in piece.token_ids] == output.token_ids
+    assert pieces[-1].record.stop_reason == output.stop_reason
+    assert [len(piece.token_ids) for piece in pieces] == output.accept_lengths
+
+
+def test_a_stream_that_is_left_can_be_continued() -> None:
+    model, tokenizer = demo()
+    decoder = TokenRecycling(model, tokenizer)
+    ids = tokenizer(PROMPT).input_ids
+    stream = decoder.stream(ids, max_new_tokens=20)
+    said = [token for _ in range(3) for token in next(stream).token_ids]
+    stream.close()
+    prompt = [*ids, *said, *tokenizer(" USER: And").input_ids]
+    output = decoder.generate(prompt, max_new_tokens=10)
+    assert output.token_ids == referee(decoder.target, prompt, 10)
+
+
+def test_a_matrix_is_saved_loaded_and_forgotten(tmp_path: Path) -> None:
+    model, tokenizer = demo()
+    first, second = TokenRecycling(model, tokenizer), TokenRecycling(model, tokenizer)
+    first.generate(PROMPT, max_new_tokens=20)
+    first.save_matrix(tmp_path / "matrix.safetensors")
+    assert [file.name for file in tmp_path.iterdir()] == ["matrix.safetensors"]
+    second.load_matrix(tmp_path / "matrix.safetensors")
+    learned = first.drafter.memory()["adjacency"]
+    assert learned.any() and torch.equal(second.drafter.memory()["adjacency"], learned)
+    second.reset()
+    assert not second.drafter.memory()["adjacency"].any()
+    with pytest.raises(ValueError, match="int32 of shape"):
+        TokenRecycling(model, output_id_topk=9).load_matrix(tmp_path / "matrix.safetensors")
+    with pytest.raises(ValueError, match="keeps nothing"):
+        SpeculativeDecoder(model, method="pld").save_matrix(tmp_path / "none.safetensors")
+
+
+def test_a_cold_start_forgets_before_every_prompt() -> None:
+    model = known(LLAMA).build()
+    hot, cold = TokenRecycling(model), TokenRecycling(model, start="cold")
+    for decoder in (hot, cold):
+        decoder.generate([61, 62, 63], max_new_tokens=5)
+        decoder.generate([1, 2, 3], max_new_tokens=1)
+    assert hot.drafter.memory()["adjacency"][61].any()
+    assert not cold.drafter.memory()["adjacency"][61].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "recyclin"}, "method: got 'recyclin'; .*did you mean recycling"),
+        ({"output_id_top": 8}, "option of recycling: got 'output_id_top'; .*mean output_id_topk"),
+        ({"output_id_topk": 0}, "output_id_topk: got 0; allowed: 1 or more"),
+        ({"method": "vanilla", "top": 1}, "option of vanilla: got 'top'; allowed: none"),
+    ],
+)
+def test_a_wrong_option_of_a_method_is_one_clear_error(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpeculativeDecoder(None, **options)  # type: ignore[arg-type]  # found before the model is
+
+
+def test_a_wrong_value_of_a_method_is_found_before_the_weights_load(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="output_id_topk: got 0"):
+        TokenRecycling.from_pretrained(tmp_path, output_id_topk=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens: got 0"),
+        ({"temperature": -1}, "temperature: got -1"),
+        ({"top_k": 5}, "need sampling"),
+        ({"temperature": 1, "top_p": 0}, "top_k, top_p: got 0, 0"),
+        ({"stop_strings": ["x"]}, "stop_strings: got strings without a tokenizer"),
+    ],
+)
+def test_a_wrong_value_for_an_answer_is_one_clear_error(options: Any, message: str) -> None:
+    decoder = TokenRecycling(known(LLAMA).build())
+    with pytest.raises(ValueError, match=message):
+        decoder.generate([1, 2], **options)
+    with pytest.raises(ValueError, match=message):
+        list(decoder.stream([1, 2], **options))
+    with pytest.raises(ValueError, match="got text without a tokenizer"):
+        decoder.generate("text")
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"training mode.*call model.eval\(\) first"):
+        TokenRecycling(known(LLAMA).build().train())
+
+
+def num_tensors() -> int:
+    """Return how many tensors there are."""
+    gc.collect()
+    return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+
+
+def test_many_answers_leave_no_more_behind_than_one() -> None:
+    decoder = TokenRecycling(known(LLAMA).build())
+    counts = []
+    for seed in range(6):
+        decoder.generate(random_ids(20, seed=seed), max_new_tokens=20)
+        counts.append(num_tensors())
+    assert max(counts[3:]) <= counts[2], "tensors of earlier answers are still there"
+
+
+def test_packages_names_are_there_and_no_others() -> None:
+    assert all(hasattr(package, name) for name in package.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Recycler'"):
+        _ = package.Recycler

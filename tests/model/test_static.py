@@ -1,0 +1,216 @@
+"""Static shapes: padding changes no logits, and a text that grows compiles nothing anew.
+
+Run: pytest tests/model/test_static.py
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import model.static
+from model.decoding import generate
+from model.draft_tree import DraftTree, TreeTopology
+from model.drafter import METHODS
+from model.hf import TargetModel, UnsupportedModelError
+from model.self_test import Probe, expected_logits, self_test, verified_logits
+from model.static import CompiledTarget, StaticTarget, length_bucket, node_bucket
+from tests.model.decoded import drafter_for, known, random_ids, referee
+from tests.model.families import CHAINS, TREES
+from tests.model.family import Family
+from tests.model.test_families import PREFIX_LENGTH, TOLERANCE
+from tests.model.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
+
+LLAMA = "Llama, grouped heads"
+SMALL = Family("small", "LlamaConfig", {"num_hidden_layers": 1})
+NUM_NEW = 40
+
+
+@pytest.fixture
+def compiled() -> Iterator[CompiledTarget]:
+    """Return a target whose steps are traced but not turned into other code."""
+    torch._dynamo.reset()
+    yield CompiledTarget(SMALL.build(), backend="eager")
+    torch._dynamo.reset()
+
+
+def num_compiled() -> int:
+    """Return how many graphs have been compiled in this process."""
+    return counters["stats"]["unique_graphs"]
+
+
+def test_buckets_hold_what_they_are_asked_for() -> None:
+    sizes = range(1, 400)
+    assert all(node_bucket(size) >= size for size in sizes)
+    assert all(node_bucket(size) - size < model.static.NODE_STEP for size in sizes)
+    assert [node_bucket(size) for size in (1, 9, 81, 129)] == [1, 16, 88, 192]
+    assert all(length_bucket(size) >= size for size in sizes)
+    assert [length_bucket(size) for size in (1, 512, 513, 1025)] == [512, 512, 1024, 2048]
+
+
+@pytest.mark.parametrize(
+    "name", [family.name for family in TREES if family.expected == "trees" and family.is_known]
+)
+def test_padded_nodes_have_the_logits_of_plain_passes(name: str) -> None:
+    target = StaticTarget(known(name).build())
+    probe = Probe.random(target.vocab_size, False, PREFIX_LENGTH)
+    with torch.inference_mode():
+        error = (verified_logits(target, probe) - expected_logits(target, probe)).abs().max()
+        spread = expected_logits(target, probe).std()
+    assert float(error / spread) <= TOLERANCE
+
+
+def test_a_node_that_sees_padding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = StaticTarget(known(LLAMA).build())
+    padded = target._padded_topology
+
+    def seen(topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
+        depths, mask = padded(topology)
+        mask[0, topology.num_nodes :] = 0
+        return depths, mask
+
+    monkeypatch.setattr(target, "_padded_topology", seen)
+    with pytest.raises(UnsupportedModelError, match="not lossless"):
+        self_test(target)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", [LLAMA, "Qwen2, sliding window", "DeepSeek-V3"])
+def test_tokens_equal_generate_across_buckets(
+    name: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.static, "SHORTEST_LENGTH", 16)
+    target = StaticTarget(known(name).build())
+    for prompt in ([5], random_ids(28)):
+        answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=NUM_NEW)
+        assert answer.token_ids == referee(target, prompt, NUM_NEW)
+    lengths = {length for _, length in target._shapes}
+    assert len(lengths) >= 2, "no text grew over the end of a bucket"
+
+
+@pytest.mark.parametrize("method", ["recycling", "pld"])
+def test_compiled_steps_give_the_tokens_of_generate(method: str, compiled: CompiledTarget) -> None:
+    prompt = random_ids(28)
+    answer = generate(compiled, drafter_for(method, compiled), prompt, max_new_tokens=NUM_NEW)
+    assert answer.token_ids == referee(compiled, prompt, NUM_NEW)
+
+
+def test_a_growing_text_is_compiled_once_for_a_bucket(
+    compiled: CompiledTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.static, "SHORTEST_LENGTH", 64)
+    drafter = drafter_for("vanilla", compiled)
+    before = num_compiled()
+    generate(compiled, drafter, random_ids(3), max_new_tokens=60)
+    assert num_compiled() == before + 1
+    generate(compiled, drafter, random_ids(30), max_new_tokens=30)
+    assert num_compiled() == before + 1, "another text in the same bucket was compiled anew"
+    held = compiled.new_cache(300)
+    generate(compiled, drafter, random_ids(30), max_new_tokens=30)
+    assert held.storage is not compiled._storage
+    assert num_compiled() == before + 1, "rows at another address were compiled anew"
+    generate(compiled, drafter, random_ids(30), max_new_tokens=60)
+    assert num_compiled() == before + 2, "the count does not see the next bucket"
+
+
+def test_nothing_is_compiled_after_a_warm_up(compiled: CompiledTarget) -> None:
+    drafter = drafter_for("recycling", compiled, tree_version="2.2.2")
+    compiled.warm_up(600, [drafter.max_nodes])
+    before = num_compiled()
+    for length in (20, 480):
+        generate(compiled, drafter, random_ids(length), max_new_tokens=30)
+    assert num_compiled() == before
+    assert compiled.num_late_shapes == 0
+    generate(compiled, drafter_for("pld", compiled), [1, 2, 3] * 5, max_new_tokens=30)
+    assert compiled.num_late_shapes > 0, "shapes outside the warm-up are not counted"
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs g++")
+def test_generated_code_is_exact() -> None:
+    torch._dynamo.reset()
+    target = CompiledTarget(SMALL.build())
+    drafter = drafter_for("recycling", target)
+    prompt = random_ids(28)
+    answer = generate(target, drafter, prompt, max_new_tokens=24)
+    assert answer.token_ids == referee(target, prompt, 24)
+    assert len(answer.steps) < 24, "no draft was accepted: the equality says nothing"
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", [family.name for family in CHAINS if family.is_known])
+def test_models_without_tree_masks_are_refused_in_one_line(name: str) -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        self_test(StaticTarget(known(name).build()))
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_on_two_devices_is_refused() -> None:
+    loaded = known(LLAMA).build()
+    loaded.elsewhere = nn.Parameter(torch.empty(1, device="meta"))
+    with pytest.raises(UnsupportedModelError, match="spread over 2 devices"):
+        StaticTarget(loaded)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("target_class", [TargetModel, StaticTarget])
+def test_half_precision_stays_within_its_noise(
+    target_class: type[TargetModel], dtype: torch.dtype
+) -> None:
+    target = target_class(known(LLAMA).build().to(dtype))
+    self_test(target, PREFIX_LENGTH)
+    assert not target.chain_only, target.chain_reason
+    prompt = random_ids(28)
+    plain = generate(target, drafter_for("vanilla", target), prompt, max_new_tokens=NUM_NEW)
+    drafted = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
+    pairs = list(zip(plain.token_ids, drafted.token_ids, strict=True))
+    differing = [index for index, (one, other) in enumerate(pairs) if one != other]
+    if differing:
+        text = torch.tensor([prompt + plain.token_ids[: differing[0]]])
+        logits = target.model.float()(text).logits[0, -1]
+        one, other = pairs[differing[0]]
+        noise = 16 * torch.finfo(dtype).eps * float(logits.abs().max())
+        assert abs(float(logits[one] - logits[other])) <= noise
+    assert sum(drafted.accept_lengths) == NUM_NEW
+
+
+def test_tokens_do_not_depend_on_what_a_cache_held_before() -> None:
+    target = StaticTarget(known(LLAMA).build())
+    prompt = random_ids(28)
+    first = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
+    assert target._storage is not None
+    for tensor in target._storage.tensors:
+        tensor.fill_(float("nan"))
+    second = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
+    assert second.token_ids == first.token_ids
+
+
+def test_near_ties_fall_as_in_plain_decoding() -> None:
+    for seed in range(3):
+        target = StaticTarget(model_with_twins(seed, stride=2).model)
+        prompt = random_ids(30, seed, VOCAB_SIZE)
+        plain = tokens_of(target, "vanilla", prompt)
+        assert tokens_of(target, "recycling", prompt) == plain
+        assert tokens_of(target, "pld", prompt) == plain
+
+
+@torch.inference_mode()
+def test_two_texts_at_a_time_have_rows_of_their_own() -> None:
+    target = StaticTarget(known(LLAMA).build())
+    tree = DraftTree.chain([3], target.device)
+    first, second = target.new_cache(40), target.new_cache(40)
+    alone = target.forward(tree, first)
+    for _ in target.prefill(random_ids(9), second, with_logits=False):
+        pass
+    first.keep(0, ())
+    torch.testing.assert_close(target.forward(tree, first), alone, rtol=0, atol=0)
+    copied = target.new_cache(40)
+    copied.copy_rows(second, 8)
+    torch.testing.assert_close(target.forward(tree, copied), target.forward(tree, second))
+    storage = copied.storage
+    del copied, first
+    assert target.new_cache(40).storage is storage, "rows of the last text are not used again"

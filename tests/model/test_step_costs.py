@@ -1,0 +1,121 @@
+"""Prices decide how many nodes are drafted; costs are measured once and kept.
+
+Run: pytest tests/model/test_step_costs.py
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from model import step_costs as module
+from model.prices import MARGIN, Prices
+from model.step_costs import CONTEXTS, StepCosts, measure, step_costs
+from tests.model.decoded import target_of
+
+LLAMA = "Llama, grouped heads"
+
+FLAT = Prices((1, 8, 64), (1.0, 1.0, 1.0))
+STEEP = Prices((1, 2, 4, 8), (1.0, 2.0, 4.0, 8.0))
+
+
+def test_where_nodes_are_free_all_are_drafted_and_where_they_cost_a_pass_none() -> None:
+    gains = [0.9**depth for depth in range(1, 40)]
+    assert FLAT.worth(gains) == 39
+    assert STEEP.worth(gains) == 0
+    assert FLAT.worth([]) == 0
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_choice_is_the_best_rate_of_all(seed: int) -> None:
+    source = random.Random(seed)
+    sizes = (1, *sorted(source.sample(range(2, 40), 5)))
+    costs = sorted(1 + source.random() * 3 for _ in sizes)
+    prices = Prices(sizes, tuple(costs))
+    gains = sorted((source.random() for _ in range(source.randrange(50))), reverse=True)
+
+    def rate(num_drafted: int) -> float:
+        return (1 + sum(gains[:num_drafted])) / prices.of(num_drafted + 1)
+
+    choices = {0, *(min(size - 1, len(gains)) for size in sizes if size - 1 <= len(gains) + 40)}
+    best = max(rate(choice) for choice in choices)
+    found = rate(prices.worth(iter(gains)))
+    assert found >= best / MARGIN ** (len(sizes)), "within the margins of the steps taken"
+
+
+def test_gains_are_read_no_further_than_a_larger_tree_could_pay() -> None:
+    read: list[int] = []
+
+    def gains() -> object:
+        for number in count():
+            read.append(number)
+            yield 0.01
+
+    assert Prices((1, 2, 4, 64), (1.0, 1.5, 2.0, 20.0)).worth(gains()) == 0  # type: ignore[arg-type]
+    assert len(read) == 1
+
+
+def test_costs_grow_with_the_context_and_with_what_the_loop_adds() -> None:
+    costs = StepCosts((1, 8), near=(1.0, 2.0), far=(2.0, 5.0))
+    at = [costs.at(context).milliseconds for context in (0, *CONTEXTS, 5000)]
+    assert at == sorted(at)
+    assert costs.at(700).milliseconds[1] == pytest.approx(3.3, abs=0.2)
+    before = costs.at(256).milliseconds
+    for _ in range(1000):
+        costs.learn(8, 700_000)
+    after = costs.at(256).milliseconds
+    assert after[0] == before[0]
+    assert after[1] - before[1] == pytest.approx(0.7, rel=0.05), "7 nodes of 0.1 ms"
+
+
+def test_a_smaller_pass_never_costs_more() -> None:
+    costs = StepCosts((1, 4, 8), near=(1.0, 3.0, 2.0), far=(1.0, 3.0, 2.0))
+    assert costs.at(100).milliseconds == (1.0, 2.0, 2.0)
+
+
+def test_a_measurement_covers_the_sizes_and_leaves_the_model_as_it_was() -> None:
+    costs = measure(target_of(LLAMA))
+    assert costs.sizes[0] == 1
+    assert costs.sizes == tuple(sorted(set(costs.sizes)))
+    assert len(costs.sizes) == len(costs.near) == len(costs.far)
+    assert all(cost > 0 for cost in costs.near + costs.far)
+
+
+def test_a_model_without_time_is_measured_at_one_and_eight_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    assert measure(target_of(LLAMA)).sizes == (1, 8)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"sizes": [1], "near": ["x"], "far": []}'])
+def test_costs_are_measured_once_and_a_broken_file_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
+    target, made = target_of(LLAMA), StepCosts((1, 8), (1.0, 1.5), (1.2, 1.9))
+    calls: list[object] = []
+    monkeypatch.setattr(module, "measure", lambda given: calls.append(given) or made)
+    if content is not None:
+        step_costs(target)
+        (file,) = tmp_path.iterdir()
+        file.write_text(content, encoding="utf-8")
+        calls.clear()
+    assert step_costs(target) == made
+    assert step_costs(target) == made
+    assert len(calls) == 1
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text(encoding="utf-8"))["sizes"] == [1, 8]
+
+
+def test_a_folder_that_cannot_be_written_costs_a_measurement_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    assert step_costs(target_of(LLAMA)).sizes == (1, 8)

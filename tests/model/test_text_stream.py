@@ -1,0 +1,81 @@
+"""Streamed text: pieces that never break a character, and together are the whole.
+
+Run: pytest tests/model/test_text_stream.py
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from model.text_stream import REPLACEMENT, TextStream
+
+DEMO = Path(__file__).resolve().parents[2] / "data/demo/model"
+TEXT = "Naïve café — 日本語のテキスト, 👩‍🚀 and 🏳️‍🌈! Здравствуй, мир. \t x² ≤ √2 …\n\nend 😀😀"
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """Return a tokenizer that spells unknown characters in bytes, and spaces in its own way."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁a", "b", "c"]
+    model = models.BPE({word: index for index, word in enumerate(words)}, [], byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def in_pieces(tokenizer: Any, ids: list[int], seed: int) -> list[str]:
+    """Return the pieces of a text whose tokens come in steps of one to five."""
+    draws = random.Random(seed)
+    stream, pieces, begin = TextStream(tokenizer), [], 0
+    while begin < len(ids):
+        end = begin + draws.randint(1, 5)
+        pieces.append(stream.add(ids[begin:end], is_last=end >= len(ids)))
+        begin = end
+    return pieces
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_pieces_are_the_text_and_whole_characters(seed: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
+    cuts = (tokenizer.decode(ids[:length]) for length in range(len(ids)))
+    assert any(text.endswith(REPLACEMENT) for text in cuts), "no token ends inside a character"
+    pieces = in_pieces(tokenizer, [1, *ids, 2], seed)
+    assert "".join(pieces) == TEXT
+    assert not any(REPLACEMENT in piece for piece in pieces)
+    assert len([piece for piece in pieces if piece]) > 10
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_characters_spelt_in_bytes_are_whole(seed: int) -> None:
+    tokenizer = byte_fallback()
+    ids = [258]
+    for character in "😀é":
+        ids += [1 + byte for byte in character.encode()]
+    ids += [257, 259, 1 + 0xC3, 1 + 0xA9, 260]
+    pieces = in_pieces(tokenizer, ids, seed)
+    assert "".join(pieces) == tokenizer.decode(ids) == " a😀é bé" + "c"
+    assert not any(REPLACEMENT in piece for piece in pieces)
+
+
+def test_what_is_no_character_comes_at_the_end() -> None:
+    tokenizer = byte_fallback()
+    stream = TextStream(tokenizer)
+    assert stream.add([259]) == "b"
+    assert stream.add([1 + 0xF0]) == ""
+    assert stream.add([1 + 0x9F]) == ""
+    assert stream.add([], is_last=True) == REPLACEMENT * 2
+    broken = TextStream(tokenizer)
+    assert broken.add([1 + 0xF0]) == ""
+    assert broken.add([260]) == REPLACEMENT + "c"
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    assert TextStream(None).add([1, 2], is_last=True) == ""
