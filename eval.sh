@@ -12,7 +12,8 @@ A virtual environment is set up in .venv if the packages are missing.
 Settings (environment variables):
   MODEL_PATH      folder or hub name of the model      (data/demo/model)
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp: fetched if missing)
-  METHODS         methods, separated by spaces         (vanilla recycling pld lookahead)
+  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd hybrid;
+                  NAME-auto drafts as many nodes as pay on this device)
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
   MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model, else 1024)
   RUNS            repetitions, interleaved by method   (1)
@@ -36,7 +37,7 @@ esac
 cd "$(dirname "${BASH_SOURCE[0]}")"
 MODEL_PATH=${MODEL_PATH:-data/demo/model}
 BENCH=${BENCH:-demo}
-METHODS=${METHODS:-vanilla recycling pld lookahead}
+METHODS=${METHODS:-vanilla recycling recycling-auto pld lookahead samd hybrid}
 DTYPE=${DTYPE:-auto}
 RUNS=${RUNS:-1}
 TEMPERATURE=${TEMPERATURE:-0.0}
@@ -79,7 +80,12 @@ for bench in $BENCH; do
             id=$MODEL_NAME-$method-$DTYPE-temp-$TEMPERATURE-$MAX_NEW_TOKENS$suffix
             echo "== $bench: $id" >&2
             code=0
-            "$PYTHON" -m "evaluation.inference_$method" "${options[@]}" --bench-name "$bench" \
+            case "$method" in
+                recycling-auto) budget=(--tree-version auto) ;;
+                *-auto) budget=(--budget auto) ;;
+                *) budget=() ;;
+            esac
+            "$PYTHON" -m "evaluation.inference_${method%-auto}" "${options[@]}" "${budget[@]}" --bench-name "$bench" \
                 --model-id "$id" --answer-file "$folder/$id.jsonl" || code=$?
             if [ "$code" -gt 1 ]; then exit "$code"; fi
             if [ "$code" = 1 ]; then status=1; fi

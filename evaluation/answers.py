@@ -10,18 +10,23 @@ Files: ANSWERS.jsonl, beside it ANSWERS.meta.json (what was run, with what) and 
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import glob
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from evaluation.command_line import UserError
+from evaluation.command_line import UserError, first_line
+from evaluation.files import write_tensors, write_whole
+from evaluation.questions import Question
 from evaluation.read_answers import is_failed, read_answers, read_meta, sidecar_path
 
 # What may differ between the parts of a resumed run.
@@ -64,23 +69,43 @@ class AnswerLog:
             self.close()
             raise
 
+    def remaining(self, questions: Sequence[Question]) -> list[Question]:
+        """Return the questions that have no row."""
+        return [question for question in questions if question.question_id not in self.done]
+
     def begin(self) -> None:
         """Write the sidecar; only now is an earlier run forgotten, if that was asked for."""
         # State first: rows without their state are refused, state of other rows would be believed.
-        folder = self._state_folder
-        for state in [*folder.glob("rows-*"), *folder.glob(".tmp*")]:  # .tmp*: safetensors' own
-            if state != self._state_of(self.num_rows):
-                state.unlink()
+        folder, meta = self._state_folder, glob.escape(self._meta_file.name)
+        for left in (
+            *folder.glob("rows-*"),
+            *folder.glob(".tmp*"),  # safetensors' own
+            *self.file.parent.glob(f"{meta}.*.tmp"),
+        ):
+            if left != self._state_of(self.num_rows):
+                left.unlink()
         if self._overwrite:
             os.ftruncate(self._descriptor, 0)
         self._write_meta()
 
     def append(self, row: dict[str, Any], memory: Mapping[str, torch.Tensor]) -> None:
-        """Append one answer, with the memory that the method has after it ({} if it keeps none)."""
-        if memory:
-            self._state_folder.mkdir(exist_ok=True)
-            self._save_state(memory, self._state_of(self.num_rows + 1))
-        self._write_line(json.dumps(row, allow_nan=False).encode() + b"\n")
+        """Append one answer, with the memory that the method has after it ({} if it keeps none).
+
+        Raises:
+            UserError: if the disk does not take it; the rows before stay, with their memory.
+        """
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        try:
+            if memory:
+                self._state_folder.mkdir(exist_ok=True)
+                write_tensors(self._state_of(self.num_rows + 1), memory)
+            self._write_line(line)
+        except (OSError, UserError) as error:
+            cause = error.strerror if isinstance(error, OSError) else str(error)
+            raise UserError(
+                f"answer file {self.file}: a row cannot be written: {cause}; the rows before it are safe: "
+                "make room, and give the same command again"
+            ) from error
         self._state_of(self.num_rows).unlink(missing_ok=True)
         self.num_rows += 1
         self.num_failed += is_failed(row)
@@ -97,7 +122,13 @@ class AnswerLog:
                 f"cannot resume {self.file}: the method's memory {file} is not there; give --overwrite, or "
                 "another --answer-file"
             )
-        return load_file(file)
+        try:
+            return load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"cannot resume {self.file}: the method's memory {file} cannot be read: "
+                f"{first_line(error)}; give --overwrite, or another --answer-file"
+            ) from error
 
     def finish(self) -> None:
         """Write the end time and let go of the file."""
@@ -114,21 +145,16 @@ class AnswerLog:
     def _state_of(self, num_rows: int) -> Path:
         return self._state_folder / f"rows-{num_rows}.safetensors"
 
-    @staticmethod
-    def _save_state(memory: Mapping[str, torch.Tensor], file: Path) -> None:
-        temporary = file.with_suffix(".tmp")
-        save_file({name: tensor.contiguous() for name, tensor in memory.items()}, temporary)
-        os.replace(temporary, file)
-
     def _write_line(self, line: bytes) -> None:
         """Append a whole line or nothing."""
         size = os.fstat(self._descriptor).st_size
-        if os.write(self._descriptor, line) != len(line):
+        try:
+            if os.write(self._descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, "the disk took a part of it, which was taken back")
+            os.fsync(self._descriptor)
+        except OSError:
             os.ftruncate(self._descriptor, size)
-            raise OSError(
-                f"answer file {self.file}: the disk took a part of a row; the row was taken back"
-            )
-        os.fsync(self._descriptor)
+            raise
 
     def _rows_found(self) -> list[dict[str, Any]]:
         """Return the rows that are there, after cutting one that was being written when a process
@@ -159,9 +185,7 @@ class AnswerLog:
         return {**found, "end_time": None, "resumed": [*found.get("resumed", []), part]}
 
     def _write_meta(self) -> None:
-        temporary = self._meta_file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self._meta, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, self._meta_file)
+        write_whole(self._meta_file, json.dumps(self._meta, indent=2) + "\n")
 
 
 def _open_locked(file: Path) -> int:

@@ -4,11 +4,14 @@ Lossless decoding means the same tokens, so this is the check behind every speed
 compared where both files carry them, the text otherwise. Rows are matched by question id; a row that
 one file lacks and a question that failed are differences, never skipped.
 
+In half precision two almost equal logits may change places. With ``--model-path`` the model is loaded
+and every first differing token is judged a tie or a BUG (``divergence.py``); ties alone are no error.
+
 Run:
     python -m evaluation.equal --file-path data/demo/model_answer \
         --jsonfile1 vanilla.jsonl --jsonfile2 recycling.jsonl
 
-Exit code: 0 equal, 1 different, 2 not comparable.
+Exit code: 0 equal (or ties alone, with ``--model-path``), 1 different, 2 not comparable.
 """
 
 from __future__ import annotations
@@ -30,8 +33,10 @@ examples:
   python -m evaluation.equal --file-path data/demo/model_answer \\
       --jsonfile1 vanilla.jsonl --jsonfile2 recycling.jsonl
   python -m evaluation.equal --jsonfile1 run_1/vanilla.jsonl --jsonfile2 run_2/pld.jsonl
+  python -m evaluation.equal --file-path data/demo/model_answer --model-path data/demo/model \\
+      --jsonfile1 vanilla-bfloat16.jsonl --jsonfile2 recycling-bfloat16.jsonl
 
-exit code: 0 equal, 1 different, 2 not comparable
+exit code: 0 equal (or ties alone, with --model-path), 1 different, 2 not comparable
 """
 
 
@@ -49,6 +54,7 @@ class Difference:
         position: First differing token or character in the turn.
         excerpts: The first file's and the second's tokens or characters around it.
         texts: The two texts around their first differing character, if token ids were compared.
+        parts_at_tokens: Whether both have a token at the position: neither ends before it.
     """
 
     question_id: int | str
@@ -60,6 +66,7 @@ class Difference:
     position: int | None = None
     excerpts: tuple[str, str] | None = None
     texts: tuple[str, str] | None = None
+    parts_at_tokens: bool = False
 
 
 @dataclass(slots=True)
@@ -83,10 +90,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parse(argv)
     paths = [_locate(options.file_path, name) for name in (options.jsonfile1, options.jsonfile2)]
-    comparison = compare(read_answers(paths[0]), read_answers(paths[1]))
+    rows = (read_answers(paths[0]), read_answers(paths[1]))
+    comparison = compare(*rows)
     names = (str(paths[0]), str(paths[1]))
     print(_verdict(comparison, names))
     differences = comparison.differences
+    judged: dict[str, Any] = {}
+    is_harmless = not differences
+    if options.model_path is not None:
+        from evaluation.replay import Replay, judge, judged_text  # imported late: torch
+
+        replay = Replay((paths[0], paths[1]), rows, options.model_path, options.question_file)
+        judged = judge(replay, differences, comparison.num_questions)
+        print(judged_text(judged, differences))
+        is_harmless = judged["ties"] == len(differences)
+    elif options.question_file is not None:
+        raise UserError("question_file: got without --model-path; leave it out, or give both")
     report = {
         "equal": not differences,
         "jsonfile1": names[0],
@@ -98,9 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "differing_questions": len(differences),
         "differing_question_ids": [difference.question_id for difference in differences],
         "first_difference": asdict(differences[0]) if differences else None,
+        "judged": judged,
     }
     print(json_line(report))
-    return 1 if differences else 0
+    return 0 if is_harmless else 1
 
 
 def compare(rows: Sequence[Row], other_rows: Sequence[Row]) -> Comparison:
@@ -186,6 +206,7 @@ def _token_difference(
         "position": position,
         "excerpts": (_tokens_around(ids, position), _tokens_around(other_ids, position)),
         "texts": (_text_around(texts[0], place), _text_around(texts[1], place)),
+        "parts_at_tokens": position < min(len(ids), len(other_ids)),
     }
 
 
@@ -265,6 +286,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(
             f"--jsonfile{number}", required=True, metavar="FILE", help="name in DIR, or a path"
         )
+    parser.add_argument(
+        "--model-path",
+        metavar="MODEL",
+        help="load this model, the one that answered, and judge every difference: tie or BUG",
+    )
+    parser.add_argument(
+        "--question-file",
+        metavar="FILE",
+        help="the questions that were answered (default: those of the sidecar's benchmark)",
+    )
     return parser.parse_args(argv)
 
 

@@ -8,65 +8,30 @@ them.
 from __future__ import annotations
 
 import json
-import logging
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-import shortuuid
 import torch
 from tqdm import tqdm
 
+from evaluation.answer_row import Answerer, Turn, answer_row, warm_up
 from evaluation.answers import AnswerLog
-from evaluation.conversation import Conversation, Message, choose_conversation
+from evaluation.command_line import late_interrupt
+from evaluation.conversation import Conversation, choose_conversation
+from evaluation.files import write_whole
 from evaluation.provenance import git_commit, versions
 from evaluation.questions import Question, load_questions
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The answer to one turn.
-
-    Attributes:
-        token_ids: new tokens, the one that ended the text included.
-        accept_lengths: tokens emitted by each step; they sum to the number of new tokens.
-        wall_time: seconds for prompt and answer, tokenisation excluded.
-        details: further per-turn figures for the answer file, such as prefill_time.
-    """
-
-    token_ids: list[int]
-    accept_lengths: list[int]
-    wall_time: float
-    details: dict[str, Any] = field(default_factory=dict)
+from evaluation.read_answers import Row
 
 
-class Answerer(Protocol):
-    """A method on a loaded model."""
+class Finished(NamedTuple):
+    """A question that was asked: its row, and what the method keeps across questions after it."""
 
-    def seed(self, seed: int) -> None:
-        """Begin a choice: the draws that follow depend on `seed` alone."""
-        ...
-
-    def begin_question(self) -> None:
-        """Begin a question: a cold method forgets here."""
-        ...
-
-    def answer(self, prompt_ids: list[int]) -> Turn:
-        """Answer one prompt."""
-        ...
-
-    def end_warmup(self) -> None:
-        """Forget what warm-up passes left behind."""
-        ...
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Return what the method keeps across questions."""
-        ...
+    row: Row
+    memory: dict[str, torch.Tensor]
 
 
 def answer_questions(
@@ -99,33 +64,53 @@ def answer_questions(
     Returns:
         The number of questions that failed, those in the log before included.
     """
-    remaining = [question for question in questions if question.question_id not in log.done]
+    remaining = log.remaining(questions)
     if remaining:
-        _warm_up(answerer, conversation, remaining[0], num_warmup)
+        warm_up(answerer, conversation, remaining[0], num_warmup)
     restore()
+    record(
+        (
+            Finished(
+                answer_row(
+                    answerer,
+                    conversation,
+                    question,
+                    model_id=model_id,
+                    num_choices=num_choices,
+                    seed=seed,
+                ),
+                answerer.memory(),
+            )
+            for question in remaining
+        ),
+        log,
+        len(questions),
+        len(questions) - len(remaining),
+    )
+    return log.num_failed
+
+
+def record(finished: Iterable[Finished], log: AnswerLog, num_questions: int, num_done: int) -> None:
+    """Append questions to the log as they are finished, and show how far the run is.
+
+    The first Ctrl-C lets the question be finished, the second does not.
+
+    Raises:
+        KeyboardInterrupt: once the row is written.
+        UserError: if a row cannot be written.
+    """
     num_tokens = num_steps = 0
     seconds = 0.0
-    with tqdm(
-        total=len(questions), initial=len(questions) - len(remaining), unit="question"
-    ) as bar:
-        for question in remaining:
-            try:
-                choices = _answer(answerer, conversation, question, num_choices, seed)
-                error = None
-            except Exception as failure:
-                logger.debug("question %s", question.question_id, exc_info=True)
-                choices, error = [], f"{type(failure).__name__}: {failure}"
-                tqdm.write(f"question {question.question_id} failed: {error}", file=bar.fp)
-            row = {
-                "question_id": question.question_id,
-                "category": question.category,
-                "answer_id": shortuuid.uuid(),
-                "model_id": model_id,
-                "choices": choices,
-                "tstamp": time.time(),
-            }
-            log.append(row if error is None else {**row, "error": error}, answerer.memory())
-            for choice in choices:
+    with (
+        late_interrupt() as is_interrupted,
+        tqdm(total=num_questions, initial=num_done, unit="question") as bar,
+    ):
+        for row, memory in finished:
+            log.append(row, memory)
+            if "error" in row:
+                message = f"question {row['question_id']} failed: {row['error']}"
+                tqdm.write(message, file=bar.fp)
+            for choice in row["choices"]:
                 num_tokens += sum(choice["new_tokens"])
                 num_steps += len(choice["accept_lengths"])
                 seconds += sum(choice["wall_time"])
@@ -134,48 +119,8 @@ def answer_questions(
                 bar.set_postfix_str(
                     f"{num_tokens / seconds:.1f} tokens/s, MAT {num_tokens / num_steps:.2f}"
                 )
-    return log.num_failed
-
-
-def _warm_up(
-    answerer: Answerer, conversation: Conversation, question: Question, num_warmup: int
-) -> None:
-    """Answer a question unmeasured, through the same function as the measured ones."""
-    for _ in range(num_warmup):
-        try:
-            _answer(answerer, conversation, question, 1, 0)
-        except Exception as failure:
-            logger.warning("warm-up on question %s failed: %s", question.question_id, failure)
-            break
-    answerer.end_warmup()
-
-
-def _answer(
-    answerer: Answerer, conversation: Conversation, question: Question, num_choices: int, seed: int
-) -> list[dict[str, Any]]:
-    """Return the choices of one question in Spec-Bench's form."""
-    choices = []
-    answerer.begin_question()
-    for index in range(num_choices):
-        answerer.seed(seed + index)
-        history: list[Message] = []
-        turns: list[Turn] = []
-        for user in question.turns:
-            turns.append(answerer.answer(conversation.prompt_ids(history, user)))
-            history.append(Message(user, conversation.text(turns[-1].token_ids)))
-        choice = {
-            "index": index,
-            "turns": [message.assistant for message in history],
-            "decoding_steps": [len(turn.accept_lengths) for turn in turns],
-            "new_tokens": [len(turn.token_ids) for turn in turns],
-            "wall_time": [turn.wall_time for turn in turns],
-            "accept_lengths": [length for turn in turns for length in turn.accept_lengths],
-            "token_ids": [turn.token_ids for turn in turns],
-        }
-        for name in turns[0].details:
-            choice[name] = [turn.details[name] for turn in turns]
-        choices.append(choice)
-    return choices
+            if is_interrupted():
+                raise KeyboardInterrupt
 
 
 class _ForwardFunction:
@@ -198,6 +143,9 @@ class _ForwardFunction:
         torch.manual_seed(seed)
 
     def begin_question(self) -> None: ...
+
+    def lean(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def end_warmup(self) -> None: ...
 
@@ -281,6 +229,4 @@ def reorg_answer_file(answer_file: str) -> None:
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             rows[json.loads(line)["question_id"]] = line.rstrip("\n") + "\n"
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text("".join(rows[key] for key in sorted(rows)), encoding="utf-8")
-    os.replace(temporary, file)
+    write_whole(file, "".join(rows[key] for key in sorted(rows)))

@@ -21,22 +21,24 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from evaluation.command_line import UserError
+from evaluation.defects import limit_of
 from evaluation.metrics import (
     CODE,
     OVERALL,
     RunFigures,
     in_task_order,
     left_out_text,
-    over_runs,
-    spec_bench_figures,
+    measure,
+    run_figures,
 )
-from evaluation.read_answers import Row, read_answers, read_meta
+from evaluation.question_frame import question_frame, used_defects_text
+from evaluation.read_answers import Row, read_lines, read_meta
 
 DEFAULT_BASELINE = "vanilla"
 MBPP = "mbpp"
 SPEC_BENCH = "spec_bench"
 UNKNOWN = "unknown"
-FURTHER_OPTIONS = ("load_matrix", "top_k", "top_p")
+FURTHER_OPTIONS = ("load_matrix", "shuffle", "top_k", "top_p")
 CONDITIONS = ("model", "device", "dtype", "threads", "max_new_tokens", "temperature", "bench")
 
 
@@ -66,6 +68,11 @@ class AnswerFile:
         if self.meta.get("bench_name"):
             return str(self.meta["bench_name"])
         return MBPP if self.is_code else SPEC_BENCH
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The rows as figures see them."""
+        return question_frame(self.rows, limit_of(self.meta))
 
     @property
     def is_code(self) -> bool:
@@ -147,7 +154,7 @@ def load_answers(path: Path) -> AnswerFile:
     Raises:
         UserError: Either is not what it should be.
     """
-    return AnswerFile(path, read_answers(path), read_meta(path))
+    return AnswerFile(path, [row for _, row in read_lines(path)], read_meta(path))
 
 
 def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[Group]:
@@ -235,28 +242,30 @@ def _is_method(entry: Entry, name: str) -> bool:
 def _measure(entry: Entry, baseline: Entry, group_bench: str) -> Measured:
     """An entry against its baseline; MBPP beside Spec-Bench gives its code figures alone."""
     parts: list[RunFigures] = []
-    notes: list[str | None] = []
+    notes: list[str] = []
     # The group's own benchmark last: where MBPP is beside it, code is MBPP's.
     for bench in sorted(entry.runs, key=lambda name: name == group_bench):
-        runs = []
-        for names, figures in _measure_runs(entry.runs[bench], baseline, bench):
-            runs.append(figures if bench == group_bench else figures.loc[[CODE]])
-            notes.append(left_out_text(figures, names))
-        parts.append(over_runs(runs))
-    mean, deviation = (
-        pd.concat(tables)
-        for tables in ([part.mean for part in parts], [part.deviation for part in parts])
-    )
-    is_first = ~mean.index.duplicated()
-    num_runs = max(part.num_runs for part in parts)
-    merged = RunFigures(mean[is_first], deviation[is_first], num_runs)
-    return Measured(entry, merged, [note for note in notes if note])
+        pairs = list(_pairs(entry.runs[bench], baseline, bench))
+        names = (str(pairs[0][0].path), str(pairs[0][1].path))
+        figures = measure([(file.frame, base.frame) for file, base in pairs], names)
+        parts.append(figures if bench == group_bench else figures.only(CODE))
+        notes += [note for file, base in pairs for note in _notes(file, base)]
+    return Measured(entry, RunFigures.joined(parts), notes)
 
 
-def _measure_runs(
+def _notes(file: AnswerFile, base_file: AnswerFile) -> Iterator[str]:
+    """What a reader of the figures should know about a run."""
+    names = (str(file.path), str(base_file.path))
+    left_out = left_out_text(run_figures(file.frame, base_file.frame, names), names)
+    if left_out:
+        yield left_out
+    yield from filter(None, (used_defects_text(file.frame, str(file.path)),))
+
+
+def _pairs(
     files: Sequence[AnswerFile], baseline: Entry, bench: str
-) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
-    """Figures of each run against the baseline's run of the same place, with both files' names."""
+) -> Iterator[tuple[AnswerFile, AnswerFile]]:
+    """Each run with the baseline's run of the same place."""
     base_files = baseline.runs.get(bench)
     if base_files is None:
         raise UserError(
@@ -264,9 +273,7 @@ def _measure_runs(
             "add the baseline's answer file"
         )
     for index, file in enumerate(files):
-        base_file = base_files[index % len(base_files)]
-        names = (str(file.path), str(base_file.path))
-        yield names, spec_bench_figures(file.rows, base_file.rows, names=names)
+        yield file, base_files[index % len(base_files)]
 
 
 def _short_commit(commit: str) -> str:

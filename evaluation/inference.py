@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,23 +21,19 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from evaluation.answers import AnswerLog
+from evaluation.command_line import UserError
 from evaluation.conversation import Conversation, choose_conversation
-from evaluation.eval import Turn, answer_questions
+from evaluation.eval import answer_questions, record
 from evaluation.loading import (
     choose_device,
     choose_dtype,
-    eos_ids_of,
     load_config_and_tokenizer,
-    load_target,
 )
 from evaluation.memory_file import check_folder_of, make_drafter, read_memory, save_memory
+from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
 from evaluation.provenance import device_name, git_commit, model_fingerprint, versions
 from evaluation.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
-from model.decoding import generate
-from model.drafter import Drafter
-from model.hf import TargetModel, sampling_processors
-from model.verification import SamplingRule
 
 # The options that make a run what it is, beside the method's own.
 RECORDED = (
@@ -43,6 +41,7 @@ RECORDED = (
     "bench_name",
     "question_begin",
     "question_end",
+    "shuffle",
     "max_new_tokens",
     "num_choices",
     "temperature",
@@ -50,88 +49,34 @@ RECORDED = (
     "top_p",
     "seed",
     "warmup",
+    "compile",
 )
-
-
-class MethodAnswerer:
-    """A drafter on a target model, as an `Answerer`."""
-
-    def __init__(
-        self, target: TargetModel, drafter: Drafter, run: RunConfig, eos_ids: frozenset[int]
-    ) -> None:
-        self.target = target
-        self.drafter = drafter
-        self._max_new_tokens = run.max_new_tokens
-        self._eos_ids = eos_ids
-        self._rule = None
-        self._generator = torch.Generator(device=target.device)
-        if run.temperature > 0:
-            processors = sampling_processors(run.temperature, run.top_k, run.top_p)
-            self._rule = SamplingRule(processors, self._generator)
-
-    def seed(self, seed: int) -> None:
-        """Begin a choice with a known stream of random numbers."""
-        self._generator.manual_seed(seed)
-
-    def begin_question(self) -> None:
-        """Forget what came before, if the method starts cold."""
-        if self.drafter.is_cold:
-            self.drafter.reset()
-
-    def answer(self, prompt_ids: list[int]) -> Turn:
-        """Answer one prompt."""
-        start = time.perf_counter()
-        generation = generate(
-            self.target,
-            self.drafter,
-            prompt_ids,
-            max_new_tokens=self._max_new_tokens,
-            eos_ids=self._eos_ids,
-            rule=self._rule,
-        )
-        wall_time = time.perf_counter() - start
-        prefill_time = generation.steps[0].prefill_ns / 1e9
-        details = {
-            "prompt_tokens": len(prompt_ids),
-            "prefill_time": prefill_time,
-            "decode_time": wall_time - prefill_time,
-            "draft_tokens": sum(step.num_nodes - 1 for step in generation.steps),
-            "stop_reasons": generation.steps[-1].stop_reason,
-        }
-        return Turn(generation.token_ids, generation.accept_lengths, wall_time, details)
-
-    def end_warmup(self) -> None:
-        """Forget the warm-up, unless the method counts it."""
-        if not self.drafter.keeps_warmup:
-            self.drafter.reset()
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Return what lives across questions."""
-        return self.drafter.memory() if self.drafter.is_hot else {}
 
 
 @dataclass(slots=True)
 class Plan:
     """A run that has been checked: what can be known without the weights is right."""
 
-    method: str
-    run: RunConfig
-    config: Any
-    questions: list[Question]
-    device: torch.device
-    dtype: torch.dtype
-    hf_config: Any
-    tokenizer: Any
-    conversation: Conversation
-    start_memory: dict[str, torch.Tensor]
+    setup: Setup
+    questions: Sequence[Question]
     is_hot: bool
-    model_id: str
     log: AnswerLog
 
     @property
     def is_answered(self) -> bool:
         """Whether the answer file has every question already."""
-        return all(question.question_id in self.log.done for question in self.questions)
+        return not self.log.remaining(self.questions)
+
+    def memory(self) -> dict[str, torch.Tensor] | None:
+        """Return what the first question begins with; None if every worker has a memory of its own.
+
+        Raises:
+            UserError: if it should be there, since questions were answered, and is not.
+        """
+        run = self.setup.run
+        if run.uses_ray and not (self.is_hot and run.state_order == "single"):
+            return None
+        return self.log.memory() if self.is_hot and self.log.num_rows else self.setup.start_memory
 
 
 def answer_with_method(
@@ -148,20 +93,20 @@ def answer_with_method(
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # noise in a log; ours shows the run
     check_folder_of(save_matrix)
+    if save_matrix and run.uses_ray:
+        raise UserError("save_matrix: got workers, which have a matrix each; leave one out")
     plan = prepare(method, run, config, load_matrix)
     try:
         if save_matrix or not plan.is_answered:
-            if plan.is_hot and plan.log.num_rows:
-                plan.log.memory()  # before the weights load: it may be missing
-            target = load_target(run, plan.hf_config, plan.dtype, plan.device)
-            drafter = make_drafter(
-                method, config, target.vocab_size, target.device, plan.start_memory
-            )
-            for note in _notes(target, drafter):
-                print(note, file=sys.stderr)
-            _answer(plan, target, drafter)
-            if save_matrix:
-                save_memory(drafter, Path(save_matrix))
+            memory = plan.memory()  # before the weights load: it may be missing
+            if run.uses_ray:
+                _answer_by_workers(plan, memory)
+            else:
+                answerer = load_answerer(plan.setup)
+                print("".join(note + "\n" for note in answerer.notes()), end="", file=sys.stderr)
+                _answer(plan, answerer, memory)
+                if save_matrix:
+                    save_memory(answerer.drafter, Path(save_matrix))
             plan.log.finish()
     finally:
         plan.log.close()
@@ -184,12 +129,22 @@ def prepare(method: str, run: RunConfig, config: Any, load_matrix: str | None) -
     question_file = (
         Path(run.question_file) if run.question_file else question_file_of(run.bench_name)
     )
-    questions = load_questions(question_file, run.question_begin, run.question_end)
+    selected = load_questions(question_file, run.question_begin, run.question_end)
+    questions = run.part_of(run.in_order(selected))
+    if not questions:
+        raise UserError(
+            f"shard: got {run.shard}, which has none of the questions; give fewer shards"
+        )
     device = choose_device(run)
     dtype = choose_dtype(run, device)
-    if run.threads:
-        torch.set_num_threads(run.threads)
-    hf_config, tokenizer = load_config_and_tokenizer(run.model_path)
+    threads = run.threads
+    if run.num_workers and not threads:
+        threads = max(1, len(os.sched_getaffinity(0)) // run.num_workers)
+    if threads:
+        torch.set_num_threads(threads)
+    hf_config, tokenizer = load_config_and_tokenizer(
+        run.model_path, run.trust_remote_code, run.allow_pickle
+    )
     conversation = choose_conversation(run.conv_template, run.model_path, tokenizer)
     memory = read_memory(load_matrix)
     vocab_size = getattr(hf_config.get_text_config(decoder=True), "vocab_size", None)
@@ -198,7 +153,8 @@ def prepare(method: str, run: RunConfig, config: Any, load_matrix: str | None) -
         is_hot = make_drafter(method, config, vocab_size, torch.device("cpu"), memory).is_hot
     model_name = Path(run.model_path).resolve().name
     model_id = run.model_id or f"{model_name}-{_run_name(method, config, run, dtype)}"
-    default_file = DATA_FOLDER / run.bench_name / "model_answer" / f"{model_id}.jsonl"
+    shard = "-shard-" + run.shard.replace("/", "-of-") if run.shard else ""
+    default_file = DATA_FOLDER / run.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
     answer_file = Path(run.answer_file).expanduser() if run.answer_file else default_file
     meta = {
         "method": method,
@@ -211,6 +167,9 @@ def prepare(method: str, run: RunConfig, config: Any, load_matrix: str | None) -
         "conv_template": conversation.name,
         "question_file_sha256": hashlib.sha256(question_file.read_bytes()).hexdigest(),
         "load_matrix": load_matrix,
+        "shard": run.shard,
+        "num_workers": run.worker_count if run.uses_ray else None,
+        "state_order": run.state_order if run.uses_ray else None,
         "dtype": str(dtype).removeprefix("torch."),
         "device": device_name(device),
         "threads": torch.get_num_threads(),
@@ -221,42 +180,57 @@ def prepare(method: str, run: RunConfig, config: Any, load_matrix: str | None) -
         "end_time": None,
     }
     log = AnswerLog(answer_file, meta, run.overwrite)
-    return Plan(
+    longest = _longest_text(questions, conversation, run.max_new_tokens) if run.compile else 0
+    setup = Setup(
         method,
         run,
         config,
-        questions,
         device,
         dtype,
         hf_config,
         tokenizer,
         conversation,
         memory,
-        is_hot,
         model_id,
-        log,
+        longest,
     )
+    return Plan(setup, questions, is_hot, log)
 
 
-def _answer(plan: Plan, target: TargetModel, drafter: Drafter) -> None:
+def _answer_by_workers(plan: Plan, memory: dict[str, torch.Tensor] | None) -> None:
+    """Answer what the log lacks in other processes."""
+    from evaluation import workers
+
+    setup, log = plan.setup, plan.log
+    if memory is not None and setup.run.worker_count > 1:
+        print(
+            "--state-order single: the matrix goes from question to question, so that one worker "
+            "answers all",
+            file=sys.stderr,
+        )
+    remaining = log.remaining(plan.questions)
+    with workers.cluster(setup):
+        log.begin()
+        finished = workers.answer_by_workers(setup, remaining, memory)
+        record(finished, log, len(plan.questions), len(plan.questions) - len(remaining))
+
+
+def _answer(plan: Plan, answerer: MethodAnswerer, memory: dict[str, torch.Tensor] | None) -> None:
     """Answer what the log lacks."""
-    log, run = plan.log, plan.run
+    log, setup = plan.log, plan.setup
+    run, drafter = setup.run, answerer.drafter
 
     def restore() -> None:
-        if log.num_rows and drafter.is_hot:
-            drafter.load_memory(log.memory())
-        elif plan.start_memory:
-            drafter.load_memory(plan.start_memory)
+        if memory:
+            drafter.load_memory(memory)
 
     log.begin()
     answer_questions(
-        MethodAnswerer(
-            target, drafter, run, eos_ids_of(target, plan.tokenizer) | plan.conversation.stop_ids
-        ),
-        plan.conversation,
+        answerer,
+        setup.conversation,
         plan.questions,
         log,
-        model_id=plan.model_id,
+        model_id=setup.model_id,
         num_choices=run.num_choices,
         seed=run.seed,
         num_warmup=run.warmup,
@@ -264,10 +238,14 @@ def _answer(plan: Plan, target: TargetModel, drafter: Drafter) -> None:
     )
 
 
-def _notes(target: TargetModel, drafter: Drafter) -> list[str]:
-    """Return what a reader of the log should know about this run."""
-    chain = f"chain drafts only: {target.chain_reason}" if target.chain_only else ""
-    return [note for note in (drafter.describe(), chain) if note]
+def _longest_text(
+    questions: Sequence[Question], conversation: Conversation, max_new_tokens: int
+) -> int:
+    """Return the most tokens that a question can grow to: its turns, and an answer to each."""
+    return max(
+        sum(len(conversation.prompt_ids([], turn)) + max_new_tokens for turn in question.turns)
+        for question in questions
+    )
 
 
 def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> str:
@@ -279,6 +257,8 @@ def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> s
         for item in dataclasses.fields(config)
         if (value := getattr(config, item.name)) != item.default
     ]
+    changed += ["compile"] * run.compile
+    changed += [f"shuffle-{run.shuffle}"] * (run.shuffle is not None)
     return "-".join(
         [method, *changed, str(dtype).removeprefix("torch."), f"temp-{run.temperature}"]
     )

@@ -1,8 +1,8 @@
-"""Merge answer files into one Spec-Bench-shaped table, with published figures below it.
+"""Merge answer files into one Spec-Bench-shaped leaderboard, with published figures set apart.
 
 Files are grouped by what must be equal for a speed-up to mean anything: model, device, dtype,
 threads, token limit and temperature, as their sidecars say. In a group, every method is compared
-with the group's own baseline, question by question (``metrics.py``). Files of the same method with
+with the group's own baseline, by both rulers (``metrics.py``). Files of the same method with
 the same options are runs of it: run i is compared with run i of the baseline (from the first again
 if the baseline has fewer), and mean ± deviation are shown. MBPP's answers fill the code column of
 the Spec-Bench answers beside them; overall figures stay over Spec-Bench's questions.
@@ -11,34 +11,97 @@ Answer files without a sidecar (Spec-Bench's own, for instance) form a group of 
 each under its model id.
 
 Run:
-    python -m evaluation.leaderboard data/demo/model_answer --markdown leaderboard.md
+    python -m evaluation.leaderboard data/demo/model_answer --out report
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from evaluation.benchmark_reports import Benchmark, read_benchmark
 from evaluation.command_line import OptionParser, UserError, run_command
-from evaluation.groups import Group, Measured, group_answers, load_answers
-from evaluation.metrics import CODE, OVERALL, SPEC_BENCH_TASKS, in_task_order
+from evaluation.files import write_whole
+from evaluation.groups import SPEC_BENCH, Group, group_answers, load_answers
+from evaluation.leaderboard_tables import (
+    baseline_of,
+    csv_text,
+    exact_table,
+    group_notes,
+    group_table,
+    measured_rows,
+    overview_table,
+    published_rows,
+    published_tables,
+    spec_bench_table,
+)
 from evaluation.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
-from evaluation.tables import cell, json_line, markdown_table, task_title, write_whole
+from evaluation.report_options import (
+    add_base_option,
+    add_benchmark_option,
+    answer_paths,
+    make_folder,
+)
+from evaluation.tables import Table, json_line
 
+TITLE = "Speculative decoding leaderboard"
 PUBLISHED_HEADING = "Published figures (other people's measurements, not ours)"
-LAST_TITLES = ("#Mean Accepted Tokens", "Overall", "Tokens/s")
+SPEC_BENCH_HEADING = "Rows for Spec-Bench's Leaderboard.md"
+INTRODUCTION = (
+    "Speed-ups are ratios of tokens per second to plain decoding of the same model under the same "
+    "conditions, prompt included; mean accepted tokens are tokens per step of decoding. What was "
+    "measured here comes first, with its device and commit; figures that others published come last. "
+    "Click a column's title to sort."
+)
+FORMATS = ("markdown", "csv", "json", "html")
+ENDINGS = {"markdown": "md"}
 EXAMPLES = """\
 examples:
   python -m evaluation.leaderboard data/demo/model_answer
-  python -m evaluation.leaderboard run_1 run_2 run_3 --markdown table.md --csv table.csv
+  python -m evaluation.leaderboard run_1 run_2 run_3 --markdown table.md --html table.html
+  python -m evaluation.leaderboard data/demo/model_answer \\
+      --benchmark docs/benchmarks/cpu-demo-float32.json --out report
   python -m evaluation.leaderboard pld.jsonl plain.jsonl --base plain.jsonl --no-published
   python -m evaluation.leaderboard answers --published-device A100-80GB 3090
 """
+
+
+class Board(NamedTuple):
+    """What there is to show.
+
+    Attributes:
+        groups: What was measured.
+        published: Published figures, None if they are not wanted.
+        benchmarks: Reports of ``scripts.benchmark``.
+    """
+
+    groups: list[Group]
+    published: pd.DataFrame | None
+    benchmarks: list[Benchmark]
+
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """A record for each measured method."""
+        return [
+            row
+            for group in self.groups
+            for row in measured_rows(group, baseline_of(group, self.published))
+        ]
+
+    @property
+    def published_records(self) -> list[dict[str, Any]]:
+        """A record for each published row."""
+        return [] if self.published is None else published_rows(self.published)
+
+    @property
+    def published_tables(self) -> list[Table]:
+        """A table for each published source and device."""
+        return [] if self.published is None else list(published_tables(self.published))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,130 +114,110 @@ def main(argv: Sequence[str] | None = None) -> int:
         UserError: An input is not what it should be, or a group has no baseline.
     """
     options = _parse(argv)
-    paths = _answer_paths(options.paths, options.base)
-    _refuse_inputs([options.markdown, options.csv], paths)
+    paths = answer_paths(options.paths, options.base)
+    files = _output_files(options)
+    _refuse_outputs(list(files.values()), [*paths, *map(Path, options.benchmark)])
+    benchmarks = [read_benchmark(path) for path in options.benchmark]
     published = None
     if options.published:
         published = read_published(PUBLISHED_DIR, options.published_device, options.published_model)
     groups = group_answers([load_answers(path) for path in paths], options.base)
-    text = "\n\n".join([*map(_group_text, groups), *_published_texts(published)])
-    rows = [row for group in groups for row in _measured_rows(group)]
-    published_rows = _published_rows(published)
-    print(text)
-    if options.markdown:
-        write_whole(options.markdown, text + "\n")
-    if options.csv:
-        write_whole(options.csv, _csv_text(rows, published_rows))
-    for path in filter(None, (options.markdown, options.csv)):
+    board = Board(groups, published, benchmarks)
+    writers = {"markdown": _markdown, "csv": _csv, "json": _json, "html": _html}
+    contents = {name: writers[name](board) for name in files}
+    if options.out:
+        make_folder(options.out)
+    print(_text(board))
+    for name, path in files.items():
+        write_whole(path, contents[name])
         print(f"wrote {path}", file=sys.stderr)
-    print(json_line({"measured": rows, "published": published_rows}))
+    print(_json(board), end="")
     return 0
 
 
-def _group_text(group: Group) -> str:
-    """A caption, the table, and a line for each run whose questions were not all used."""
-    occurring = [task for task in group.tasks if task != OVERALL]
-    has_spec_bench = not set(occurring).isdisjoint(SPEC_BENCH_TASKS)
-    columns = in_task_order([*occurring, *(SPEC_BENCH_TASKS if has_spec_bench else ())])
-    header = ["Method", *map(task_title, columns), *LAST_TITLES]
-    table = [_cells(row, columns) for row in group.rows]
-    notes = [f"{row.entry.label}: {note}" for row in group.rows for note in row.notes]
-    parts = [group.caption, markdown_table(header, table), "\n".join(notes)]
+def _text(board: Board) -> str:
+    """The tables of all groups, each with caption and notes, and below them what was published."""
+    parts: list[str] = []
+    for group in board.groups:
+        baseline = baseline_of(group, board.published)
+        table = group_table(group, baseline)
+        exact = exact_table(group)
+        parts += [group.caption, table.markdown, exact.caption, exact.markdown]
+        parts.append("\n".join(group_notes(group, baseline)))
+    if board.published_tables:
+        parts.append(f"## {PUBLISHED_HEADING}")
+        for table in board.published_tables:
+            parts += [table.caption, table.markdown]
     return "\n\n".join(filter(None, parts))
 
 
-def _cells(row: Measured, columns: Sequence[str]) -> list[str]:
-    def figure(task: str, name: str, unit: str = "") -> str:
-        return cell(row.figures.figure(task, name), row.figures.spread(task, name), unit)
-
-    num_runs = row.figures.num_runs
-    return [
-        row.entry.label + (f" ({num_runs} runs)" if num_runs > 1 else ""),
-        *(figure(task, "speedup", "x") for task in columns),
-        figure(OVERALL, "mean_accepted_tokens"),
-        figure(OVERALL, "speedup", "x"),
-        figure(OVERALL, "tokens_per_second"),
-    ]
+def _markdown(board: Board) -> str:
+    """What is printed, and the rows to paste into Spec-Bench's leaderboard."""
+    parts = [_text(board)]
+    own = [group for group in board.groups if group.facts["bench"] == SPEC_BENCH]
+    if own:
+        parts.append(f"## {SPEC_BENCH_HEADING}")
+    for group in own:
+        table = spec_bench_table(group)
+        parts += [table.caption, table.markdown]
+    return "\n\n".join(parts) + "\n"
 
 
-def _measured_rows(group: Group) -> Iterator[dict[str, Any]]:
-    # Every row has the six columns and code, so that the rows of several groups line up.
-    tasks = in_task_order([*group.tasks, *SPEC_BENCH_TASKS, CODE, OVERALL])
-    for measured in group.rows:
-        figures = measured.figures
-        counts = figures.mean.drop(index=OVERALL, errors="ignore")
-        row: dict[str, Any] = group.facts | {
-            "method": measured.entry.label,
-            "is_baseline": measured.entry is group.baseline,
-            "runs": figures.num_runs,
-            "questions": int(counts["questions"].sum()),
-            "left_out": int(counts["left_out"].sum()),
-        }
-        for task in tasks:
-            row[task] = figures.figure(task, "speedup")
-            row[f"{task}_std"] = figures.spread(task, "speedup")
-        for name in ("mean_accepted_tokens", "tokens_per_second"):
-            row[name] = figures.figure(OVERALL, name)
-            row[f"{name}_std"] = figures.spread(OVERALL, name)
-        yield row
+def _csv(board: Board) -> str:
+    return csv_text(board.measured, board.published_records)
 
 
-def _published_texts(published: pd.DataFrame | None) -> Iterator[str]:
-    if published is None:
-        return
-    yield f"## {PUBLISHED_HEADING}"
-    for (source, device), rows in published.groupby(["source", "device"], sort=False):
-        columns = [*SPEC_BENCH_TASKS] + ([CODE] if rows[CODE].notna().any() else [])
-        header = ["Model", "Method", *map(task_title, columns), *LAST_TITLES]
-        table = [
-            [row["model"], row["method"]]
-            + [cell(row[task], unit="x") for task in columns]
-            + [cell(row["mean_accepted_tokens"]), cell(row[OVERALL], unit="x")]
-            + [cell(row["tokens_per_second"])]
-            for row in rows.to_dict("records")
-        ]
-        yield f"{device}, published by: {source}"
-        yield markdown_table(header, table, num_text_columns=2)
+def _json(board: Board) -> str:
+    report = {"measured": board.measured, "published": board.published_records}
+    return json_line(report) + "\n"
 
 
-def _published_rows(published: pd.DataFrame | None) -> list[dict[str, Any]]:
-    if published is None:
-        return []
-    return [{str(key): value for key, value in row.items()} for row in published.to_dict("records")]
+def _html(board: Board) -> str:
+    from evaluation.page import Section, page_text  # imported late: matplotlib takes a while
+    from evaluation.plots import benchmark_pictures, group_pictures
+
+    sections = []
+    if len(board.groups) > 1:
+        sections.append(Section("All measured methods", tables=[overview_table(board.groups)]))
+    for group, pictures in zip(board.groups, group_pictures(board.groups), strict=True):
+        baseline = baseline_of(group, board.published)
+        facts = group.facts
+        sections.append(
+            Section(
+                "Measured: "
+                + ", ".join(facts[name] for name in ("model", "bench", "dtype", "device")),
+                facts | {"baseline": group.baseline.label},
+                [group_table(group, baseline), exact_table(group)],
+                group_notes(group, baseline),
+                pictures,
+            )
+        )
+    if board.benchmarks:
+        pictures = benchmark_pictures(board.benchmarks)
+        sections.append(Section("What a step costs", pictures=pictures))
+    if board.published is not None:
+        sections.append(Section(PUBLISHED_HEADING, tables=board.published_tables))
+    return page_text(TITLE, INTRODUCTION, sections)
 
 
-def _csv_text(rows: list[dict[str, Any]], published_rows: list[dict[str, Any]]) -> str:
-    measured = pd.DataFrame(rows)
-    measured.insert(0, "kind", "measured")
-    if not published_rows:
-        return measured.to_csv(index=False, lineterminator="\n")
-    # Through records: joining frames whose columns are empty on one side is deprecated in pandas.
-    records = measured.to_dict("records") + [{"kind": "published", **row} for row in published_rows]
-    table = pd.DataFrame(records, columns=[*measured.columns, "source"])
-    # Counts stay whole numbers beside rows that have none.
-    table = table.astype(dict.fromkeys(("runs", "questions", "left_out"), "Int64"))
-    return table.to_csv(index=False, lineterminator="\n")
+def _output_files(options: argparse.Namespace) -> dict[str, Path]:
+    """The file to write for each format wanted."""
+    files = {}
+    for name in FORMATS:
+        if getattr(options, name):
+            files[name] = Path(getattr(options, name))
+        elif options.out:
+            files[name] = Path(options.out) / f"leaderboard.{ENDINGS.get(name, name)}"
+    return files
 
 
-def _answer_paths(names: Sequence[str], base: str | None) -> list[Path]:
-    """The files named, those in the folders named, and the baseline's; each once, sorted."""
-    found: dict[Path, Path] = {}
-    for name in names:
-        path = Path(name)
-        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        if not files:
-            raise UserError(f"no answer files (*.jsonl) in the folder {path}")
-        found |= {file.resolve(): file for file in files}
-    if base is not None and Path(base).is_file():
-        found.setdefault(Path(base).resolve(), Path(base))
-    return [found[key] for key in sorted(found)]
-
-
-def _refuse_inputs(outputs: Sequence[str | None], inputs: Sequence[Path]) -> None:
-    read = {path.resolve() for path in inputs}
-    for output in filter(None, outputs):
-        if Path(output).resolve() in read:
-            raise UserError(f"{output} is one of the answer files; give another file to write to")
+def _refuse_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """Refuse to write over what is read, or to write one file twice."""
+    taken = {path.resolve(): "one of the files to read" for path in inputs}
+    for output in outputs:
+        if output.resolve() in taken:
+            raise UserError(f"{output} is {taken[output.resolve()]}; give another file to write to")
+        taken[output.resolve()] = "to be written twice"
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -186,11 +229,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "paths", nargs="+", metavar="FILE_OR_DIR", help="answer files, or folders of *.jsonl"
     )
-    parser.add_argument(
-        "--base",
-        metavar="METHOD_OR_FILE",
-        help="the baseline: a method's name, or one of its answer files (default: vanilla)",
-    )
+    add_base_option(parser)
+    add_benchmark_option(parser)
     parser.add_argument(
         "--published",
         action=argparse.BooleanOptionalAction,
@@ -202,7 +242,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=list(DEFAULT_DEVICES),
         metavar="DEVICE",
-        help="published figures of these devices, or the beginnings of their names (default: A100)",
+        help="published figures of these devices, or the beginnings of their names "
+        f"(default: {' '.join(DEFAULT_DEVICES)})",
     )
     parser.add_argument(
         "--published-model",
@@ -213,7 +254,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--markdown", metavar="OUT.md", help="write the tables to this file too")
     parser.add_argument("--csv", metavar="OUT.csv", help="write one line a row, all digits")
-    return parser.parse_args(argv)
+    parser.add_argument(
+        "--json", metavar="OUT.json", help="write the line of JSON to this file too"
+    )
+    parser.add_argument("--html", metavar="OUT.html", help="write a page with tables and pictures")
+    parser.add_argument(
+        "--out", metavar="DIR", help="write all four into this folder, as leaderboard.md and so on"
+    )
+    options = parser.parse_args(argv)
+    if options.benchmark and not (options.html or options.out):
+        parser.error("--benchmark draws pictures for the page; add --html or --out")
+    return options
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -11,8 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.command_line import UserError, first_line
 from evaluation.run_config import RunConfig
-from model.hf import TargetModel, UnsupportedModelError
+from model.hf import TargetModel
 from model.self_test import self_test
+from model.static import CompiledTarget
+from model.support import UnsupportedModelError
 
 
 def choose_device(run: RunConfig) -> torch.device:
@@ -28,9 +32,33 @@ def choose_device(run: RunConfig) -> torch.device:
         raise UserError(
             f"device: got {run.device!r}; allowed: auto, cpu, or a device that is here ({cause})"
         ) from error
-    if device.type == "cpu" and run.num_gpus_per_model > 1:
-        raise UserError(f"num_gpus_per_model: got {run.num_gpus_per_model} on cpu; allowed: 1")
+    _check_workers(run, device)
     return device
+
+
+def _check_workers(run: RunConfig, device: torch.device) -> None:
+    """Refuse numbers of GPUs and workers that the device does not go with."""
+    if device.type == "cpu":
+        for name in ("num_gpus_per_model", "num_gpus_total"):
+            if getattr(run, name) > 1:
+                raise UserError(
+                    f"{name}: got {getattr(run, name)} on cpu; allowed: 1; for more processes give --num-workers"
+                )
+    elif run.num_workers:
+        raise UserError(
+            f"num_workers: got {run.num_workers} on {device}; allowed: with --device cpu; "
+            "on GPUs give --num-gpus-total"
+        )
+    if run.uses_ray and find_spec("ray") is None:
+        raise UserError("workers need Ray, which is not installed; pip install 'ray>=2.40'")
+    if run.uses_ray and device.index is not None:
+        raise UserError(
+            f"device: got {device} with workers, to each of which Ray gives its own; give --device {device.type}"
+        )
+    if run.num_gpus_per_model > 1 and find_spec("accelerate") is None:
+        raise UserError(
+            f"num_gpus_per_model: got {run.num_gpus_per_model}, which needs accelerate; pip install accelerate"
+        )
 
 
 def choose_dtype(run: RunConfig, device: torch.device) -> torch.dtype:
@@ -39,14 +67,22 @@ def choose_dtype(run: RunConfig, device: torch.device) -> torch.dtype:
         return torch.float32 if device.type == "cpu" else torch.float16
     if run.dtype == "float16" and device.type == "cpu":
         raise UserError("dtype: got float16 on cpu; allowed there: float32, float64, bfloat16")
-    return getattr(torch, run.dtype)
+    dtype: torch.dtype = getattr(torch, run.dtype)
+    return dtype
 
 
-def load_config_and_tokenizer(model_path: str) -> tuple[Any, Any]:
+def load_config_and_tokenizer(
+    model_path: str, trust_remote_code: bool = False, allow_pickle: bool = False
+) -> tuple[Any, Any]:
     """Load what is small about a model.
 
+    Args:
+        model_path: folder or hub name.
+        trust_remote_code: whether Python code that comes with the model may run.
+        allow_pickle: whether weights may be pickles.
+
     Raises:
-        UserError: if it is not there, or is not a causal LM.
+        UserError: if it is not there, is not a causal LM, or needs trust that was not given.
     """
     is_folder = Path(model_path).is_dir()
     looks_local = model_path.startswith((".", "/", "~")) or model_path.count("/") != 1
@@ -58,11 +94,20 @@ def load_config_and_tokenizer(model_path: str) -> tuple[Any, Any]:
         raise UserError(
             f"model_path: the folder {model_path} has no config.json; give a folder with a model"
         )
+    if is_folder and not allow_pickle:
+        _refuse_pickles(Path(model_path))
+    # Said either way: where nothing is said, transformers asks at the terminal.
+    trust = {"trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(model_path)
-        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        config = AutoConfig.from_pretrained(model_path, **trust)
+        tokenizer = AutoTokenizer.from_pretrained(model_path, **trust)
     # transformers raises many types for a missing, broken or unknown model.
     except Exception as error:
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise UserError(
+                f"model_path {model_path}: brings Python code of its own, which was not run; read it, "
+                "and give --trust-remote-code if you trust it"
+            ) from error
         raise UserError(
             f"model_path {model_path}: cannot be loaded: {first_line(error)}"
         ) from error
@@ -73,6 +118,18 @@ def load_config_and_tokenizer(model_path: str) -> tuple[Any, Any]:
     return config, tokenizer
 
 
+def _refuse_pickles(folder: Path) -> None:
+    """Refuse a folder whose weights are pickles only."""
+    pickles = sorted(file.name for file in folder.glob("*.bin")) + sorted(
+        file.name for file in folder.glob("*.pt*")
+    )
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"model_path {folder}: has its weights in {pickles[0]}, a pickle, which can run code when it is "
+            "read; convert it to safetensors, or give --allow-pickle if you trust it"
+        )
+
+
 def _is_causal(config: Any) -> bool:
     """Whether a config is of a decoder-only language model.
 
@@ -80,8 +137,9 @@ def _is_causal(config: Any) -> bool:
     with weights trained for anything else they write noise.
     """
     trained_as = getattr(config, "architectures", None) or ()
+    has_own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     return (
-        type(config) in AutoModelForCausalLM._model_mapping
+        (has_own_code or type(config) in AutoModelForCausalLM._model_mapping)
         and not getattr(config, "is_encoder_decoder", False)
         and not any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in trained_as)
     )
@@ -94,15 +152,30 @@ def load_target(
     placement = {"device_map": "auto"} if run.num_gpus_per_model > 1 else {}
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            run.model_path, config=hf_config, dtype=dtype, **placement
+            run.model_path,
+            config=hf_config,
+            dtype=dtype,
+            # None: safetensors where there are, else a pickle, read without running what it names.
+            use_safetensors=None if run.allow_pickle else True,
+            trust_remote_code=run.trust_remote_code,
+            **placement,
         )
-        target = TargetModel(model.eval() if placement else model.eval().to(device))
+        target_class = CompiledTarget if run.compile else TargetModel
+        target = target_class(model.eval() if placement else model.eval().to(device))
         self_test(target)
     except UnsupportedModelError as error:
-        raise UserError(str(error)) from error
+        hint = " (with --compile; leave it out)" if run.compile else ""
+        raise UserError(f"{error}{hint}") from error
+    except UnpicklingError as error:
+        raise UserError(
+            f"model_path {run.model_path}: its pickle names code that is no tensor, which was not run; "
+            "get the weights as safetensors"
+        ) from error
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        hint = "" if run.allow_pickle else " (--allow-pickle also takes pickles)"
         raise UserError(
             f"model_path {run.model_path}: weights cannot be loaded: {first_line(error)}"
+            f"{hint if 'safetensors' in str(error) else ''}"
         ) from error
     return target
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +9,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from evaluation.command_line import UserError, first_line
+from evaluation.files import check_file
+from model import memory_file
 from model.drafter import Drafter, drafter_class
+
+# A matrix of Token Recycling takes a few megabytes; this leaves room for tables of other methods.
+MAX_BYTES = 2**30
 
 
 def make_drafter(
@@ -42,6 +45,7 @@ def read_memory(file: str | None) -> dict[str, torch.Tensor]:
     """Read a saved matrix; {} if none was asked for."""
     if not file:
         return {}
+    check_file(Path(file), "load_matrix", MAX_BYTES)
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
@@ -62,11 +66,12 @@ def check_folder_of(file: str | None) -> None:
 
 
 def save_memory(drafter: Drafter, file: Path) -> None:
-    """Save what the drafter keeps across prompts; a reader sees the whole file or none."""
-    temporary = file.with_name(file.name + ".tmp")
-    save_file(
-        drafter.memory(),
-        temporary,
-        metadata={"config": json.dumps(dataclasses.asdict(drafter.config))},
-    )
-    os.replace(temporary, file)
+    """Save what the drafter keeps across prompts; a reader sees the whole file or none.
+
+    Raises:
+        UserError: if the disk does not take it.
+    """
+    try:
+        memory_file.save_memory(drafter, file)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"save_matrix {file}: cannot be written: {first_line(error)}") from error

@@ -1,61 +1,72 @@
-"""Spec-Bench's figures from answer rows: mean accepted tokens, tokens/s and speed-up per task.
+"""A method's figures against a baseline, per task: Spec-Bench's own, exact ones, and their intervals.
 
 Why a module of its own: the speed and leaderboard commands show the same figures, and a test holds
 them against an independent implementation. Pure functions; nothing here reads a file or prints.
 
-The arithmetic is Spec-Bench's, so that figures compare with published ones:
+Two rulers, side by side (docs/numbers.md says when they differ):
 
-- tokens/s of a question = sum(new_tokens) / sum(wall_time) of its first choice, prefill inside;
-- tokens/s of a task = unweighted mean over its questions;
-- speed-up = ratio of the two files' tokens/s;
-- mean accepted tokens = mean over all steps of all questions.
-
-One thing differs: a question that failed or is missing in either file is left out on both sides
-and counted, where Spec-Bench compares whatever each file holds.
+- legacy, Spec-Bench's arithmetic to the digit: tokens/s of a question = new_tokens / wall_time of
+  its first choice, prompt inside; of a task = unweighted mean over the rows that the file holds;
+  speed-up = ratio of the two files' tokens/s; mean accepted tokens = mean over all steps;
+- exact: sums before quotients, so that every token weighs the same; all choices; only questions
+  with sound rows on both sides, the others counted with their cause; end to end, and decoding alone.
 
 Use:
-    figures = spec_bench_figures(read_answers("recycling.jsonl"), read_answers("vanilla.jsonl"))
-    figures.loc["overall", "speedup"]
+    figures = measure([(question_frame(rows), question_frame(base_rows))])
+    figures.figure("overall", "exact_speedup"), figures.interval("overall", "exact_speedup")
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evaluation.command_line import UserError
-from evaluation.read_answers import Row, is_failed
-
-MT_BENCH_CATEGORIES = frozenset(
-    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+from evaluation.intervals import (
+    UNKNOWN,
+    Interval,
+    paired_interval,
+    ratio_of_means,
+    ratio_of_rates,
 )
+from evaluation.question_frame import pair_questions
+from evaluation.question_frame import task_of as task_of
+
 SPEC_BENCH_TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 CODE = "code"
 OVERALL = "overall"
 TASKS = (*SPEC_BENCH_TASKS, CODE, OVERALL)
 
-CAUSES = ("failed", "base_failed", "missing", "base_missing")
+CAUSES = ("failed", "base_failed", "missing", "base_missing", "unsound", "base_unsound")
 COUNTS = ("questions", "left_out", *CAUSES)
+LEGACY_COUNTS = ("rows", "base_rows")
 FIGURES = ("mean_accepted_tokens", "tokens_per_second", "base_tokens_per_second", "speedup")
-
-Tokenizer = Callable[[str], Any]
+EXACT_FIGURES = (
+    *(f"exact_{name}" for name in FIGURES),
+    *("decode_tokens_per_second", "base_decode_tokens_per_second", "decode_speedup"),
+    "break_even_mat",
+)
+WORK = ("tokens", "steps", "accepted", "seconds", "decode_seconds")
+INTERVALS = ("speedup", "exact_speedup", "decode_speedup")
 
 
 class RunFigures(NamedTuple):
     """Figures over several runs, one row a task.
 
     Attributes:
-        mean: Mean of every figure; of the counts, the fewest ``questions`` and the most left out.
+        mean: Mean of every figure; of the counts, the fewest rows and questions and the most left
+            out.
         deviation: Standard deviation (ddof=1) of every figure, NaN for a single run.
         num_runs: Number of runs.
+        intervals: Columns ``INTERVALS``: a 95% `Interval` over questions of each speed-up.
     """
 
     mean: pd.DataFrame
     deviation: pd.DataFrame
     num_runs: int
+    intervals: pd.DataFrame
 
     def figure(self, task: str, name: str) -> float:
         """Return one mean, NaN if the task does not occur."""
@@ -65,10 +76,34 @@ class RunFigures(NamedTuple):
         """Return one deviation, NaN if the task does not occur or there is a single run."""
         return _value(self.deviation, task, name)
 
+    def interval(self, task: str, name: str) -> Interval:
+        """Return the interval of a speed-up, unknown if the task has fewer than two questions."""
+        if task not in self.intervals.index:
+            return UNKNOWN
+        found: Any = self.intervals.at[task, name]
+        return found
 
-def task_of(category: str) -> str:
-    """Return the task a category is reported under; MT-bench's eight categories are one task."""
-    return "mt_bench" if category in MT_BENCH_CATEGORIES else category
+    def only(self, task: str) -> RunFigures:
+        """Return the figures of one task alone."""
+        tables = (self.mean, self.deviation, self.intervals)
+        mean, deviation, intervals = (table.loc[[task]] for table in tables)
+        return RunFigures(mean, deviation, self.num_runs, intervals)
+
+    @staticmethod
+    def joined(parts: Sequence[RunFigures]) -> RunFigures:
+        """Return the figures of several benchmarks as one; of a task in two the first one's."""
+        mean, deviation, intervals = (
+            table[~table.index.duplicated()]
+            for table in (
+                pd.concat([getattr(part, name) for part in parts])
+                for name in ("mean", "deviation", "intervals")
+            )
+        )
+        return RunFigures(mean, deviation, max(part.num_runs for part in parts), intervals)
+
+    def is_different(self, task: str, name: str) -> bool:
+        """Whether the method is told from the baseline: the interval of the speed-up excludes 1."""
+        return self.interval(task, name).excludes_one
 
 
 def in_task_order(tasks: Iterable[str]) -> list[str]:
@@ -78,71 +113,87 @@ def in_task_order(tasks: Iterable[str]) -> list[str]:
     return sorted(set(tasks), key=lambda task: (places.get(task, len(places) - 1), task))
 
 
-def spec_bench_figures(
-    rows: Sequence[Row],
-    base_rows: Sequence[Row],
-    tokenizer: Tokenizer | None = None,
+def measure(
+    runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]],
+    names: tuple[str, str] = ("the answers", "the baseline"),
+) -> RunFigures:
+    """Return the figures of a method over its runs, with intervals over questions.
+
+    Args:
+        runs: For each run, at least one, what `question_frame` made of the method's rows and of the
+            baseline's.
+        names: What errors call the two sides, such as their file names.
+
+    Raises:
+        UserError: As `run_figures`.
+    """
+    figures = [run_figures(frame, base, names) for frame, base in runs]
+    tables = pd.concat(figures).groupby(level=0)
+    order = in_task_order(task for run in figures for task in run.index)
+    fewest = tables[["questions", *LEGACY_COUNTS]].min()
+    most = tables[list(COUNTS[1:])].max()
+    values = tables[[*FIGURES, *EXACT_FIGURES]]
+    mean = pd.concat((fewest, most, values.mean()), axis=1)[list(figures[0].columns)]
+    pairs = pd.concat([pair_questions(frame, base, names) for frame, base in runs])
+    intervals = pd.DataFrame(
+        {task: _intervals(part) for task, part in _by_task(pairs).items()}, index=list(INTERVALS)
+    ).T
+    return RunFigures(mean.loc[order], values.std(ddof=1).loc[order], len(runs), intervals)
+
+
+def run_figures(
+    frame: pd.DataFrame,
+    base_frame: pd.DataFrame,
     names: tuple[str, str] = ("the answers", "the baseline"),
 ) -> pd.DataFrame:
-    """Return Spec-Bench's figures of a method against a baseline, one row for each task that occurs.
+    """Return the figures of one run, one row for each task that occurs.
 
     ``overall`` is over everything but code, as MBPP is a benchmark beside Spec-Bench; if there is
     only code, it is over code.
 
     Args:
-        rows: Answers of the method.
-        base_rows: Answers of the baseline.
-        tokenizer: Counts the baseline's tokens as Spec-Bench does: its text re-tokenised, minus one
-            per turn. None takes the baseline's own counters, the ruler the method is measured with.
+        frame: What `question_frame` made of the method's rows.
+        base_frame: The same of the baseline's.
         names: What errors call the two sides, such as their file names.
 
     Returns:
-        Index: task, in Spec-Bench's order. ``COUNTS`` columns: ``questions`` used, ``left_out``, and
-        of these how many failed or are missing on either side. ``FIGURES`` columns: tokens, tokens/s
-        twice, and a ratio; NaN for a task none of whose questions is answered on both sides.
+        Index: task, in Spec-Bench's order. ``COUNTS``: questions with sound rows on both sides,
+        others left out of exact figures, and their causes (the first that applies). ``FIGURES``:
+        legacy tokens, tokens/s twice, and a ratio, over ``LEGACY_COUNTS`` rows. ``EXACT_FIGURES``:
+        the same, exactly; tokens/s and speed-up of decoding alone, NaN where a writer did not time
+        it; and the mean accepted tokens at which that speed-up would be 1.
 
     Raises:
-        UserError: A row has no counters or no time, the files answer different questions, or no
-            question is answered in both.
+        UserError: The files answer different questions, or none has figures in both.
     """
-    pairs = _pair_questions(rows, base_rows, tokenizer, names)
-    if not pairs["is_used"].any():
-        raise UserError(f"no question is answered in both {names[0]} and {names[1]}")
-    not_code = pairs[pairs["task"] != CODE]
-    tasks = {task: pairs[pairs["task"] == task] for task in in_task_order(pairs["task"])}
-    tasks[OVERALL] = pairs if not_code.empty else not_code
-    figures = {task: _task_figures(part) for task, part in tasks.items()}
-    table = pd.DataFrame.from_dict(figures, orient="index", columns=[*COUNTS, *FIGURES])
-    return table.astype(dict.fromkeys(COUNTS, int) | dict.fromkeys(FIGURES, float))
-
-
-def over_runs(runs: Sequence[pd.DataFrame]) -> RunFigures:
-    """Return mean and deviation over runs of what ``spec_bench_figures`` gave for each.
-
-    Args:
-        runs: One table a run, at least one.
-    """
-    tables = pd.concat(runs).groupby(level=0)
-    order = in_task_order(task for run in runs for task in run.index)
-    mean = tables[list(FIGURES)].mean()
-    mean.insert(0, "questions", tables["questions"].min())
-    for place, name in enumerate(COUNTS[1:], start=1):
-        mean.insert(place, name, tables[name].max())
-    deviation = tables[list(FIGURES)].std(ddof=1)
-    return RunFigures(mean.loc[order], deviation.loc[order], len(runs))
+    pairs = pair_questions(frame, base_frame, names)
+    exact = {task: _exact_figures(part) for task, part in _by_task(pairs).items()}
+    tasks, base_tasks = _by_task(frame), _by_task(base_frame)
+    # A task may occur in one file alone.
+    legacy = {
+        task: _legacy_figures(tasks.get(task, frame[:0]), base_tasks.get(task, base_frame[:0]))
+        for task in exact
+    }
+    table = pd.DataFrame.from_dict({task: exact[task] | legacy[task] for task in exact}, "index")
+    counts = [*COUNTS, *LEGACY_COUNTS]
+    columns = [*counts, *FIGURES, *EXACT_FIGURES]
+    return table[columns].astype(dict.fromkeys(counts, int) | dict.fromkeys(columns[8:], float))
 
 
 def left_out_text(figures: pd.DataFrame, names: tuple[str, str]) -> str | None:
-    """Say how many questions the figures leave out and why; None if they use every one.
+    """Say how many questions exact figures leave out and why; None if they use every one.
 
     Args:
-        figures: What ``spec_bench_figures`` returned.
+        figures: What `run_figures` returned.
         names: What to call the method's and the baseline's answers.
     """
     counts = figures.drop(index=OVERALL)[list(COUNTS)].sum()
     if not counts["left_out"]:
         return None
-    wordings = ("failed in {0}", "failed in {1}", "missing in {0}", "missing in {1}")
+    wordings = (
+        *("failed in {0}", "failed in {1}", "missing in {0}", "missing in {1}"),
+        *("with a defect in {0}", "with a defect in {1}"),
+    )
     causes = [
         f"{counts[cause]} {wording.format(*names)}"
         for cause, wording in zip(CAUSES, wordings, strict=True)
@@ -157,80 +208,76 @@ def _value(table: pd.DataFrame, task: str, name: str) -> float:
     return float(value)
 
 
-def _pair_questions(
-    rows: Sequence[Row],
-    base_rows: Sequence[Row],
-    tokenizer: Tokenizer | None,
-    names: tuple[str, str],
-) -> pd.DataFrame:
-    """One line for each question of either file; figures are NaN where it is not used."""
-    by_id = {row["question_id"]: row for row in rows}
-    base_by_id = {row["question_id"]: row for row in base_rows}
-    lines = []
-    for question_id in dict.fromkeys((*by_id, *base_by_id)):
-        row, base_row = by_id.get(question_id), base_by_id.get(question_id)
-        _check_same_category(row, base_row, names)
-        line: dict[str, Any] = {
-            "task": task_of((row or base_row or {})["category"]),
-            "failed": row is not None and is_failed(row),
-            "base_failed": base_row is not None and is_failed(base_row),
-            "missing": row is None,
-            "base_missing": base_row is None,
-        }
-        line["is_used"] = not any(line[cause] for cause in CAUSES)
-        if row is not None and base_row is not None and line["is_used"]:
-            steps = _counters(row, "accept_lengths", names[0])
-            line |= {"num_steps": len(steps), "num_accepted": sum(steps)}
-            line["tokens_per_second"] = _tokens_per_second(row, names[0], None)
-            line["base_tokens_per_second"] = _tokens_per_second(base_row, names[1], tokenizer)
-        lines.append(line)
-    figures = ["num_steps", "num_accepted", *FIGURES[1:3]]
-    return pd.DataFrame(lines, columns=["task", *CAUSES, "is_used", *figures])
+def _by_task(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Parts of a frame by task, in Spec-Bench's order, and what counts as overall."""
+    not_code = frame[frame["task"] != CODE]
+    tasks = {task: frame[frame["task"] == task] for task in in_task_order(frame["task"])}
+    return tasks | {OVERALL: frame if not_code.empty else not_code}
 
 
-def _task_figures(part: pd.DataFrame) -> dict[str, float]:
-    used = part[part["is_used"]]
-    num_steps = used["num_steps"].sum()
-    speed = used["tokens_per_second"].mean()
-    base_speed = used["base_tokens_per_second"].mean()
+def _legacy_figures(part: pd.DataFrame, base_part: pd.DataFrame) -> dict[str, float]:
+    """Spec-Bench's figures: each file over the rows that it holds."""
+    used, base_used = part[part["is_usable"]], base_part[base_part["is_usable"]]
+    speed = (used["first_tokens"] / used["first_seconds"]).mean()
+    base_speed = (base_used["first_tokens"] / base_used["first_seconds"]).mean()
     return {
-        "questions": len(used),
-        "left_out": len(part) - len(used),
-        **{cause: part[cause].sum() for cause in CAUSES},
-        "mean_accepted_tokens": used["num_accepted"].sum() / num_steps if num_steps else math.nan,
+        "rows": len(used),
+        "base_rows": len(base_used),
+        "mean_accepted_tokens": _quotient(used["first_accepted"].sum(), used["first_steps"].sum()),
         "tokens_per_second": speed,
         "base_tokens_per_second": base_speed,
-        "speedup": speed / base_speed if base_speed > 0 else math.nan,
+        "speedup": _quotient(speed, base_speed),
     }
 
 
-def _tokens_per_second(row: Row, name: str, tokenizer: Tokenizer | None) -> float:
-    seconds = sum(_counters(row, "wall_time", name))
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise UserError(
-            f"{name}: question {row['question_id']!r} took {seconds} s, tokens/s needs a wall_time "
-            "above 0; answer the question again, or delete its row"
-        )
-    if tokenizer is None:
-        return sum(_counters(row, "new_tokens", name)) / seconds
-    turns = _counters(row, "turns", name)
-    return sum(len(tokenizer(turn).input_ids) - 1 for turn in turns) / seconds
+def _exact_figures(part: pd.DataFrame) -> dict[str, float]:
+    """Counts of questions, and token-weighted figures over those with sound rows on both sides."""
+    used = part[part["is_used"]]
+    figures: dict[str, float] = {"questions": len(used), "left_out": len(part) - len(used)}
+    is_counted = part["is_used"]
+    for cause in CAUSES:
+        # A question counts under its first cause, so that causes sum to what is left out.
+        figures[cause] = int((part[cause] & ~is_counted).sum())
+        is_counted = is_counted | part[cause]
+    # A sum is not known where a part of it is not.
+    total = used[[prefix + name for name in WORK for prefix in ("", "base_")]].sum(skipna=False)
+    mat = _quotient(total["accepted"], total["steps"])
+    speed = _quotient(total["tokens"], total["seconds"])
+    base_speed = _quotient(total["base_tokens"], total["base_seconds"])
+    decode_speed = _quotient(total["tokens"], total["decode_seconds"])
+    base_decode_speed = _quotient(total["base_tokens"], total["base_decode_seconds"])
+    decode_speedup = _quotient(decode_speed, base_decode_speed)
+    return figures | {
+        "exact_mean_accepted_tokens": mat,
+        "exact_tokens_per_second": speed,
+        "exact_base_tokens_per_second": base_speed,
+        "exact_speedup": _quotient(speed, base_speed),
+        "decode_tokens_per_second": decode_speed,
+        "base_decode_tokens_per_second": base_decode_speed,
+        "decode_speedup": decode_speedup,
+        "break_even_mat": _quotient(mat, decode_speedup),
+    }
 
 
-def _counters(row: Row, key: str, name: str) -> list[Any]:
-    """A list of the first choice, the only one Spec-Bench measures."""
-    if key not in row["choices"][0]:
-        raise UserError(
-            f"{name}: question {row['question_id']!r} has no {key!r}; "
-            "speed needs answers written by an inference command"
-        )
-    return row["choices"][0][key]
+def _quotient(value: float, divisor: float) -> float:
+    return float(value / divisor) if divisor > 0 else math.nan
 
 
-def _check_same_category(row: Row | None, base_row: Row | None, names: tuple[str, str]) -> None:
-    if row is None or base_row is None or row["category"] == base_row["category"]:
-        return
-    raise UserError(
-        f"question {row['question_id']!r} is {row['category']!r} in {names[0]} but "
-        f"{base_row['category']!r} in {names[1]}; give answers to the same questions"
-    )
+def _intervals(part: pd.DataFrame) -> dict[str, Interval]:
+    """Intervals of a task's speed-ups; a question's value is its mean over runs."""
+    usable = part[part["is_usable"].eq(True) & part["base_is_usable"].eq(True)]
+    exact = part[part["is_used"]]
+    columns = ["tokens", "seconds", "base_tokens", "base_seconds"]
+    decode = ["tokens", "decode_seconds", "base_tokens", "base_decode_seconds"]
+    return {
+        "speedup": _interval(ratio_of_means, usable[["rate", "base_rate"]]),
+        "exact_speedup": _interval(ratio_of_rates, exact[columns]),
+        "decode_speedup": _interval(ratio_of_rates, exact[decode]),
+    }
+
+
+def _interval(statistic: Any, values: pd.DataFrame) -> Interval:
+    questions = values.groupby(level=0).mean()
+    if questions.isna().any(axis=None):
+        return UNKNOWN
+    return paired_interval(statistic, [questions[name].to_numpy() for name in questions])

@@ -5,12 +5,14 @@ them and never a baseline. The README beside the files says where each comes fro
 
 Use:
     table = read_published(PUBLISHED_DIR, ["A100"])
+    baseline = published_baseline(table, "lmsys/vicuna-7b-v1.3")
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -20,7 +22,8 @@ from evaluation.metrics import CODE, SPEC_BENCH_TASKS
 PUBLISHED_DIR = Path(__file__).resolve().parents[1] / "data" / "published"
 SPEC_BENCH_FILE = "spec_bench_leaderboard.csv"
 PAPER_FILE = "token_recycling_paper.csv"
-DEFAULT_DEVICES = ("A100",)
+DEFAULT_DEVICES = ("A100", "3090")
+BASELINE_METHOD = "AR"
 # Spec-Bench's leaderboard names the card without its memory; its text says 80 GB.
 DEVICE_NAMES = {"A100": "A100-80GB"}
 COLUMNS = (
@@ -28,6 +31,15 @@ COLUMNS = (
     *SPEC_BENCH_TASKS,
     *(CODE, "mean_accepted_tokens", "overall", "tokens_per_second"),
 )
+
+
+class PublishedBaseline(NamedTuple):
+    """Plain decoding as published: its tokens/s on Spec-Bench, and of what, where and by whom."""
+
+    tokens_per_second: float
+    model: str
+    device: str
+    source: str
 
 
 def read_published(
@@ -48,7 +60,7 @@ def read_published(
     """
     try:
         rows = pd.concat([_read_spec_bench(folder), _read_paper(folder)], ignore_index=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"cannot read the published figures in {folder} ({error}); pass --no-published"
         ) from None
@@ -56,6 +68,21 @@ def read_published(
         if wanted:
             rows = _starting_with(rows, column, wanted)
     return rows[list(COLUMNS)].reset_index(drop=True)
+
+
+def published_baseline(rows: pd.DataFrame, model: str) -> PublishedBaseline | None:
+    """Return the published plain decoding of a model, None if there is none among these rows.
+
+    Args:
+        rows: What ``read_published`` returned.
+        model: The model's path or hub name, which contains the published name in whatever case.
+    """
+    is_same = rows["model"].map(lambda name: name.lower() in model.lower())
+    found = rows[(rows["method"] == BASELINE_METHOD) & is_same].dropna(subset="tokens_per_second")
+    if found.empty:
+        return None
+    row = found.iloc[0]
+    return PublishedBaseline(*(row[name] for name in PublishedBaseline._fields))
 
 
 def _starting_with(rows: pd.DataFrame, column: str, wanted: Sequence[str]) -> pd.DataFrame:

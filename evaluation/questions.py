@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evaluation.command_line import UserError
+from evaluation.files import parse_json, read_text
 from evaluation.pinned_data import download_command
 
 DATA_FOLDER = Path(__file__).resolve().parent.parent / "data"
+# Spec-Bench has 1 MB; the whole file is held in memory.
+MAX_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,7 @@ def load_questions(file: Path, begin: int | None = None, end: int | None = None)
     for name, index in (("question_begin", begin), ("question_end", end)):
         if index is not None and index < 0:
             raise UserError(f"{name}: got {index}; allowed: 0 or more")
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"question file {file}: cannot be read: {error}") from error
+    text = read_text(file, "question file", MAX_BYTES)
     # Not splitlines: JSON strings may hold U+2028 and other separators that it would cut at.
     lines = [
         (number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()
@@ -78,10 +77,7 @@ def load_questions(file: Path, begin: int | None = None, end: int | None = None)
 
 
 def _parse(line: str, where: str) -> Question:
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: is not JSON: {error}") from error
+    row: Any = parse_json(line, where)
     if not isinstance(row, dict):
         raise UserError(f"{where}: got {type(row).__name__}; expected a JSON object")
     for key in ("question_id", "category", "turns"):

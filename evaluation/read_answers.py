@@ -20,11 +20,34 @@ from evaluation.command_line import UserError
 Row = dict[str, Any]
 
 REQUIRED_KEYS = ("question_id", "category", "choices")
-NUMBER_LISTS = ("new_tokens", "wall_time", "accept_lengths")
+NUMBER_LISTS = ("new_tokens", "wall_time", "accept_lengths", "decoding_steps")
 
 
 def read_answers(path: str | Path) -> list[Row]:
-    """Return the rows of an answer file in file order, failed ones included.
+    """Return the rows of an answer file in file order, failed ones included; one a question.
+
+    Args:
+        path: An answer file: UTF-8, one JSON object a line; blank lines are skipped.
+
+    Raises:
+        UserError: As `read_lines`, or a question is answered twice; names the file and the line.
+    """
+    line_of: dict[int | str, int] = {}
+    lines = read_lines(path)
+    for number, row in lines:
+        question_id = row["question_id"]
+        if question_id in line_of:
+            raise UserError(
+                f"{path}, line {number}: question {question_id!r} is already answered in "
+                f"line {line_of[question_id]}; keep one row a question"
+            )
+        line_of[question_id] = number
+    return [row for _, row in lines]
+
+
+def read_lines(path: str | Path) -> list[tuple[int, Row]]:
+    """Return the rows of an answer file with their line numbers, as they are: a question may be
+    answered twice, as some writers leave it.
 
     Args:
         path: An answer file: UTF-8, one JSON object a line; blank lines are skipped.
@@ -33,31 +56,21 @@ def read_answers(path: str | Path) -> list[Row]:
         UserError: The file is missing, unreadable or empty, or a line is not an answer row; names
             the file and the line.
     """
-    rows: list[Row] = []
-    line_of: dict[int | str, int] = {}
+    lines: list[tuple[int, Row]] = []
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                row = _parse_row(line, f"{path}, line {number}")
-                question_id = row["question_id"]
-                if question_id in line_of:
-                    raise UserError(
-                        f"{path}, line {number}: question {question_id!r} is already answered in "
-                        f"line {line_of[question_id]}; keep one row a question"
-                    )
-                line_of[question_id] = number
-                rows.append(row)
+                if line.strip():
+                    lines.append((number, _parse_row(line, f"{path}, line {number}")))
     except FileNotFoundError:
         raise UserError(f"no answer file {path}; run an inference command first") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error}); give an answer file") from None
     except OSError as error:
         raise UserError(f"cannot read the answer file {path}: {error.strerror}") from None
-    if not rows:
+    if not lines:
         raise UserError(f"{path} holds no answers; run the inference command again")
-    return rows
+    return lines
 
 
 def is_failed(row: Row) -> bool:
@@ -89,7 +102,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise UserError(f"cannot read the sidecar {sidecar}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"the sidecar {sidecar} is not JSON ({error}); mend or remove it") from None
     if not isinstance(meta, dict):
         raise UserError(f"the sidecar {sidecar} is not a JSON object; mend or remove it")

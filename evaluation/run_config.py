@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evaluation.questions import DATA_FOLDER
 
+STATE_ORDERS = ("any", "single")
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
 
@@ -27,6 +31,9 @@ class RunConfig:
     question_file: str | None = _option(None, "JSONL file of questions, instead of --bench-name's")
     question_begin: int | None = _option(None, "index of the first question")
     question_end: int | None = _option(None, "index after the last question")
+    shuffle: int | None = _option(
+        None, "seed of another order of the questions: what a matrix saw before counts"
+    )
     answer_file: str | None = _option(
         None, "JSONL file of answers (default: data/BENCH/model_answer/MODEL_ID.jsonl)"
     )
@@ -43,8 +50,34 @@ class RunConfig:
     dtype: str = _option("auto", "auto: float32 on CPU, float16 elsewhere", choices=DTYPES)
     device: str = _option("auto", "auto, cpu, cuda, cuda:1, mps, ...")
     threads: int | None = _option(None, "CPU threads (default: torch's)")
+    compile: bool = _option(
+        False, "static shapes through torch.compile, on a GPU as CUDA graphs; compiles for minutes"
+    )
     num_gpus_per_model: int = _option(1, "GPUs that one model is spread over")
-    num_gpus_total: int = _option(1, "GPUs in all; must equal --num-gpus-per-model")
+    num_gpus_total: int = _option(
+        1, "GPUs in all; more than --num-gpus-per-model: that many more workers, through Ray"
+    )
+    num_workers: int | None = _option(
+        None, "worker processes on CPU, a model each, through Ray, with --threads each"
+    )
+    ray_address: str | None = _option(
+        None, "Ray cluster to run on, such as auto or HOST:6379 (default: this machine)"
+    )
+    state_order: str = _option(
+        "any",
+        "any: a worker's matrix holds what that worker answered; single: one worker's order, so "
+        "that acceptance lengths repeat",
+        choices=STATE_ORDERS,
+    )
+    shard: str | None = _option(
+        None, "I/N: every N-th question from the I-th on; put together by evaluation.merge"
+    )
+    trust_remote_code: bool = _option(
+        False, "run the Python code that comes with a model; it can do anything that you can"
+    )
+    allow_pickle: bool = _option(
+        False, "load weights that are no safetensors; a pickle can run code when it is read"
+    )
     conv_template: str = _option(
         "auto",
         "auto: fastchat's for models it knows, else the tokenizer's; tokenizer; a fastchat name",
@@ -62,9 +95,11 @@ class RunConfig:
             ("num_choices", 1),
             ("top_k", 0),
             ("seed", 0),
+            ("shuffle", 0),
             ("threads", 1),
             ("num_gpus_per_model", 1),
             ("num_gpus_total", 1),
+            ("num_workers", 1),
             ("warmup", 0),
         ):
             value = getattr(self, name)
@@ -80,11 +115,26 @@ class RunConfig:
             raise ValueError(
                 "top_k, top_p: need sampling; give a --temperature above 0, or leave them out"
             )
-        if self.num_gpus_total != self.num_gpus_per_model:
+        if self.num_gpus_total % self.num_gpus_per_model:
             raise ValueError(
                 f"num_gpus_total: got {self.num_gpus_total} with num_gpus_per_model {self.num_gpus_per_model}; "
-                "allowed: equal numbers; run more workers as commands over parts of the questions "
-                "(--question-begin, --question-end)"
+                "allowed: a multiple of it"
+            )
+        if self.num_workers and self.num_gpus_total > self.num_gpus_per_model:
+            raise ValueError(
+                "num_workers, num_gpus_total: got both; num_workers counts workers on CPU; leave one out"
+            )
+        if self.state_order == "single" and not self.uses_ray:
+            raise ValueError(
+                "state_order: got single without workers, where it is so anyway; leave it out"
+            )
+        if self.shard is not None:
+            self.part_of(range(1))
+        if self.compile and self.uses_ray:
+            raise ValueError("compile: got workers with it; leave one out, or use --shard")
+        if self.compile and self.num_gpus_per_model > 1:
+            raise ValueError(
+                f"compile: got num_gpus_per_model {self.num_gpus_per_model} with it; allowed: 1"
             )
         if self.resume and self.overwrite:
             raise ValueError("resume, overwrite: got both; leave one out")
@@ -92,3 +142,34 @@ class RunConfig:
             not self.model_id or Path(self.model_id).name != self.model_id
         ):
             raise ValueError(f"model_id: got {self.model_id!r}; allowed: a name without '/'")
+
+    @property
+    def worker_count(self) -> int:
+        """How many models answer side by side."""
+        return self.num_workers or self.num_gpus_total // self.num_gpus_per_model
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether questions are answered in other processes."""
+        return self.worker_count > 1 or self.ray_address is not None
+
+    def in_order(self, questions: Sequence[Any]) -> Sequence[Any]:
+        """Return the questions in the order of --shuffle; as they are without it."""
+        if self.shuffle is None:
+            return questions
+        return random.Random(self.shuffle).sample(questions, len(questions))
+
+    def part_of(self, questions: Sequence[Any]) -> Sequence[Any]:
+        """Return this shard's part of the questions; all of them without --shard.
+
+        Raises:
+            ValueError: if the shard is not I/N with 1 <= I <= N.
+        """
+        if self.shard is None:
+            return questions
+        found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", self.shard)
+        if not found or int(found[1]) > int(found[2]):
+            raise ValueError(
+                f"shard: got {self.shard!r}; allowed: I/N with I from 1 to N, such as 1/4"
+            )
+        return questions[int(found[1]) - 1 :: int(found[2])]

@@ -1,8 +1,9 @@
-"""Spec-Bench's speed figures of a method against a baseline, per task, as a table and as JSON.
+"""Speed figures of a method against a baseline, per task, as tables and as JSON.
 
-``metrics.py`` says how the figures are made. Without ``--tokenizer-path`` both sides are measured by
-the tokens they counted; with it the baseline's tokens are counted from its text, as Spec-Bench does.
-Several files are several runs: run i of the method is compared with run i of the baseline.
+``metrics.py`` says how the figures are made, docs/numbers.md when its two rulers differ. Without
+``--tokenizer-path`` both sides are measured by the tokens they counted; with it the legacy ruler
+counts the baseline's tokens from its text, as Spec-Bench does. Several files are several runs: run
+i of the method is compared with run i of the baseline.
 
 Run:
     python -m evaluation.speed --file-path recycling.jsonl --base-path vanilla.jsonl
@@ -12,41 +13,49 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.defects import check_limit, limit_of
 from evaluation.metrics import (
     COUNTS,
+    EXACT_FIGURES,
     FIGURES,
+    INTERVALS,
+    LEGACY_COUNTS,
     RunFigures,
-    Tokenizer,
     left_out_text,
-    over_runs,
-    spec_bench_figures,
+    measure,
+    run_figures,
 )
-from evaluation.read_answers import read_answers, read_meta
-from evaluation.tables import cell, json_line, markdown_table, task_title
+from evaluation.question_frame import Tokenizer, question_frame, used_defects_text
+from evaluation.read_answers import Row, read_lines, read_meta
+from evaluation.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
+from evaluation.tables import json_line
 
 # A ratio of two speeds means something only when these were the same on both sides.
 CONDITIONS = (
     *("model_path", "model_fingerprint", "device", "dtype"),
     *("threads", "max_new_tokens", "temperature"),
 )
-HEADER = ("Task", "Questions", "#Mean accepted tokens", "Tokens/s", "Baseline tokens/s", "Speed-up")
+
+
 EXAMPLES = """\
 examples:
   python -m evaluation.speed --file-path recycling.jsonl --base-path vanilla.jsonl
   python -m evaluation.speed --file-path run_1/pld.jsonl run_2/pld.jsonl \\
-      --base-path run_1/vanilla.jsonl run_2/vanilla.jsonl
-  python -m evaluation.speed --file-path a.jsonl --base-path b.jsonl \\
+      --base-path run_1/vanilla.jsonl run_2/vanilla.jsonl --ruler exact --drafting
+  python -m evaluation.speed --file-path a.jsonl --base-path b.jsonl --ruler legacy \\
       --tokenizer-path lmsys/vicuna-7b-v1.3
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, what is left out, and one line of JSON; return the exit code.
+    """Print the tables, what is left out, and one line of JSON; return the exit code.
 
     Args:
         argv: The command line's words; None takes the process's own.
@@ -60,21 +69,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings = [text for pair in pairs for text in differing_conditions(*pair)]
     for text in warnings:
         print(f"WARNING: not measured under the same conditions: {text}", file=sys.stderr)
+    rows = {path: _rows(path) for pair in pairs for path in pair}
+    limit = options.max_new_tokens
     runs = [
-        spec_bench_figures(read_answers(path), read_answers(base), tokenizer, (path, base))
+        (_frame(path, rows[path], limit, None), _frame(base, rows[base], limit, tokenizer))
         for path, base in pairs
     ]
-    notes = [left_out_text(run, pair) for pair, run in zip(pairs, runs, strict=True)]
-    left_out = [note for note in notes if note]
-    figures = over_runs(runs)
-    print("\n".join((_table(figures), *left_out)))
+    figures = measure(runs, pairs[0])
+    notes = list(dict.fromkeys(_notes(pairs, runs)))
+    names = list(RULERS) if options.ruler == "both" else [options.ruler]
+    parts = [f"{RULERS[name].title}\n\n{ruler_table(figures, RULERS[name])}" for name in names]
+    drafting = drafting_report([row for path, _ in pairs for row in rows[path]])
+    if options.drafting:
+        parts.append(drafting_text(drafting))
+    print("\n\n".join([*parts, *(["\n".join(notes)] if notes else [])]))
     report = {
         "file_path": options.file_path,
         "base_path": options.base_path,
         "runs": figures.num_runs,
         "baseline_tokens": "retokenised" if tokenizer else "counted",
         "tasks": _report_tasks(figures),
-        "left_out": left_out,
+        "drafting": drafting,
+        "notes": notes,
         "warnings": warnings,
     }
     print(json_line(report))
@@ -98,7 +114,7 @@ def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OptionParser(
         prog="python -m evaluation.speed",
-        description="Speed-up, mean accepted tokens and tokens/s per task, as Spec-Bench counts them.",
+        description="Speed-up, mean accepted tokens and tokens/s per task, by two rulers.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
@@ -116,12 +132,36 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="answer file of the baseline, one for each of --file-path",
     )
     parser.add_argument(
+        "--ruler",
+        choices=(*RULERS, "both"),
+        default="both",
+        help="legacy: as Spec-Bench counts; exact: token-weighted, paired (default: both)",
+    )
+    parser.add_argument(
+        "--drafting",
+        action="store_true",
+        help="show acceptance by depth, rank and source, and the time of each part of a step",
+    )
+    parser.add_argument(
         "--tokenizer-path",
         metavar="T",
-        help="count the baseline's tokens from its text with this tokenizer, minus one a turn, as "
-        "Spec-Bench does (default: the tokens the baseline counted)",
+        help="legacy ruler: count the baseline's tokens from its text with this tokenizer, minus one "
+        "a turn, as Spec-Bench does (default: the tokens the baseline counted)",
     )
-    return parser.parse_args(argv)
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="limit of new tokens a turn, past which the exact ruler counts none (default: the "
+        "sidecar's, if there is one)",
+    )
+    options = parser.parse_args(argv)
+    check_limit(options.max_new_tokens)
+    if options.tokenizer_path and options.ruler == "exact":
+        raise UserError(
+            "--tokenizer-path: got with --ruler exact, which counts tokens; leave one out"
+        )
+    return options
 
 
 def _pair_runs(paths: Sequence[str], base_paths: Sequence[str]) -> list[tuple[str, str]]:
@@ -145,26 +185,38 @@ def _load_tokenizer(path: str) -> Tokenizer:
         raise UserError(f"no tokenizer at --tokenizer-path {path}: {reason}") from None
 
 
-def _table(figures: RunFigures) -> str:
-    units = ("", "", "", "x")
-    rows = []
-    for task in figures.mean.index:
-        cells = [
-            cell(figures.figure(task, name), figures.spread(task, name), unit)
-            for name, unit in zip(FIGURES, units, strict=True)
-        ]
-        rows.append([task_title(task), f"{figures.figure(task, 'questions'):.0f}", *cells])
-    return markdown_table(HEADER, rows)
+def _rows(path: str) -> list[Row]:
+    return [row for _, row in read_lines(path)]
+
+
+def _frame(
+    path: str, rows: Sequence[Row], limit: int | None, tokenizer: Tokenizer | None
+) -> pd.DataFrame:
+    return question_frame(rows, limit or limit_of(read_meta(path)), tokenizer)
+
+
+def _notes(
+    pairs: Sequence[tuple[str, str]], runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]]
+) -> Iterator[str]:
+    """What the figures leave out, and what they take in."""
+    for names, (frame, base_frame) in zip(pairs, runs, strict=True):
+        left_out = left_out_text(run_figures(frame, base_frame, names), names)
+        for side, name in zip((frame, base_frame), names, strict=True):
+            yield from filter(None, (used_defects_text(side, name),))
+        yield from filter(None, (left_out,))
 
 
 def _report_tasks(figures: RunFigures) -> dict[str, dict[str, Any]]:
     report: dict[str, dict[str, Any]] = {}
     for task in figures.mean.index:
-        report[task] = {name: int(figures.figure(task, name)) for name in COUNTS}
-        for name in FIGURES:
+        report[task] = {name: int(figures.figure(task, name)) for name in (*COUNTS, *LEGACY_COUNTS)}
+        for name in (*FIGURES, *EXACT_FIGURES):
             report[task][name] = figures.figure(task, name)
             if figures.num_runs > 1:
                 report[task][f"{name}_std"] = figures.spread(task, name)
+        for name in INTERVALS:
+            report[task][f"{name}_interval"] = figures.interval(task, name)
+            report[task][f"{name}_is_different"] = figures.is_different(task, name)
     return report
 
 

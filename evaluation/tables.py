@@ -1,4 +1,4 @@
-"""How reports look: aligned Markdown tables, cells, the JSON line, and files written whole.
+"""How reports look: aligned Markdown tables, cells, and the JSON line.
 
 One place, so that the speed and leaderboard commands round and align alike. A Markdown table whose
 columns are padded reads well in a terminal and in a README.
@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
-from evaluation.command_line import UserError
+from typing import Any, NamedTuple
 
 TASK_TITLES = {
     "mt_bench": "MT-bench",
@@ -28,6 +24,40 @@ TASK_TITLES = {
     "code": "Code",
     "overall": "Overall",
 }
+
+
+class Cell(NamedTuple):
+    """A cell of a table: what people read, and the figure behind it (NaN for a text or no figure)."""
+
+    text: str
+    value: float = math.nan
+
+    @property
+    def sort_key(self) -> str:
+        """The figure with all its digits, empty if there is none."""
+        return "" if math.isnan(self.value) else repr(float(self.value))
+
+
+class Table(NamedTuple):
+    """A table for Markdown and for a page.
+
+    Attributes:
+        caption: One line that says what it shows.
+        header: One title a column.
+        rows: Cells, as many as titles in each row.
+        num_text_columns: How many leading columns are text; the others are figures.
+    """
+
+    caption: str
+    header: list[str]
+    rows: list[list[Cell]]
+    num_text_columns: int = 1
+
+    @property
+    def markdown(self) -> str:
+        """The table without its caption."""
+        texts = [[item.text for item in row] for row in self.rows]
+        return markdown_table(self.header, texts, self.num_text_columns)
 
 
 def task_title(task: str) -> str:
@@ -47,6 +77,17 @@ def cell(value: float, deviation: float = math.nan, unit: str = "") -> str:
         return "-"
     spread = "" if math.isnan(deviation) else f" ±{deviation:.2f}"
     return f"{value:.2f}{unit}{spread}"
+
+
+def figure_cell(
+    value: float,
+    deviation: float = math.nan,
+    unit: str = "",
+    interval: tuple[float, float] = (math.nan, math.nan),
+) -> Cell:
+    """Return what `cell` writes, and an interval unless it is NaN, with the figure behind it."""
+    bounds = "" if math.isnan(interval[0]) else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+    return Cell(cell(value, deviation, unit) + bounds, float(value))
 
 
 def markdown_table(
@@ -80,23 +121,6 @@ def markdown_table(
 def json_line(report: Mapping[str, Any]) -> str:
     """Return a report as one line of strict JSON; NaN, which JSON does not have, becomes null."""
     return json.dumps(_plain(report), allow_nan=False)
-
-
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a text file so that readers see the old content or all of the new one.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
-    path = Path(path)
-    # The same folder: a rename is atomic only within one file system.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Compare methods in one process: interleaved question by question, with intervals, and what a step
+r"""Compare methods in one process: interleaved question by question, with intervals, and what a step
 costs here.
 
 Wall-clock figures of separate processes drift with the machine. Here every method answers a
@@ -6,19 +6,23 @@ question before the next question comes, in an order that rotates, and figures a
 run. The referees are transformers' own `generate` and its prompt lookup, so that the baseline is
 seen to be honest.
 
-python -m scripts.benchmark python -m scripts.benchmark --shape 150m --dtype bfloat16
---num-questions 12 --methods vanilla recycling
+Examples:
+    python -m scripts.benchmark
+    python -m scripts.benchmark --shape 150m --dtype bfloat16 --num-questions 12 \
+        --methods vanilla recycling recycling-auto
+    python -m scripts.benchmark --random-prompts --methods vanilla recycling-auto hybrid
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import random
 import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -32,12 +36,15 @@ from evaluation.loading import (
     load_config_and_tokenizer,
     load_target,
 )
+from evaluation.metrics import task_of
 from evaluation.provenance import device_name, git_commit, versions
 from evaluation.questions import Question, load_questions, question_file_of
-from evaluation.run_config import RunConfig
+from evaluation.run_config import DTYPES, RunConfig
+from evaluation.tables import json_line
 from model.decoding import generate
-from model.drafter import METHODS, drafter_class
+from model.drafter import METHODS, Drafter, drafter_class, unknown_name
 from model.hf import TargetModel
+from model.static import CompiledTarget
 from scripts.benchmark_report import PARTS, REFEREES, Answer, print_tables, summarise
 from scripts.device_costs import cost_curve, roofline
 from scripts.enlarge import SHAPES
@@ -45,17 +52,43 @@ from scripts.scale_model import scaled_model
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 81, 128)
 CONTEXTS = (128, 512, 1536)
+DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld", "lookahead", "hybrid")
+AUTO = "-auto"
+RANDOM_PROMPT_TOKENS = 200
 
 
-Method = Callable[[list[int]], Answer]
+class Method(NamedTuple):
+    """Something that answers prompts.
+
+    Attributes:
+        answer: answers one prompt.
+        reset: forgets what earlier prompts taught.
+    """
+
+    answer: Callable[[list[int]], Answer]
+    reset: Callable[[], None]
+
+
+def drafter_of(name: str) -> tuple[type[Drafter], dict[str, str]]:
+    """Return the class and the options behind a method's name; NAME-auto has an automatic budget.
+
+    Raises:
+        UserError: if there is no such method.
+    """
+    base = name.removesuffix(AUTO)
+    options = dict(drafter_class(base).auto_options) if base in METHODS else {}
+    if base not in METHODS or (name != base and not options):
+        known = [*METHODS, *(m + AUTO for m in METHODS if drafter_class(m).auto_options), *REFEREES]
+        raise UserError(unknown_name("methods", name, known))
+    return drafter_class(base), options if name != base else {}
 
 
 def our_method(
-    target: TargetModel, method: str, max_new_tokens: int, eos_ids: frozenset[int]
+    target: TargetModel, name: str, max_new_tokens: int, eos_ids: frozenset[int]
 ) -> Method:
-    """Return a method of ours with its defaults; its memory is hot across the run."""
-    cls = drafter_class(method)
-    drafter = cls(cls.config_class(), target.vocab_size, target.device)
+    """Return a method of ours with its defaults; its memory is hot within a repetition."""
+    cls, options = drafter_of(name)
+    drafter = cls(cls.config_class(**options), target.vocab_size, target.device)
 
     def answer(prompt_ids: list[int]) -> Answer:
         target.synchronize()
@@ -64,9 +97,10 @@ def our_method(
         total = time.perf_counter() - start
         parts = {part: sum(getattr(step, part + "_ns") for step in done.steps) for part in PARTS}
         decode = total - done.steps[0].prefill_ns / 1e9
-        return Answer(done.token_ids, total, decode, done.accept_lengths, parts)
+        num_nodes = sum(step.num_nodes for step in done.steps)
+        return Answer(done.token_ids, total, decode, done.accept_lengths, parts, num_nodes)
 
-    return answer
+    return Method(answer, drafter.reset)
 
 
 def referee(target: TargetModel, name: str, max_new_tokens: int, eos_ids: frozenset[int]) -> Method:
@@ -90,28 +124,36 @@ def referee(target: TargetModel, name: str, max_new_tokens: int, eos_ids: frozen
         token_ids = output[0, len(prompt_ids) :].tolist()
         return Answer(token_ids, time.perf_counter() - start)
 
-    return answer
+    return Method(answer, lambda: None)
 
 
 def measure(
-    methods: dict[str, Method], prompts: Sequence[list[int]], num_repetitions: int
+    methods: dict[str, Method],
+    prompts: Sequence[list[int]],
+    num_repetitions: int,
+    warm_up: Callable[[], None] = lambda: None,
 ) -> dict[str, list[list[Answer]]]:
     """Return answers[method][repetition][question], interleaved, after one unmeasured answer of
-    each method.
+    each method and then `warm_up`.
+
+    Memory is cleared before every repetition: nobody drafts from his own earlier answer to the same
+    question.
     """
     names = list(methods)
     for name in names:
-        methods[name](prompts[0])
+        methods[name].answer(prompts[0])
+    warm_up()
     answers: dict[str, list[list[Answer]]] = {name: [] for name in names}
     total = num_repetitions * len(prompts) * len(names)
     with tqdm(total=total, unit="answer") as bar:
         for _ in range(num_repetitions):
             for name in names:
+                methods[name].reset()
                 answers[name].append([])
             for index, prompt in enumerate(prompts):
                 turn = index % len(names)
                 for name in names[turn:] + names[:turn]:
-                    answers[name][-1].append(methods[name](prompt))
+                    answers[name][-1].append(methods[name].answer(prompt))
                     bar.update()
     return answers
 
@@ -125,6 +167,14 @@ def spread(questions: list[Question], count: int) -> list[Question]:
     ]
 
 
+def random_prompts(count: int, vocab_size: int) -> list[list[int]]:
+    """Return prompts of random tokens, the same every time."""
+    source = random.Random(0)
+    return [
+        [source.randrange(vocab_size) for _ in range(RANDOM_PROMPT_TOKENS)] for _ in range(count)
+    ]
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(
@@ -133,7 +183,10 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--methods", nargs="+", default=[*METHODS, *REFEREES], help="of: %(default)s"
+        "--methods",
+        nargs="+",
+        default=[*DEFAULT_METHODS, *REFEREES],
+        help="any method, METHOD-auto, and the referees (default: %(default)s)",
     )
     parser.add_argument("--model-path", default=RunConfig().model_path, help="folder or hub name")
     parser.add_argument(
@@ -149,11 +202,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--num-questions", type=int, default=30, help="evenly spread over the file (%(default)s)"
     )
+    parser.add_argument(
+        "--random-prompts",
+        action="store_true",
+        help="prompts of random tokens instead of questions: text in which nothing repeats",
+    )
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--compile", action="store_true", help="static shapes through torch.compile"
+    )
     parser.add_argument(
         "--contexts", type=int, nargs="+", default=list(CONTEXTS), help="of the cost curve"
     )
@@ -164,8 +225,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     args = build_parser().parse_args(argv)
     for method in args.methods:
-        if method not in (*METHODS, *REFEREES):
-            raise UserError(f"methods: got {method!r}; allowed: {', '.join((*METHODS, *REFEREES))}")
+        if method not in REFEREES:
+            drafter_of(method)
     if "vanilla" not in args.methods:
         raise UserError("methods: vanilla, the baseline, must be among them")
     try:
@@ -175,6 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             device=args.device,
             threads=args.threads,
             max_new_tokens=args.max_new_tokens,
+            compile=args.compile and args.shape == "demo",
         )
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -188,16 +250,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     conversation = choose_conversation("auto", run.model_path, tokenizer)
     target = load_target(run, hf_config, torch.float32 if args.shape != "demo" else dtype, device)
     if args.shape != "demo":
-        target = TargetModel(scaled_model(target.model, args.shape, dtype).to(device).eval())
+        target_class = CompiledTarget if args.compile else TargetModel
+        target = target_class(scaled_model(target.model, args.shape, dtype).to(device).eval())
     eos_ids = eos_ids_of(target, tokenizer)
+    tasks = [task_of(question.category) for question in questions]
     prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]
+    if args.random_prompts:
+        tasks = ["random"] * args.num_questions
+        prompts = random_prompts(args.num_questions, target.vocab_size)
     methods = {
         name: (referee if name in REFEREES else our_method)(
             target, name, args.max_new_tokens, eos_ids
         )
         for name in args.methods
     }
-    rows = summarise(measure(methods, prompts, args.repetitions))
+    longest = max(map(len, prompts)) + args.max_new_tokens
+    answers = measure(methods, prompts, args.repetitions, lambda: target.warm_up(longest))
+    rows = summarise(answers, tasks)
+    num_late_shapes = target.num_late_shapes
     curve = cost_curve(target, NODES, args.contexts)
     roof = roofline(target, args.contexts[0], curve[0].milliseconds)
     print_tables(rows, curve, roof)
@@ -210,8 +280,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "threads": torch.get_num_threads(),
         "dtype": str(dtype).removeprefix("torch."),
         "shape": args.shape,
-        "num_questions": len(questions),
+        "num_questions": len(prompts),
         "num_repetitions": args.repetitions,
+        "compile": args.compile,
+        "shapes_compiled_in_measured_answers": num_late_shapes,
         "git_commit": git_commit(),
         "versions": versions(),
         "peak_memory_bytes": peak,
@@ -219,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cost_curve": [point._asdict() for point in curve],
         "roofline": roof._asdict(),
     }
-    print(json.dumps(report))
+    print(json_line(report))
     return 0
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from evaluation.intervals import paired_interval, ratio_of_rates
+from evaluation.step_figures import PARTS
 from evaluation.tables import markdown_table
 from scripts.device_costs import CostPoint, Roofline
 
 REFEREES = ("generate", "generate-pld")
-PARTS = ("draft", "forward", "verify", "keep", "observe")
-NUM_RESAMPLES = 2000
 
 
 @dataclass(slots=True)
 class Answer:
     """One measured answer; times in seconds, `decode` is None where a referee does not tell it
-    apart.
+    apart; `num_nodes` over all its steps.
     """
 
     token_ids: list[int]
@@ -27,6 +27,7 @@ class Answer:
     decode: float | None = None
     accept_lengths: list[int] = field(default_factory=list)
     parts: dict[str, int] = field(default_factory=dict)
+    num_nodes: int = 0
 
 
 class Work(NamedTuple):
@@ -43,13 +44,7 @@ class Work(NamedTuple):
 
 def speedup(work: Work, base: Work) -> tuple[float, float, float]:
     """Return the ratio of rates, with a paired bootstrap 95% interval over questions."""
-    num_questions = len(work.seconds)
-    picks = np.random.default_rng(0).integers(num_questions, size=(NUM_RESAMPLES, num_questions))
-    rates = [
-        part.tokens[picks].sum(axis=1) / part.seconds[picks].sum(axis=1) for part in (work, base)
-    ]
-    low, high = np.quantile(rates[0] / rates[1], (0.025, 0.975))
-    return work.rate / base.rate, float(low), float(high)
+    return work.rate / base.rate, *paired_interval(ratio_of_rates, [*work, *base])
 
 
 def work_of(runs: list[list[Answer]], seconds: Callable[[Answer], float]) -> Work:
@@ -70,9 +65,10 @@ def decode_only(answer: Answer) -> float:
     return answer.decode
 
 
-def summarise(answers: dict[str, list[list[Answer]]]) -> list[dict[str, Any]]:
-    """Return a row of figures for every method."""
+def summarise(answers: dict[str, list[list[Answer]]], tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row of figures for every method, from answers[method][repetition][question]."""
     base = answers["vanilla"]
+    referees = [name for name in REFEREES if name in answers]
     rows: list[dict[str, Any]] = []
     for name, runs in answers.items():
         work = work_of(runs, end_to_end)
@@ -87,8 +83,12 @@ def summarise(answers: dict[str, list[list[Answer]]]) -> list[dict[str, Any]]:
                 for mine, plain in zip(runs[0], base[0], strict=True)
             ),
         }
-        if "generate" in answers:
-            row["speedup_over_generate"] = speedup(work, work_of(answers["generate"], end_to_end))
+        for referee in referees:
+            key = f"speedup_over_{referee.replace('-', '_')}"
+            row[key] = speedup(work, work_of(answers[referee], end_to_end))
+        row["speedup_by_task"] = by_task(
+            runs, answers[referees[0] if referees else "vanilla"], tasks
+        )
         if name not in REFEREES:
             decode = work_of(runs, decode_only)
             row["decode_tokens_per_second"] = decode.rate
@@ -97,8 +97,23 @@ def summarise(answers: dict[str, list[list[Answer]]]) -> list[dict[str, Any]]:
                 part: sum(answer.parts[part] for run in runs for answer in run) for part in PARTS
             }
             row["share_of_step"] = {part: spent[part] / sum(spent.values()) for part in PARTS}
+            num_nodes = sum(answer.num_nodes for run in runs for answer in run)
+            row["nodes_per_step"] = num_nodes / len(lengths)
         rows.append(row)
     return rows
+
+
+def by_task(
+    runs: list[list[Answer]], base: list[list[Answer]], tasks: Sequence[str]
+) -> dict[str, float]:
+    """Return the end-to-end ratio of rates in every task."""
+    ratios = {}
+    for task in dict.fromkeys(tasks):
+        chosen = [index for index, name in enumerate(tasks) if name == task]
+        parts = ([[run[index] for index in chosen] for run in side] for side in (runs, base))
+        mine, theirs = (work_of(part, end_to_end).rate for part in parts)
+        ratios[task] = mine / theirs
+    return ratios
 
 
 def print_tables(rows: list[dict[str, Any]], curve: list[CostPoint], roof: Roofline) -> None:
@@ -116,6 +131,7 @@ def print_tables(rows: list[dict[str, Any]], curve: list[CostPoint], roof: Roofl
                 f"{row['tokens_per_second']:.1f}",
                 ratio(row["speedup"]),
                 ratio(row.get("speedup_over_generate")),
+                ratio(row.get("speedup_over_generate_pld")),
                 f"{row['decode_tokens_per_second']:.1f}"
                 if "decode_tokens_per_second" in row
                 else "",
@@ -125,9 +141,17 @@ def print_tables(rows: list[dict[str, Any]], curve: list[CostPoint], roof: Roofl
                 str(row["differing_answers"]),
             ]
         )
-    header = ["method", "tokens/s", "/ vanilla [95%]", "/ generate [95%]", "decode tokens/s"]
+    header = ["method", "tokens/s", "/ vanilla [95%]", "/ generate [95%]"]
+    header += ["/ generate-pld [95%]", "decode tokens/s"]
     header += ["decode / vanilla [95%]", "MAT", "% " + " ".join(PARTS), "differ"]
     print(markdown_table(header, table))
+    tasks = list(rows[0]["speedup_by_task"])
+    base = "generate" if "speedup_over_generate" in rows[0] else "vanilla"
+    print(f"\nend to end / {base}, by task\n")
+    by_name = [
+        [row["method"], *(f"{row['speedup_by_task'][task]:.2f}x" for task in tasks)] for row in rows
+    ]
+    print(markdown_table(["method", *tasks], by_name))
     contexts = sorted({point.context for point in curve})
     nodes = sorted({point.num_nodes for point in curve})
     cost = {(point.num_nodes, point.context): point.milliseconds for point in curve}

@@ -38,7 +38,9 @@ class AntiLoopConfig:
         rounds: Number of rounds, counted over restarts.
         answers: Answers generated in a round.
         batch_size: Answers generated at once.
-        max_prompt: Longest prompt, in tokens.
+        max_prompt: Longest ordinary prompt, in tokens.
+        long_prompt: Longest prompt of all, in tokens.
+        long_share: Share of prompts that are longer than ``max_prompt``, where there are such.
         max_new_tokens: Longest answer, in tokens.
         min_response: Only rows whose own answer has at least this many tokens lend their prompt:
             short answers do not loop.
@@ -56,6 +58,8 @@ class AntiLoopConfig:
     answers: int = 128
     batch_size: int = 64
     max_prompt: int = 160
+    long_prompt: int = 640
+    long_share: float = 0.3
     max_new_tokens: int = 256
     min_response: int = 24
     two_turn_share: float = 0.25
@@ -63,13 +67,17 @@ class AntiLoopConfig:
     ngram: int = 4
     weight: float = 1.0
     end_weight: float = 0.05
-    lr_factor: float = 0.1
+    lr_factor: float = 0.06
 
     def __post_init__(self) -> None:
         """Reject counts below one."""
         for name in ("answers", "batch_size", "max_prompt", "max_new_tokens", "ngram"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, allowed 1 or more")
+        if self.long_prompt < self.max_prompt:
+            raise ValueError(
+                f"long_prompt: got {self.long_prompt}, allowed max_prompt ({self.max_prompt}) or more"
+            )
 
 
 class Answer(NamedTuple):
@@ -99,11 +107,17 @@ def repeated(token_ids: Sequence[int], ngram: int) -> list[bool]:
     return marks
 
 
-def draw_prompts(turns: Sequence[Turn], config: AntiLoopConfig, bos: int, seed: int) -> list[Turn]:
-    """Draw prompts, some after another exchange; sorted by length, to pad little."""
+def draw_prompts(
+    turns: Sequence[Turn], long_turns: Sequence[Turn], config: AntiLoopConfig, bos: int, seed: int
+) -> list[Turn]:
+    """Draw prompts, some long, some after another exchange; sorted by length, to pad little."""
     rng = random.Random(seed)
     chosen: list[Turn] = []
     while len(chosen) < config.answers:
+        if long_turns and rng.random() < config.long_share:
+            turn = rng.choice(long_turns)
+            chosen.append(Turn([bos, *turn.prompt_ids], turn.response_ids))
+            continue
         turn, other = rng.choice(turns), rng.choice(turns)
         body = turn.prompt_ids
         if rng.random() < config.mixed_share:
@@ -150,7 +164,7 @@ def make_lessons(
     Each gives two sequences: the answer with its repeated tokens marked as unlikely, and the answer
     cut where the repetition began, with an eos marked as wanted.
     """
-    length = config.max_prompt + config.max_new_tokens
+    length = config.long_prompt + config.max_new_tokens
     rows: list[tuple[list[int], list[float], list[float]]] = []
     for answer in answers:
         loop = find_loop(answer.token_ids)
@@ -210,14 +224,19 @@ def unlearn_loops(trainer: Trainer, config: AntiLoopConfig) -> None:
     if not usable:
         print("no row is fit for the phase against loops; it is left out", file=sys.stderr)
         return
+    long_turns = [
+        turn
+        for turn in trainer.turns.train
+        if config.max_prompt <= len(turn.prompt_ids) < config.long_prompt
+    ]
     stream = trainer.stream()
-    size = max(1, trainer.config.tokens_per_step // (config.max_prompt + config.max_new_tokens))
+    size = max(1, trainer.config.tokens_per_step // (config.long_prompt + config.max_new_tokens))
     bar = tqdm(total=config.rounds, desc="against loops", file=sys.stderr)
     bar.update(trainer.progress.rounds)
     while trainer.progress.rounds < config.rounds:
         started = time.perf_counter()
         seed = trainer.config.seed + 7919 * (trainer.progress.rounds + 1)
-        turns = draw_prompts(usable, config, tokenizer.bos_token_id, seed)
+        turns = draw_prompts(usable, long_turns, config, tokenizer.bos_token_id, seed)
         answers = generate(trainer, [turn.prompt_ids for turn in turns], config)
         lessons = make_lessons(
             answers, config, tokenizer.pad_token_id, tokenizer.eos_token_id, size

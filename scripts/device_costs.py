@@ -104,7 +104,8 @@ def roofline(target: TargetModel, context: int, one_node_milliseconds: float) ->
     if head is None or head.weight is not embedding:
         # An untied embedding gives one row a token; a tied one is read whole as the output head.
         weights -= embedding.numel() * embedding.element_size()
-    bytes_per_token = weights + target.new_cache(context).num_bytes
+    cache = target.new_cache(context)
+    bytes_per_token = weights + cache.num_bytes * context // cache.capacity
     bandwidth = copy_bandwidth(target)
     milliseconds = 1e3 * bytes_per_token / bandwidth
     return Roofline(bandwidth, bytes_per_token, milliseconds, milliseconds / one_node_milliseconds)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation import cli, inference
+from evaluation import cli, method_answerer
 from evaluation.command_line import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ CHOICE_KEYS = {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "a
 OUR_ROW_KEYS = {"error"}
 OUR_CHOICE_KEYS = {
     *("token_ids", "prompt_tokens", "prefill_time", "decode_time"),
-    *("draft_tokens", "stop_reasons"),
+    *("draft_tokens", "stop_reasons", "drafted", "accepted", "sources", "step_times"),
 }
 
 
@@ -80,7 +80,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_target(*_: object) -> None:
         pytest.fail("the weights were about to load")
 
-    monkeypatch.setattr(inference, "load_target", load_target)
+    monkeypatch.setattr(method_answerer, "load_target", load_target)
 
 
 def error_line(method: str, options: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -93,6 +93,11 @@ def error_line(method: str, options: list[str], capsys: pytest.CaptureFixture[st
     assert err.endswith("\n"), f"the line should end: {err!r}"
     assert err.count("\n") == 1, f"one line expected on stderr: {err}"
     return err.removeprefix("error: ")
+
+
+def required_options(method: str, model: Path) -> list[str]:
+    """Return the options without which a method cannot run; the model drafts for itself."""
+    return ["--draft-model", str(model)] if method == "sps" else []
 
 
 def run(method: str, options: Iterable[object], answer_file: Path, *more: object) -> int:

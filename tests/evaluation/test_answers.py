@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
-from evaluation import answers
 from evaluation.answers import AnswerLog
 from evaluation.command_line import UserError
 from tests.evaluation.conftest import read_meta, read_rows
@@ -60,9 +60,10 @@ class CrashingDisk:
         self._crash_at, self._when = crash_at, when
         for name in ("write", "fsync", "ftruncate", "replace"):
             patch.setattr(os, name, self._step(getattr(os, name)))
-        for name in ("unlink", "mkdir", "write_text"):
+        for name in ("unlink", "mkdir", "write_bytes"):
             patch.setattr(Path, name, self._step(getattr(Path, name)))
-        patch.setattr(answers, "save_file", self._step(answers.save_file))
+        save = safetensors.torch.save_file
+        patch.setattr(safetensors.torch, "save_file", self._step(save))
 
     def _step(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def step(*given: Any, **named: Any) -> Any:
@@ -213,7 +214,7 @@ def test_a_row_that_the_disk_takes_in_part_is_taken_back(
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda number, line: write(number, line[:9]))
-        with pytest.raises(OSError, match="taken back"):
+        with pytest.raises(UserError, match=r"taken back; the rows before"):
             append_up_to(log, 2)
     assert file.read_bytes() == whole
     log.close()

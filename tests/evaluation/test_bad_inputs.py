@@ -175,7 +175,7 @@ CASES = (
     Case("half precision on CPU", "--dtype float16 --device cpu", ("dtype", "float16", "float32")),
     Case("device unknown", "--device nonsense", ("device", "'nonsense'", "cpu")),
     Case("device without numbers", "--device meta", ("device", "'meta'", "cpu")),
-    Case("two workers", "--num-gpus-total 2", ("num_gpus_total", "got 2", "--question-begin")),
+    Case("two workers", "--num-gpus-total 2", ("num_gpus_total", "got 2 on cpu", "--num-workers")),
     Case(
         "two GPUs on CPU",
         "--num-gpus-total 2 --num-gpus-per-model 2 --device cpu",

@@ -25,6 +25,8 @@ METHOD_OPTIONS = {
     "recycling": "--output-id-topk --tree-version",
     "pld": "--max-ngram-size --num-pred-tokens",
     "lookahead": "--level --window --guess",
+    "samd": "--fallback --threshold --bias --output-id-topk --tree-version",
+    "sps": "--draft-model --num-draft-tokens",
 }
 CHANGED_RUN = RunConfig(
     model_path="org/name",
@@ -33,6 +35,7 @@ CHANGED_RUN = RunConfig(
     question_file="q.jsonl",
     question_begin=3,
     question_end=9,
+    shuffle=5,
     answer_file="a.jsonl",
     resume=True,
     max_new_tokens=7,
@@ -45,10 +48,21 @@ CHANGED_RUN = RunConfig(
     device="cuda:1",
     threads=2,
     num_gpus_per_model=2,
-    num_gpus_total=2,
+    num_gpus_total=4,
+    ray_address="auto",
+    state_order="single",
+    shard="2/3",
+    trust_remote_code=True,
+    allow_pickle=True,
     conv_template="raw",
     warmup=0,
 )
+# Fields that exclude others, and a run in which each has another value than its default.
+EXCLUDING = {
+    "overwrite": RunConfig(overwrite=True),
+    "num_workers": RunConfig(num_workers=3),
+    "compile": RunConfig(compile=True),
+}
 
 
 def changed_configs(method: str, folder: Path) -> list[Any]:
@@ -65,6 +79,20 @@ def changed_configs(method: str, folder: Path) -> list[Any]:
         ],
         "pld": [{"max_ngram_size": 4, "num_pred_tokens": 12, "match": "latest"}],
         "lookahead": [{"level": 4, "window": 8, "guess": 9}],
+        "samd": [
+            {"fallback": "none", "match": "first", "num_pred_tokens": 9, "tokens_per_match": 2},
+            {"budget": "auto"},
+            {"threshold": 3, "automaton": "corpus.safetensors", "bias": 2},
+            {"output_id_topk": 3, "tree_version": str(tree), "start": "cold"},
+        ],
+        "sps": [
+            {
+                "draft_model": "org/name",
+                "num_draft_tokens": 3,
+                "draft_dtype": "bfloat16",
+                "budget": "auto",
+            }
+        ],
     }
     return [drafter_class(method).config_class(**given) for given in values[method]]
 
@@ -105,8 +133,10 @@ def test_every_field_of_a_run_is_round_tripped_above() -> None:
         for item in dataclasses.fields(RunConfig)
         if getattr(CHANGED_RUN, item.name) == item.default
     }
-    assert same == {"overwrite"}, "only --overwrite, which excludes --resume, may be left out above"
-    assert parse("vanilla", ["--overwrite"])[0] == RunConfig(overwrite=True)
+    assert same == set(EXCLUDING), "only what excludes another option may be left out above"
+    for name, run in EXCLUDING.items():
+        assert getattr(run, name) != getattr(RunConfig(), name)
+        assert parse("vanilla", to_argv(run))[0] == run
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -158,7 +188,8 @@ def test_help_names_every_option_and_shows_examples(method: str) -> None:
 
 def test_only_methods_with_memory_have_matrix_options() -> None:
     having = {name for name in METHODS if "--load-matrix" in build_parser(name).format_help()}
-    assert having == {"recycling"}
+    assert having == {name for name in METHODS if drafter_class(name).keeps_memory()}
+    assert {"recycling", "samd"} <= having < set(METHODS)
     matrix = parse("recycling", ["--load_matrix", "a", "--save-matrix", "b"])[2]
     assert (matrix.load, matrix.save) == ("a", "b")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ class Spy:
         if prompt == self._fails_on:
             raise RuntimeError("no idea\nand more")
         return Turn([7, 8, 9], [2, 1], 0.5)
+
+    def lean(self) -> AbstractContextManager[None]:
+        self.calls.append("lean")
+        return nullcontext()
 
     def end_warmup(self) -> None:
         self.calls.append("end of warm-up")

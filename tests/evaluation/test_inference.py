@@ -23,6 +23,7 @@ from tests.evaluation.conftest import (
     figures,
     read_meta,
     read_rows,
+    required_options,
     run,
     token_ids,
 )
@@ -50,7 +51,8 @@ def _runs(model: Path, folder: Path, *more: object) -> dict[str, Path]:
     short = f"--threads 1 --warmup 0 --max-new-tokens {LIMIT} --question-end {QUESTIONS}"
     files = {method: folder / f"{method}.jsonl" for method in METHODS}
     for method, file in files.items():
-        assert run(method, ["--model-path", model, *short.split()], file, *more) == 0
+        options = ["--model-path", model, *short.split(), *required_options(method, model)]
+        assert run(method, options, file, *more) == 0
     return files
 
 
@@ -79,6 +81,8 @@ def test_sampled_answers_are_those_of_vanilla_under_the_same_seed(
         ("recycling", "--tree-version {}/tree.json --output-id-topk 3"),
         ("pld", "--match latest --max-ngram-size 2 --num-pred-tokens 4"),
         ("lookahead", "--level 3 --window 4 --guess 2"),
+        ("samd", "--fallback none --match first"),
+        ("samd", "--threshold 2 --tree-version {}/tree.json --output-id-topk 3 --start cold"),
     ],
 )
 def test_answers_are_those_of_vanilla_under_other_options_too(
@@ -186,13 +190,14 @@ def test_a_resumed_hot_run_is_the_run_that_was_cut(
 
 
 def test_a_finished_run_is_left_as_it_is(
-    greedy: dict[str, Path], options: list[str], no_weights: None
+    greedy: dict[str, Path], options: list[str], tiny_model: Path, no_weights: None
 ) -> None:
     for method, file in greedy.items():
         files = (file, file.with_suffix(".meta.json"))
         before = [part.read_bytes() for part in files]
-        assert run(method, options, file) == 0
-        assert run(method, options, file, "--resume") == 0
+        given = [*options, *required_options(method, tiny_model)]
+        assert run(method, given, file) == 0
+        assert run(method, given, file, "--resume") == 0
         assert [part.read_bytes() for part in files] == before
 
 
@@ -263,6 +268,6 @@ def test_runs_of_other_options_have_other_names(options: list[str], tmp_path: Pa
         given = [*options, *other.split(), "--answer-file", str(tmp_path / f"{number}.jsonl")]
         plan = inference.prepare("recycling", *parse("recycling", given)[:2], None)
         plan.log.close()
-        names.add(plan.model_id)
+        names.add(plan.setup.model_id)
     assert len(names) == len(others), f"two runs share a name: {sorted(names)}"
     assert "tiny-recycling-tree-version-wide-float32-temp-0.0" in names

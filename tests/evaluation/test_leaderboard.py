@@ -25,19 +25,33 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 META = {
     **{"model_path": "somewhere/models/tiny", "dtype": "float32", "device": "cpu", "threads": 2},
-    **{"max_new_tokens": 8, "temperature": 0.0, "bench_name": "spec_bench", "git_commit": COMMIT},
+    **{"max_new_tokens": 16, "temperature": 0.0, "bench_name": "spec_bench", "git_commit": COMMIT},
 }
 Capture = pytest.CaptureFixture[str]
 
 GOLDEN = """\
-**models/tiny**: device cpu, dtype float32, threads 2, max_new_tokens 8, temperature 0.0, \
+**models/tiny**: device cpu, dtype float32, threads 2, max_new_tokens 16, temperature 0.0, \
 bench spec_bench, commit 0123456789ab; baseline vanilla
 
-| Method    | MT-bench | Translation | Summarization |    QA | Math reasoning | RAG |  Code | #Mean Accepted Tokens | Overall | Tokens/s |
-| --------- | -------: | ----------: | ------------: | ----: | -------------: | --: | ----: | --------------------: | ------: | -------: |
-| recycling |    3.00x |           - |             - | 4.00x |              - |   - |     - |                  4.00 |   3.50x |    14.00 |
-| pld       |    1.50x |           - |             - | 2.00x |              - |   - | 1.20x |                  2.00 |   1.75x |     7.00 |
-| vanilla   |    1.00x |           - |             - | 1.00x |              - |   - | 1.00x |                  1.00 |   1.00x |     4.00 |
+| Method    | MT-bench | Translation | Summarization |    QA | Math reasoning | RAG |  Code | #Mean Accepted Tokens |            Overall | Tokens/s |
+| --------- | -------: | ----------: | ------------: | ----: | -------------: | --: | ----: | --------------------: | -----------------: | -------: |
+| recycling |    3.00x |           - |             - | 4.00x |              - |   - |     - |                  4.00 | 3.50x [3.00, 4.00] |    14.00 |
+| pld       |    1.50x |           - |             - | 2.00x |              - |   - | 1.20x |                  2.00 | 1.75x [1.50, 2.00] |     7.00 |
+| vanilla   |    1.00x |           - |             - | 1.00x |              - |   - | 1.00x |                  1.00 |              1.00x |     4.00 |
+
+Exact figures over vanilla: every token weighs the same
+
+| Method    |           Speed-up | Decode speed-up | Decode tokens/s |  MAT | Break-even MAT | Accepted % | Draft % | Forward % | Verify % | Keep % | Observe % |
+| --------- | -----------------: | --------------: | --------------: | ---: | -------------: | ---------: | ------: | --------: | -------: | -----: | --------: |
+| recycling | 3.43x [3.00, 4.00] |               - |               - | 4.00 |              - |          - |       - |         - |        - |      - |         - |
+| pld       | 1.71x [1.50, 2.00] |               - |               - | 2.00 |              - |          - |       - |         - |        - |      - |         - |
+| vanilla   |              1.00x |               - |               - | 1.00 |              - |          - |       - |         - |        - |      - |         - |
+"""  # noqa: E501
+GOLDEN_ROWS = """\
+| Models    | Multi-turn Conversation | Translation | Summa-rization | Question Answering | Mathematical Reasoning | Retrieval-aug. Generation | #Mean Accepted Tokens | Overall |
+| --------- | ----------------------: | ----------: | -------------: | -----------------: | ---------------------: | ------------------------: | --------------------: | ------: |
+| recycling |                   3.00x |           - |              - |              4.00x |                      - |                         - |                  4.00 |   3.50x |
+| pld       |                   1.50x |           - |              - |              2.00x |                      - |                         - |                  2.00 |   1.75x |
 """  # noqa: E501
 
 
@@ -95,7 +109,7 @@ def test_runs_are_averaged_and_options_tell_entries_apart(tmp_path: Path, capsys
     _write(tmp_path / "wide", "pld", {"qa": 6.0}, options={"n": 5, "m": 1})
     folders = [tmp_path / name for name in ("run_1", "run_2", "wide")]
     text, report = _run(capsys, *folders, "--no-published")
-    lines = [line.split("|")[1].strip() for line in text.splitlines()[4:]]
+    lines = [line.split("|")[1].strip() for line in text.splitlines()[4:7]]
     assert lines == ["pld (n=3) (2 runs)", "pld (n=5)", "vanilla (2 runs)"]
     assert "1.50x ±0.71" in text
     assert report["measured"][0]["overall_std"] == pytest.approx(0.5**0.5)
@@ -147,7 +161,7 @@ def test_left_out_questions_are_told(answers: Path, capsys: Capture) -> None:
     rows = [make_row(1, "writing", [2] * 6, 1.0), failed_row(2, "qa")]
     path = write_answers(answers / "pld.jsonl", rows)
     text, report = _run(capsys, answers, "--no-published")
-    assert text.endswith(f"\n\npld: 1 of 2 questions are left out: 1 failed in {path}\n")
+    assert f"\n\npld: 1 of 2 questions are left out: 1 failed in {path}\n" in text
     assert [row["left_out"] for row in report["measured"]] == [0, 1, 0]
 
 
@@ -164,8 +178,9 @@ def test_published_rows_come_below_and_apart(answers: Path, capsys: Capture) -> 
     assert "Vicuna" not in ours and "models/tiny" not in published
     assert "A100-80GB, published by: Spec-Bench Leaderboard.md" in published
     assert "A100-80GB, published by: Token Recycling paper, arXiv 2408.08696" in published
-    assert "3090" not in published
-    assert {row["device"] for row in report["published"]} == {"A100-80GB", "A100-40GB"}
+    assert "3090, published by: Spec-Bench Leaderboard.md" in published
+    devices = {"A100-80GB", "A100-40GB", "3090"}
+    assert {row["device"] for row in report["published"]} == devices
     text, report = _run(capsys, answers, "--published-device", "3090")
     assert {row["device"] for row in report["published"]} == {"3090"}
 
@@ -180,34 +195,88 @@ def test_published_figures_are_those_of_the_files() -> None:
     assert (paper["code"], paper["tokens_per_second"]) == (2.34, 110.06)
 
 
+def test_intervals_tell_methods_from_the_baseline(tmp_path: Path, capsys: Capture) -> None:
+    tasks = ("writing", "qa", "rag", "translation")
+    _write(tmp_path, "vanilla", dict.fromkeys(tasks, 4.0))
+    _write(tmp_path, "pld", dict(zip(tasks, (3.0, 5.0, 4.5, 3.5), strict=True)))
+    _write(tmp_path, "recycling", dict(zip(tasks, (7.0, 8.0, 9.0, 8.0), strict=True)))
+    text, report = _run(capsys, tmp_path, "--no-published")
+    assert text.endswith("\nnot told from vanilla by the interval of the exact speed-up: pld\n")
+    recycling, pld, _ = report["measured"]
+    assert recycling["overall"] == pytest.approx(2.0)
+    assert 1.75 <= recycling["overall_low"] < 2.0 < recycling["overall_high"] <= 2.25
+    assert pld["exact_speedup_low"] < 1 < pld["exact_speedup_high"]
+    assert f"2.00x [{recycling['overall_low']:.2f}, {recycling['overall_high']:.2f}]" in text
+
+
+def test_steps_are_summed_up_where_they_are_recorded(tmp_path: Path, capsys: Capture) -> None:
+    steps = {"drafted": [[[4, 4], [2]]], "accepted": [[[2, 1], [1]]]}
+    parts = ("draft", "forward", "verify", "keep", "observe")
+    times = dict(zip(parts, (0.5, 3.0, 1.0, 0.25, 0.25), strict=True))
+    rows = [
+        make_row(
+            1, "qa", [3, 3], 6.0, prefill_time=[1.0], decode_time=[5.0], step_times=[times], **steps
+        )
+    ]
+    write_answers(tmp_path / "pld.jsonl", rows, META | {"method": "pld"})
+    base = [make_row(1, "qa", [1] * 6, 11.0, prefill_time=[1.0], decode_time=[10.0])]
+    write_answers(tmp_path / "vanilla.jsonl", base, META | {"method": "vanilla"})
+    pld, vanilla = _run(capsys, tmp_path, "--no-published")[1]["measured"]
+    assert pld["acceptance_rate"] == pytest.approx(0.4)
+    assert [pld[f"{part}_share"] for part in parts] == pytest.approx([0.1, 0.6, 0.2, 0.05, 0.05])
+    assert (pld["decode_speedup"], pld["break_even_mat"]) == pytest.approx((2.0, 1.5))
+    assert vanilla["acceptance_rate"] is None
+
+
+def test_tokens_a_second_stand_beside_the_published_baseline(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    def run(**meta: Any) -> tuple[str, dict[str, Any]]:
+        for name, speed in (("vanilla", 54.30), ("pld", 108.60)):
+            _write(tmp_path, name, {"qa": speed}, **{"model_path": "lmsys/vicuna-7b-v1.3"} | meta)
+        return _run(capsys, tmp_path)
+
+    text, report = run()
+    assert [row["over_published_baseline"] for row in report["measured"]] == pytest.approx([2, 1])
+    ours = text.partition(PUBLISHED_HEADING)[0]
+    assert ours.splitlines()[2].endswith("| Tokens/s | Tokens/s / published A100-80GB |")
+    assert "over 54.30 tokens/s of plain decoding of Vicuna-7B-v1.3 there, as published" in ours
+    for meta in ({"temperature": 0.7}, {"bench_name": "demo"}, {"model_path": "lmsys/vicuna-7b"}):
+        text, report = run(**meta)
+        assert "/ published" not in text
+        assert [row["over_published_baseline"] for row in report["measured"]] == [None, None]
+
+
+def test_rows_to_paste_into_spec_benchs_leaderboard(
+    answers: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "table.md"
+    text, _ = _run(capsys, answers, answers / "mbpp", "--no-published", "--markdown", out)
+    written = out.read_text(encoding="utf-8")
+    assert written.startswith(text)
+    assert written.removeprefix(text).partition("baseline vanilla\n\n")[2] == GOLDEN_ROWS
+    _run(capsys, answers / "mbpp", "--markdown", out)
+    assert "Rows for Spec-Bench" not in out.read_text(encoding="utf-8")
+
+
 def test_files_are_written(answers: Path, tmp_path: Path, capsys: Capture) -> None:
-    markdown, csv = tmp_path / "table.md", tmp_path / "table.csv"
-    text, report = _run(capsys, answers, "--markdown", markdown, "--csv", csv)
-    assert markdown.read_text(encoding="utf-8") == text
-    table = pd.read_csv(StringIO(csv.read_text(encoding="utf-8")))
-    assert table["kind"].value_counts().to_dict() == {"published": 53, "measured": 3}
+    out = tmp_path / "new" / "report"
+    text, report = _run(capsys, answers, "--out", out)
+    names = ("leaderboard.csv", "leaderboard.html", "leaderboard.json", "leaderboard.md")
+    assert tuple(sorted(path.name for path in out.iterdir())) == names
+    assert (out / "leaderboard.md").read_text(encoding="utf-8").startswith(text)
+    assert json.loads((out / "leaderboard.json").read_text(encoding="utf-8")) == report
+    assert (out / "leaderboard.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    csv = (out / "leaderboard.csv").read_text(encoding="utf-8")
+    table = pd.read_csv(StringIO(csv))
+    assert table["kind"].value_counts().to_dict() == {"published": 63, "measured": 3}
     assert table["overall"].tolist() == [
         row["overall"] for row in report["measured"] + report["published"]
     ]
-    assert csv.read_text(encoding="utf-8").splitlines()[1].startswith("measured,models/tiny,cpu,")
-    assert list(tmp_path.glob("*.tmp")) == []
-    _run(capsys, answers, "--no-published", "--csv", csv)
-    assert len(csv.read_text(encoding="utf-8").splitlines()) == 4
-
-
-def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "table.md"
-    path.write_text("old")
-    monkeypatch.setattr(tables.os, "replace", full)
-    with pytest.raises(UserError, match=r"cannot write .*table\.md: No space left"):
-        tables.write_whole(path, "new")
-    assert [it.name for it in tmp_path.iterdir()] == ["table.md"]
-    assert path.read_text() == "old"
+    assert csv.splitlines()[1].startswith("measured,models/tiny,cpu,")
+    lone = tmp_path / "table.csv"
+    _run(capsys, answers, "--no-published", "--csv", lone)
+    assert len(lone.read_text(encoding="utf-8").splitlines()) == 4
 
 
 def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
@@ -229,7 +298,10 @@ def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
         ([tmp_path / "twice"], r"has 2 baselines: vanilla \(a=1\), vanilla \(a=2\)"),
         ([*spec_bench, tmp_path / "bench"], "answers to mbpp, which the baseline vanilla lacks"),
         ([answers, "--published-device", "H999"], "no published figures for the device 'H999'"),
-        ([answers, "--csv", vanilla], "is one of the answer files"),
+        ([answers, "--csv", vanilla], "is one of the files to read"),
+        ([answers, "--csv", tmp_path / "a", "--json", tmp_path / "a"], "is to be written twice"),
+        ([answers, "--html", tmp_path / "a", "--benchmark", vanilla], "is not a report of"),
+        ([answers, "--out", vanilla], "cannot make the folder"),
         ([answers, "--csv", tmp_path / "none" / "table.csv"], "cannot write"),
     ):
         with pytest.raises(UserError, match=complaint) as caught:
@@ -260,3 +332,6 @@ def test_exit_codes(answers: Path) -> None:
     bad = run(answers, "--base", "medusa")
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
     assert bad.stderr.startswith("error: the group model models/tiny")
+    unused = run(answers, "--benchmark", "report.json")
+    assert (unused.returncode, unused.stdout, unused.stderr.count("\n")) == (2, "", 1)
+    assert unused.stderr.startswith("error: --benchmark draws pictures for the page")

@@ -1,27 +1,42 @@
-"""The figures equal an independent implementation of Spec-Bench's formulas, and refuse bad rows.
+"""Legacy figures equal an independent implementation of Spec-Bench's formulas on the same files, exact
+figures one of theirs; what cannot be measured is left out, counted, or refused.
 
 Run: pytest tests/evaluation/test_metrics.py
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
+from collections.abc import Callable
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from evaluation.command_line import UserError
 from evaluation.metrics import (
     SPEC_BENCH_TASKS,
+    RunFigures,
     in_task_order,
     left_out_text,
-    over_runs,
-    spec_bench_figures,
+    measure,
+    run_figures,
 )
+from evaluation.question_frame import question_frame
 from tests.evaluation.answer_rows import CATEGORIES, Row, failed_row, make_row, random_rows
 
 NAMES = ("pld.jsonl", "vanilla.jsonl")
+COUNTERS = ("new_tokens", "wall_time", "decoding_steps")
+
+
+def _figures(rows: list[Row], base_rows: list[Row], names: tuple[str, str] = NAMES) -> pd.DataFrame:
+    return run_figures(question_frame(rows), question_frame(base_rows), names)
+
+
+def _measured(*runs: tuple[list[Row], list[Row]]) -> RunFigures:
+    return measure([(question_frame(rows), question_frame(base)) for rows, base in runs])
 
 
 def _tokenize(text: str) -> SimpleNamespace:
@@ -49,7 +64,7 @@ def _by_the_book(
             num_tokens = sum(len(_tokenize(turn).input_ids) - 1 for turn in choice["turns"])
         base_speeds.append(num_tokens / sum(choice["wall_time"]))
     return {
-        "questions": len(speeds),
+        "rows": len(speeds),
         "mean_accepted_tokens": statistics.fmean(steps),
         "tokens_per_second": statistics.fmean(speeds),
         "base_tokens_per_second": statistics.fmean(base_speeds),
@@ -57,31 +72,101 @@ def _by_the_book(
     }
 
 
+def _with_spec_bench_errors(rows: list[Row]) -> list[Row]:
+    """What Spec-Bench's writer leaves: errors with the counters of the turn before, rows missing or
+    twice, a step list that does not fit, tokens past the limit.
+    """
+    rows = copy.deepcopy(rows)
+    for row in rows[::7]:
+        choice = row["choices"][0]
+        choice["turns"][1] = "ERROR"
+        for key in COUNTERS:
+            choice[key][1] = choice[key][0]
+    rows[2]["choices"][0]["accept_lengths"].append(9)
+    rows[3]["choices"][0]["new_tokens"][0] += 500
+    return [*rows[:11], *rows[12:], rows[5]]
+
+
 @pytest.mark.parametrize("retokenise", [False, True])
-@pytest.mark.parametrize("seed", range(5))
-def test_equal_to_spec_bench(seed: int, retokenise: bool) -> None:
-    rows, base_rows = random_rows(seed), random_rows(seed + 100, most=1)
-    figures = spec_bench_figures(rows, base_rows[::-1], _tokenize if retokenise else None)
+@pytest.mark.parametrize("change", [list, _with_spec_bench_errors])
+def test_legacy_figures_are_spec_benchs_on_the_same_files(
+    change: Callable[[list[Row]], list[Row]], retokenise: bool
+) -> None:
+    rows, base_rows = change(random_rows(1)), random_rows(2, most=1)
+    base_frame = question_frame(base_rows[::-1], None, _tokenize if retokenise else None)
+    figures = run_figures(question_frame(rows, 400), base_frame)
     assert list(figures.index) == [*SPEC_BENCH_TASKS, "overall"]
     for task in figures.index:
         expected = _by_the_book(rows, base_rows, task, retokenise)
         assert figures.loc[task, list(expected)].to_dict() == pytest.approx(expected, rel=1e-9)
 
 
-def test_against_itself_is_exactly_one() -> None:
+def test_exact_figures_are_sums_before_quotients() -> None:
+    rows, base_rows = random_rows(1), random_rows(2, most=1)
+    for row in (*rows, *base_rows):
+        row["choices"].append(copy.deepcopy(row["choices"][0]))
+        row["choices"][1]["wall_time"] = [7.0, 5.0]
+        for choice in row["choices"]:
+            choice["decode_time"] = [0.5 * seconds for seconds in choice["wall_time"]]
+
+    def rate(part: list[Row], limit: int, share: float = 1.0) -> float:
+        tokens, seconds = 0, 0.0
+        for row in part:
+            for choice in row["choices"]:
+                tokens += sum(min(count, limit) for count in choice["new_tokens"])
+                seconds += share * sum(choice["wall_time"])
+        return tokens / seconds
+
+    limit = 60
+    figures = run_figures(question_frame(rows, limit), question_frame(base_rows))
+    steps = [n for row in rows for choice in row["choices"] for n in choice["accept_lengths"]]
+    speedup = rate(rows, limit) / rate(base_rows, 10**9)
+    expected = {
+        "exact_mean_accepted_tokens": sum(steps) / len(steps),
+        "exact_tokens_per_second": rate(rows, limit),
+        "exact_base_tokens_per_second": rate(base_rows, 10**9),
+        "exact_speedup": speedup,
+        "decode_tokens_per_second": rate(rows, limit, 0.5),
+        "base_decode_tokens_per_second": rate(base_rows, 10**9, 0.5),
+        "decode_speedup": speedup,
+        "break_even_mat": sum(steps) / len(steps) / speedup,
+    }
+    overall = figures.loc["overall"]
+    assert overall[list(expected)].to_dict() == pytest.approx(expected, rel=1e-9)
+    assert rate(rows, limit) < rate(rows, 10**9), "the limit should bind"
+
+
+def test_the_rulers_part_where_a_question_takes_longer() -> None:
+    rows = [make_row(1, "qa", [4], 1.0), make_row(2, "qa", [4], 4.0)]
+    base_rows = [make_row(1, "qa", [4], 4.0), make_row(2, "qa", [4], 4.0)]
+    overall = _figures(rows, base_rows).loc["overall"]
+    assert overall["speedup"] == pytest.approx(2.5)  # (4 + 1) / 2 against 1
+    assert overall["exact_speedup"] == pytest.approx(1.6)  # 8 / 5 against 1
+
+
+def test_decoding_alone_is_unknown_where_one_writer_did_not_time_it() -> None:
+    rows = [make_row(1, "qa", [4], 1.0, decode_time=[0.5]), make_row(2, "qa", [4], 1.0)]
+    base_rows = [make_row(i, "qa", [4], 1.0, decode_time=[0.5]) for i in (1, 2)]
+    figures = _measured((rows, base_rows))
+    assert math.isnan(figures.figure("qa", "decode_speedup"))
+    assert math.isnan(figures.figure("qa", "break_even_mat"))
+    assert math.isnan(figures.interval("qa", "decode_speedup").low)
+    assert figures.figure("qa", "exact_speedup") == 1.0
+    assert _measured((base_rows, base_rows)).figure("qa", "break_even_mat") == 4.0
+
+
+def test_against_itself_is_exactly_one_and_not_different() -> None:
     rows = random_rows(3)
-    assert (spec_bench_figures(rows, rows)["speedup"] == 1.0).all()
+    figures = _measured((rows, rows))
+    for name in ("speedup", "exact_speedup"):
+        assert (figures.mean[name] == 1.0).all()
+        assert figures.interval("overall", name) == (1.0, 1.0)
+        assert not figures.is_different("overall", name)
 
 
 def test_only_occurring_tasks_are_listed_in_order() -> None:
     rows = [make_row(i, c, [2], 1.0) for i, c in enumerate(("code", "poetry", "rag", "writing"))]
-    assert list(spec_bench_figures(rows, rows).index) == [
-        "mt_bench",
-        "rag",
-        "code",
-        "poetry",
-        "overall",
-    ]
+    assert list(_figures(rows, rows).index) == ["mt_bench", "rag", "code", "poetry", "overall"]
     assert in_task_order(["zen", "overall", "qa", "art", "code", "qa"]) == [
         *("qa", "code", "art", "zen", "overall")
     ]
@@ -89,82 +174,126 @@ def test_only_occurring_tasks_are_listed_in_order() -> None:
 
 def test_overall_leaves_code_out_unless_it_is_all() -> None:
     rows = [make_row(1, "qa", [2, 2], 1.0), make_row(2, "code", [8], 1.0)]
-    figures = spec_bench_figures(rows, rows)
+    figures = _figures(rows, rows)
     assert figures.loc["overall", "questions"] == 1
     assert figures.loc["overall", "tokens_per_second"] == 4.0
-    code = spec_bench_figures(rows[1:], rows[1:])
+    code = _figures(rows[1:], rows[1:])
     assert code.loc["overall"].equals(code.loc["code"])
 
 
-def test_failed_and_missing_questions_are_left_out_on_both_sides() -> None:
+def test_exact_figures_leave_out_what_is_not_sound_on_both_sides() -> None:
     rows, base_rows = random_rows(1), random_rows(2, most=1)
-    kept = [(row, base) for row, base in zip(rows, base_rows, strict=True)]
+    kept = list(zip(rows, base_rows, strict=True))[4:-1]
     rows[0] = failed_row(rows[0]["question_id"], rows[0]["category"])
     rows[1] = failed_row(rows[1]["question_id"], rows[1]["category"])
     base_rows[1] = failed_row(rows[1]["question_id"], rows[1]["category"])
-    base_rows[2] = failed_row(rows[2]["question_id"], rows[2]["category"])
-    del kept[:3], rows[3], kept[0], base_rows[-1], kept[-1]
-    figures = spec_bench_figures(rows, base_rows, names=NAMES)
-    expected = _by_the_book([r for r, _ in kept], [b for _, b in kept], "overall", False)
+    base_rows[2]["choices"][0]["turns"][0] = "ERROR"
+    del rows[3], base_rows[-1]
+    figures = _figures(rows, base_rows)
+    expected = _figures([r for r, _ in kept], [b for _, b in kept]).loc["overall"]
     overall = figures.loc["overall"]
-    assert overall[list(expected)].to_dict() == pytest.approx(expected, rel=1e-9)
-    counts = ["left_out", "failed", "base_failed", "missing", "base_missing"]
-    assert overall[counts].tolist() == [5, 2, 2, 1, 1]
+    exact = [name for name in figures if name.startswith("exact_")]
+    assert overall[exact].to_dict() == pytest.approx(expected[exact].to_dict(), rel=1e-9)
+    counts = ["questions", "left_out", "failed", "base_failed", "missing", "base_missing"]
+    assert overall[[*counts, "base_unsound"]].tolist() == [34, 5, 2, 0, 1, 1, 1]
+    assert overall[["rows", "base_rows"]].tolist() == [36, 37]
     assert left_out_text(figures, NAMES) == (
-        "5 of 39 questions are left out: 2 failed in pld.jsonl, 2 failed in vanilla.jsonl, "
-        "1 missing in pld.jsonl, 1 missing in vanilla.jsonl"
+        "5 of 39 questions are left out: 2 failed in pld.jsonl, 1 missing in pld.jsonl, "
+        "1 missing in vanilla.jsonl, 1 with a defect in vanilla.jsonl"
     )
-    assert left_out_text(spec_bench_figures(rows[5:9], rows[5:9]), NAMES) is None
+    assert left_out_text(_figures(rows[5:9], rows[5:9]), NAMES) is None
 
 
 def test_a_task_without_an_answer_has_no_figures() -> None:
     rows = [make_row(1, "qa", [2], 1.0), failed_row(2, "rag")]
-    figures = spec_bench_figures(rows, rows)
+    figures = _figures(rows, rows)
     assert figures.loc["rag", "questions"] == 0
     assert math.isnan(figures.loc["rag", "speedup"])
+    assert math.isnan(figures.loc["rag", "exact_speedup"])
     assert figures.loc["overall", "speedup"] == 1.0
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
-def test_a_row_without_time_is_refused(seconds: float) -> None:
-    good, timeless = make_row(7, "qa", [2], 1.0), make_row(7, "qa", [2], seconds)
-    with pytest.raises(UserError, match=r"pld\.jsonl: question 7 took .* wall_time above 0"):
-        spec_bench_figures([timeless], [good], names=NAMES)
-    with pytest.raises(UserError, match=r"vanilla\.jsonl: question 7 took"):
-        spec_bench_figures([good], [timeless], names=NAMES)
+def test_a_row_without_time_is_left_out_of_both_rulers(seconds: float) -> None:
+    rows = [make_row(7, "qa", [2], 1.0), make_row(8, "qa", [2], seconds)]
+    base_rows = [make_row(7, "qa", [2], 2.0), make_row(8, "qa", [2], 2.0)]
+    overall = _figures(rows, base_rows).loc["overall"]
+    assert overall[["rows", "base_rows", "questions", "unsound"]].tolist() == [1, 2, 1, 1]
+    assert overall[["speedup", "exact_speedup"]].tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("key", ["wall_time", "accept_lengths"])
-def test_missing_counters_are_named(key: str) -> None:
+@pytest.mark.parametrize("key", ["wall_time", "accept_lengths", "new_tokens"])
+def test_files_without_counters_are_refused(key: str) -> None:
     good, bare = make_row(7, "qa", [2], 1.0), make_row(7, "qa", [2], 1.0)
     del bare["choices"][0][key]
-    with pytest.raises(UserError, match=rf"pld\.jsonl: question 7 has no '{key}'"):
-        spec_bench_figures([bare], [good], names=NAMES)
+    with pytest.raises(UserError, match=r"no question has figures in both pld\.jsonl and vanilla"):
+        _figures([bare], [good])
 
 
 def test_files_of_different_questions_are_refused() -> None:
     rows = [make_row(81, "writing", [2], 1.0)]
     with pytest.raises(UserError, match=r"question 81 is 'writing' in .* but 'code' in"):
-        spec_bench_figures(rows, [make_row(81, "code", [2], 1.0)])
-    with pytest.raises(UserError, match="no question is answered in both"):
-        spec_bench_figures(rows, [make_row("81", "writing", [2], 1.0)])
+        _figures(rows, [make_row(81, "code", [2], 1.0)])
+    with pytest.raises(UserError, match="no question has figures in both"):
+        _figures(rows, [make_row("81", "writing", [2], 1.0)])
 
 
 def test_a_baseline_without_tokens_gives_no_ratio() -> None:
-    rows, base_rows = [make_row(1, "qa", [2], 1.0)], [make_row(1, "qa", [0], 1.0)]
-    assert math.isnan(spec_bench_figures(rows, base_rows).loc["overall", "speedup"])
+    rows, base_rows = [make_row(1, "qa", [2], 1.0)], [make_row(1, "qa", [], 1.0)]
+    overall = _figures(rows, base_rows).loc["overall"]
+    assert overall[["speedup", "exact_speedup"]].isna().all()
 
 
 def test_runs_give_mean_and_deviation() -> None:
-    runs = [spec_bench_figures(random_rows(s), random_rows(s + 9, most=1)) for s in range(3)]
-    runs[1] = runs[1].drop(index="rag")
-    figures = over_runs(runs)
+    pairs = [(random_rows(s), random_rows(s + 9, most=1)) for s in range(3)]
+    pairs[1] = tuple([row for row in side if row["category"] != "rag"] for side in pairs[1])
+    runs = [_figures(*pair) for pair in pairs]
+    figures = _measured(*pairs)
     assert figures.num_runs == 3
     assert list(figures.mean.index) == list(runs[0].index)
-    for task, used in (("qa", runs), ("rag", [runs[0], runs[2]])):
-        values = [run.loc[task, "speedup"] for run in used]
-        assert figures.figure(task, "speedup") == pytest.approx(statistics.fmean(values), rel=1e-9)
-        assert figures.spread(task, "speedup") == pytest.approx(statistics.stdev(values), rel=1e-9)
+    for name in ("speedup", "exact_speedup"):
+        for task, used in (("qa", runs), ("rag", [runs[0], runs[2]])):
+            values = [run.loc[task, name] for run in used]
+            assert figures.figure(task, name) == pytest.approx(statistics.fmean(values), rel=1e-9)
+            assert figures.spread(task, name) == pytest.approx(statistics.stdev(values), rel=1e-9)
     assert math.isnan(figures.figure("poetry", "speedup"))
-    assert over_runs(runs[:1]).mean.equals(runs[0])
-    assert math.isnan(over_runs(runs[:1]).spread("qa", "speedup"))
+    single = _measured(pairs[0])
+    assert single.mean.equals(runs[0].astype(single.mean.dtypes))
+    assert math.isnan(single.spread("qa", "speedup"))
+
+
+def _paired_speeds(num_questions: int, ratio: float) -> tuple[list[Row], list[Row]]:
+    """Questions of very different length, on each of which the method is `ratio` faster, +-10%."""
+    sizes = [1 + index % 13 for index in range(num_questions)]
+    noise = [0.9, 1.0, 1.1]
+    base_rows = [make_row(i, "qa", [1] * size, 3.0 * size**2) for i, size in enumerate(sizes)]
+    rows = [
+        make_row(i, "qa", [1] * size, 3.0 * size**2 / ratio * noise[i % 3])
+        for i, size in enumerate(sizes)
+    ]
+    return rows, base_rows
+
+
+def test_intervals_are_paired_and_decide_what_is_different() -> None:
+    faster, same = _measured(_paired_speeds(60, 1.2)), _measured(_paired_speeds(60, 1.0))
+    for name in ("speedup", "exact_speedup"):
+        low, high = faster.interval("qa", name)
+        assert 1.1 < low < faster.figure("qa", name) < high < 1.3
+        assert faster.is_different("qa", name)
+        low, high = same.interval("qa", name)
+        assert low < 1 < high
+        assert not same.is_different("qa", name)
+    # The questions differ by a factor of 13: draws that are not paired would not see the method.
+    rows, base_rows = _paired_speeds(60, 1.2)
+    for place, row in enumerate(rows):
+        row["question_id"] = (place + 31) % 60
+    assert not _measured((rows, base_rows)).is_different("qa", "speedup")
+
+
+def test_an_interval_is_over_questions_not_over_runs() -> None:
+    pair = _paired_speeds(12, 1.2)
+    once, twice = _measured(pair), _measured(pair, pair)
+    assert once.interval("qa", "speedup") == pytest.approx(twice.interval("qa", "speedup"))
+    single = _measured(_paired_speeds(1, 1.2))
+    assert math.isnan(single.interval("qa", "speedup").low)
+    assert not single.is_different("qa", "speedup")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,41 @@ def test_a_benchmark_that_was_not_fetched_names_the_command(
     monkeypatch.setattr("evaluation.questions.DATA_FOLDER", tmp_path)
     with pytest.raises(UserError, match=f"run: python -m scripts.download_data {bench}"):
         question_file_of(bench)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"question_id": 1, "question_id": 2, "category": "qa", "turns": ["a"]}', "there twice"),
+        ('{"question_id": 1, "category": "qa", "turns": ["\\ud800"]}', "surrogate"),
+        ('{"question_id": 1, "category": "\\udc00", "turns": ["a"]}', "surrogate"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"question_id": ' + "1" * 10_000 + "}", "is not JSON"),
+    ],
+)
+def test_a_hostile_line_is_refused_with_its_number(line: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(UserError, match=says) as error:
+        load_questions(file)
+    assert "line 1" in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_long_lines_and_control_characters_are_text(tmp_path: Path) -> None:
+    turns = ["\0\x1b[2J\u2028\x7f", "x" * 10_000_000, "\U0001f600"]
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": turns}) + "\n")
+    assert load_questions(file)[0].turns == tuple(turns)
+
+
+def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(UserError, match="a pipe or a device"):
+            load_questions(file)
+    huge = tmp_path / "huge.jsonl"
+    huge.touch()
+    os.truncate(huge, 2**40)  # takes no room on the disk
+    with pytest.raises(UserError, match="allowed: at most"):
+        load_questions(huge)

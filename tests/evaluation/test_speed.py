@@ -25,7 +25,15 @@ META = {
     "threads": 2,
     "max_new_tokens": 8,
 }
+TITLES = ("Task", "Questions")
+DECODE_TITLES = ("Decode tokens/s", "Decode speed-up", "95%", "Break-even MAT")
 Capture = pytest.CaptureFixture[str]
+
+
+def _cells(table: str) -> list[list[str]]:
+    """The cells of a Markdown table, its rule left out."""
+    header, _, *rows = table.splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in (header, *rows)]
 
 
 @pytest.fixture
@@ -47,18 +55,24 @@ def _report(capsys: Capture) -> tuple[list[str], dict[str, Any], str]:
 def test_table_and_json(pair: tuple[str, str], capsys: Capture) -> None:
     assert main(["--file-path", pair[0], "--base-path", pair[1]]) == 0
     lines, report, err = _report(capsys)
-    assert lines == [
-        "| Task     | Questions | #Mean accepted tokens | Tokens/s | Baseline tokens/s | Speed-up |",
-        "| -------- | --------: | --------------------: | -------: | ----------------: | -------: |",
-        "| MT-bench |         1 |                  2.00 |     6.00 |              2.00 |    3.00x |",
-        "| RAG      |         1 |                  4.00 |     4.00 |              2.00 |    2.00x |",
-        "| Overall  |         2 |                  2.50 |     5.00 |              2.00 |    2.50x |",
+    legacy, exact = "\n".join(lines).split("\n\n")[1::2]
+    assert _cells(legacy) == [
+        [*TITLES, "#Mean accepted tokens", "Tokens/s", "Baseline tokens/s", "Speed-up", "95%"],
+        ["MT-bench", "1", "2.00", "6.00", "2.00", "3.00x", "-"],
+        ["RAG", "1", "4.00", "4.00", "2.00", "2.00x", "-"],
+        ["Overall", "2", "2.50", "5.00", "2.00", "2.50x", "[2.00, 3.00]"],
     ]
-    assert report["tasks"]["overall"] == {
-        **{"questions": 2, "left_out": 0, "failed": 0, "base_failed": 0, "missing": 0},
-        **{"base_missing": 0, "mean_accepted_tokens": 2.5, "tokens_per_second": 5.0},
-        **{"base_tokens_per_second": 2.0, "speedup": 2.5},
-    }
+    assert _cells(exact) == [
+        [*TITLES, "MAT", "Tokens/s", "Baseline tokens/s", "Speed-up", "95%", *DECODE_TITLES],
+        ["MT-bench", "1", "2.00", "6.00", "2.00", "3.00x", "-", "-", "-", "-", "-"],
+        ["RAG", "1", "4.00", "4.00", "2.00", "2.00x", "-", "-", "-", "-", "-"],
+        ["Overall", "2", "2.50", "5.00", "2.00", "2.50x", "[2.00, 3.00]", "-", "-", "-", "-"],
+    ]
+    overall = report["tasks"]["overall"]
+    expected = {"questions": 2, "left_out": 0, "rows": 2, "speedup": 2.5, "decode_speedup": None}
+    assert {name: overall[name] for name in expected} == expected
+    assert overall["speedup_interval"] == [2.0, 3.0] and overall["speedup_is_different"] is True
+    assert overall["decode_speedup_interval"] == [None, None]
     assert report["runs"] == 1 and report["baseline_tokens"] == "counted"
     assert err == ""
 
@@ -71,9 +85,49 @@ def test_left_out_questions_are_counted(
     assert main(["--file_path", path, "--base_path", pair[1]]) == 0
     lines, report, _ = _report(capsys)
     assert lines[-1] == f"1 of 2 questions are left out: 1 failed in {path}"
-    assert report["left_out"] == [lines[-1]]
-    assert report["tasks"]["rag"]["speedup"] is None
-    assert "-" in lines[3].split()
+    assert report["notes"] == [lines[-1]]
+    assert report["tasks"]["rag"]["exact_speedup"] is None
+
+
+def test_rows_with_defects_are_never_used_unsaid(
+    tmp_path: Path, pair: tuple[str, str], capsys: Capture
+) -> None:
+    rows = [make_row(1, "writing", [3, 2, 1], 1.0), make_row(2, "rag", [4], 1.0, ["ERROR"])]
+    path = str(write_answers(tmp_path / "errors.jsonl", rows))
+    assert main(["--file-path", path, "--base-path", pair[1]]) == 0
+    _, report, _ = _report(capsys)
+    assert report["notes"] == [
+        f"1 of 2 rows have a defect that legacy figures take in, in {path}; "
+        "python -m evaluation.defects lists them",
+        f"1 of 2 questions are left out: 1 with a defect in {path}",
+    ]
+    overall = report["tasks"]["overall"]
+    assert (overall["rows"], overall["questions"]) == (2, 1)
+    assert (overall["speedup"], overall["exact_speedup"]) == (2.5, 3.0)
+
+
+def test_one_ruler_and_how_drafting_went(
+    tmp_path: Path, pair: tuple[str, str], capsys: Capture
+) -> None:
+    times = {"draft": 0.1, "forward": 0.7, "verify": 0.1, "keep": 0.0, "observe": 0.1}
+    counts = {"drafted": [[[3, 1], [2]]], "accepted": [[[2, 0], [1]]], "step_times": [times]}
+    row = make_row(1, "writing", [3, 2, 1], 1.0, **counts, sources=[{"suffix": [4, 1]}])
+    path = str(write_answers(tmp_path / "counted.jsonl", [row]))
+    words = ["--file-path", path, "--base-path", pair[1], "--drafting", "--ruler"]
+    assert main([*words, "exact"]) == 0
+    lines, report, _ = _report(capsys)
+    text = "\n".join(lines)
+    assert "Exact ruler" in text and "Legacy ruler" not in text
+    assert "50.0% of drafted nodes accepted; time of a step: draft 10.0%, forward 70.0%" in text
+    assert report["drafting"]["depth"] == [
+        {"depth": 1, "drafted": 4, "accepted": 2},
+        {"depth": 2, "drafted": 2, "accepted": 1},
+    ]
+    assert ["suffix", "4", "1", "25.0%"] in _cells("\n".join(lines[-3:]))
+    assert main([*words, "legacy"]) == 0
+    assert "Exact ruler" not in capsys.readouterr().out
+    assert main(["--file-path", pair[0], "--base-path", pair[1], "--drafting"]) == 0
+    assert "the answers have no counts of it" in capsys.readouterr().out
 
 
 def test_several_runs(tmp_path: Path, capsys: Capture) -> None:
@@ -85,6 +139,7 @@ def test_several_runs(tmp_path: Path, capsys: Capture) -> None:
     assert main(["--file-path", *files["method"], "--base-path", *files["base"]]) == 0
     lines, report, _ = _report(capsys)
     assert "2.33x ±1.53" in lines[-1]
+    assert sum("2.33x ±1.53" in line for line in lines) == 4, "both rulers, task and overall"
     assert report["runs"] == 3
     assert report["tasks"]["qa"]["speedup"] == pytest.approx(7 / 3)
     assert report["tasks"]["qa"]["speedup_std"] == pytest.approx((7 / 3) ** 0.5)
@@ -137,6 +192,14 @@ def test_mistakes_are_one_line(tmp_path: Path, pair: tuple[str, str]) -> None:
         (
             ["--file-path", path, "--base-path", base, "--tokenizer-path", str(empty)],
             "no tokenizer at",
+        ),
+        (
+            ["--file-path", path, "--base-path", base, "--tokenizer-path", "t", "--ruler", "exact"],
+            "--tokenizer-path: got with --ruler exact",
+        ),
+        (
+            ["--file-path", path, "--base-path", base, "--max-new-tokens", "0"],
+            "--max-new-tokens: got 0; allowed: 1 or more",
         ),
     ):
         with pytest.raises(UserError, match=complaint) as caught:

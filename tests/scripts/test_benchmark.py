@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.command_line import UserError
 from evaluation.questions import Question
-from scripts.benchmark import main, spread
+from scripts.benchmark import Method, drafter_of, main, measure, spread
 from scripts.benchmark_report import PARTS, Answer, Work, speedup, summarise
 
 
@@ -39,11 +39,12 @@ def test_a_summary_weighs_tokens_and_seconds_over_repetitions() -> None:
         "pld": [[answer(4, 1.0, 0.5), answer(4, 3.0, 0.5)]] * 2,
         "generate": [[answer(4, 4.0), answer(4, 4.0)]] * 2,
     }
-    rows = {row["method"]: row for row in summarise(answers)}
+    rows = {row["method"]: row for row in summarise(answers, ["qa", "math"])}
     assert rows["pld"]["tokens_per_second"] == pytest.approx(2)
     assert rows["pld"]["speedup"][0] == pytest.approx(1)
     assert rows["pld"]["decode_speedup"][0] == pytest.approx(2)
     assert rows["pld"]["speedup_over_generate"][0] == pytest.approx(2)
+    assert rows["pld"]["speedup_by_task"] == pytest.approx({"qa": 4, "math": 4 / 3})
     assert rows["pld"]["mean_accepted_tokens"] == 2
     assert sum(rows["pld"]["share_of_step"].values()) == pytest.approx(1)
     assert "decode_speedup" not in rows["generate"], "a referee's prefill is not told apart"
@@ -51,7 +52,7 @@ def test_a_summary_weighs_tokens_and_seconds_over_repetitions() -> None:
 
 def test_different_tokens_are_counted() -> None:
     answers = {"vanilla": [[answer(4, 1.0, 1.0)]], "pld": [[answer(6, 1.0, 1.0)]]}
-    assert [row["differing_answers"] for row in summarise(answers)] == [0, 1]
+    assert [row["differing_answers"] for row in summarise(answers, ["qa"])] == [0, 1]
 
 
 def test_questions_are_spread_over_the_file() -> None:
@@ -85,3 +86,23 @@ def test_the_command_prints_tables_and_a_line_of_json(capsys: pytest.CaptureFixt
     assert all(row["differing_answers"] == 0 for row in report["methods"])
     assert report["roofline"]["bandwidth"] > 0
     assert any(line.startswith("| recycling") for line in lines)
+
+
+def test_a_method_that_drafts_from_its_own_earlier_answer_is_not_measured_so() -> None:
+    resets: list[int] = []
+    calls: list[int] = []
+
+    def respond(prompt: list[int]) -> Answer:
+        calls.append(prompt[0])
+        return answer(1, 1.0, 1.0)
+
+    method = Method(respond, lambda: resets.append(len(calls)))
+    measure({"vanilla": method}, [[1], [2]], num_repetitions=2)
+    assert calls == [1, 1, 2, 1, 2], "one unmeasured answer, then every prompt in both repetitions"
+    assert resets == [1, 3], "memory is cleared before each repetition"
+
+
+@pytest.mark.parametrize("name", ["nope", "vanilla-auto", "hybrid-auto"])
+def test_an_unknown_method_or_one_without_an_automatic_budget_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="recycling-auto"):
+        drafter_of(name)

@@ -1,0 +1,197 @@
+"""Is a first difference a near-tie that rounding decided, or a bug?
+
+In half precision a pass over a tree rounds otherwise than a pass over one token, so that two tokens
+with almost equal logits may change places. A bug in a mask, a position or a cache row changes tokens
+too, and the largest logits alone do not tell the two apart. So both methods replay the texts to their
+first difference and on along the first one, and every logit is held against a reference: the same
+rounded weights in a wider type, one plain pass without cache.
+
+- error: largest difference of any logit of a position from the reference;
+- noise: 99.9th percentile of the error of plain decoding, over all positions replayed;
+- a difference is a TIE if the reference's own gap between the two tokens is within the two errors
+  that are expected, and no error of either replay is above 3 times the noise; else a BUG.
+
+In float32 and wider every difference is a bug: there the loop decides near-ties as plain decoding
+does (`model.decoding`).
+
+Use:
+    judge = Judge(target)
+    verdict = judge.judge(prompt_ids, (plain_ids, other_ids), (vanilla_drafter, drafter))
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from model.decoding import decode
+from model.drafter import Drafter
+from model.hf import TargetModel
+from model.vanilla.drafter import VanillaConfig, VanillaDrafter
+
+NOISE_QUANTILE = 0.999
+# Chosen before it was tried: clean runs stay below, injected bugs lie far above.
+NOISE_FACTOR = 3.0
+TIE, BUG = "tie", "BUG"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a first difference is, with the evidence; logits are the reference's.
+
+    Attributes:
+        verdict: "tie" or "BUG".
+        position: index of the first differing token in the answer.
+        tokens: the two token ids there.
+        logits: their two reference logits.
+        gap: distance of the two.
+        bound: how far errors at this position can bridge.
+        noise: plain decoding's, as measured so far.
+        worst_errors: largest error of each replay over the whole first text.
+    """
+
+    verdict: str
+    position: int
+    tokens: tuple[int, int]
+    logits: tuple[float, float]
+    gap: float
+    bound: float
+    noise: float
+    worst_errors: tuple[float, float]
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether rounding alone decided."""
+        return self.verdict == TIE
+
+    def __str__(self) -> str:
+        first, second = self.logits
+        return (
+            f"{self.verdict}: tokens {self.tokens[0]} and {self.tokens[1]} have reference logits "
+            f"{first:.5g} and {second:.5g}, gap {self.gap:.3g}, bridged up to {self.bound:.3g}; "
+            f"largest errors {self.worst_errors[0]:.3g} and {self.worst_errors[1]:.3g}, noise "
+            f"{self.noise:.3g}"
+        )
+
+
+class Judge:
+    """Judges differences between texts of one model, and gathers its noise as it goes.
+
+    Args:
+        target: the model as the texts were decoded with it.
+    """
+
+    def __init__(self, target: TargetModel) -> None:
+        self.target = target
+        self.is_exact = target.dtype.itemsize >= 4
+        wide = torch.float64 if self.is_exact else torch.float32
+        self._reference = copy.deepcopy(target.model).to(wide)
+        self._plain_errors: list[float] = []
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that the noise is known from."""
+        return len(self._plain_errors)
+
+    @property
+    def noise(self) -> float:
+        """Plain decoding's error, 99.9th percentile; 0 before any text was heard."""
+        if not self._plain_errors:
+            return 0.0
+        return float(np.quantile(self._plain_errors, NOISE_QUANTILE))
+
+    def hear(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Learn the noise from a text of plain decoding; judgements need some hundred positions."""
+        plain = VanillaDrafter(VanillaConfig(), self.target.vocab_size, self.target.device)
+        reference = self._reference_logits(prompt_ids, token_ids)
+        self._plain_errors += self._errors(plain, prompt_ids, token_ids, reference)
+
+    def judge(
+        self,
+        prompt_ids: Sequence[int],
+        texts: tuple[Sequence[int], Sequence[int]],
+        drafters: tuple[Drafter, Drafter],
+    ) -> Verdict:
+        """Judge the first difference of two texts.
+
+        Args:
+            prompt_ids: the prompt of both.
+            texts: new tokens of each; they differ at a position that both have.
+            drafters: the methods that decoded them. They are replayed from a fresh memory, so that
+                their trees are not those of the run, but go through the same engine.
+
+        Raises:
+            ValueError: one text is the beginning of the other.
+        """
+        pairs = zip(*texts, strict=False)
+        position = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+        if position is None:
+            raise ValueError("texts: one is the beginning of the other; allowed: texts that part")
+        # All of the text: a bug that moved a token by little shows elsewhere, the longer the surer.
+        reference = self._reference_logits(prompt_ids, texts[0])
+        errors = [self._errors(drafter, prompt_ids, texts[0], reference) for drafter in drafters]
+        first, second = (float(reference[position, text[position]]) for text in texts)
+        gap, noise = abs(first - second), self.noise
+        # A replay may round more luckily than the run did, whose two errors were up to the noise.
+        bound = max(errors[0][position] + errors[1][position], 2 * noise)
+        worst = (max(errors[0]), max(errors[1]))
+        is_tie = not self.is_exact and gap <= bound and max(worst) <= NOISE_FACTOR * noise
+        return Verdict(
+            TIE if is_tie else BUG,
+            position,
+            (texts[0][position], texts[1][position]),
+            (first, second),
+            gap,
+            bound,
+            noise,
+            worst,
+        )
+
+    @torch.inference_mode()
+    def _reference_logits(
+        self, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> torch.Tensor:
+        """Logits [P, V] before each of the P tokens, from one pass without cache."""
+        ids = torch.tensor([[*prompt_ids, *token_ids[:-1]]], device=self.target.device)
+        logits = self._reference(input_ids=ids, use_cache=False).logits[0, len(prompt_ids) - 1 :]
+        return logits.to(self.target.device)
+
+    def _errors(
+        self,
+        drafter: Drafter,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        reference: torch.Tensor,
+    ) -> list[float]:
+        """The error at each position of a text that a method is made to decode."""
+        drafter.reset()
+        rule = _Dictation(len(prompt_ids), token_ids, reference)
+        steps = decode(self.target, drafter, prompt_ids, max_new_tokens=len(token_ids), rule=rule)
+        for _ in steps:
+            pass
+        return rule.errors
+
+
+class _Dictation:
+    """Chooses the tokens of a given text, and notes how far the logits are from the reference."""
+
+    def __init__(
+        self, prompt_length: int, token_ids: Sequence[int], reference: torch.Tensor
+    ) -> None:
+        self._prompt_length = prompt_length
+        self._token_ids = token_ids
+        self._reference = reference
+        self.errors: list[float] = []
+
+    def choose(
+        self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
+    ) -> int | None:
+        """Return the text's next token."""
+        place = len(prefix) - self._prompt_length
+        reference = self._reference[place]
+        self.errors.append(float((logits.to(reference.dtype) - reference).abs().max()))
+        return self._token_ids[place]

@@ -1,0 +1,146 @@
+"""Files that are written whole, and files of strangers that are read with bounds.
+
+Whenever a process or the machine dies, a file written here is the old one or all of the new one:
+the content goes to a file beside it, to the disk, and takes the old one's name.
+
+Use:
+    write_whole("table.md", text)
+    row = parse_json(line, "question file q.jsonl, line 3")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from evaluation.command_line import UserError, first_line
+
+if TYPE_CHECKING:
+    import torch
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Replace a file by what `write` writes to the path that it is given.
+
+    Raises:
+        UserError: The file cannot be written; the old one is as it was.
+    """
+    # The same folder: a rename is atomic only within one file system.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        cause = error.strerror if isinstance(error, OSError) else first_line(error)
+        raise UserError(f"cannot write {path}: {cause}") from error
+
+
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write a file so that readers see the old content or all of the new one.
+
+    Args:
+        path: The file.
+        content: Bytes, or a text, written as UTF-8 with its line ends as they are.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    data = content if isinstance(content, bytes) else content.encode("utf-8")
+    replace_file(Path(path), lambda file: file.write_bytes(data))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file so that readers see the old content or all of the new one.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    from safetensors.torch import save_file  # reports write texts, and do without torch
+
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    replace_file(path, lambda file: save_file(contiguous, file))
+
+
+def read_text(path: Path, what: str, max_bytes: int) -> str:
+    """Return the text of a file of at most `max_bytes`.
+
+    Args:
+        path: An ordinary file; a pipe or a device could have no end.
+        what: How errors call it.
+        max_bytes: More than any honest file of its kind has.
+
+    Raises:
+        UserError: It is not there, not UTF-8, no ordinary file, or too large.
+    """
+    check_file(path, what, max_bytes)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{what} {path}: cannot be read: {error}") from error
+
+
+def check_file(path: Path, what: str, max_bytes: int) -> None:
+    """Refuse what is no ordinary file of at most `max_bytes`.
+
+    Raises:
+        UserError: It is not there, no ordinary file, or too large.
+    """
+    try:
+        size = path.stat().st_size
+        is_ordinary = path.is_file()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in its name
+        raise UserError(f"{what} {path!s}: cannot be read: {error}") from error
+    if not is_ordinary:
+        kind = "a directory" if path.is_dir() else "a pipe or a device"
+        raise UserError(f"{what} {path}: cannot be read: it is {kind}, not a file")
+    if size > max_bytes:
+        raise UserError(f"{what} {path}: has {size} bytes; allowed: at most {max_bytes}")
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Return what a JSON text of a stranger says.
+
+    Args:
+        text: One JSON value.
+        where: File and line, for errors.
+
+    Raises:
+        UserError: It is not JSON, nests too deep, names a key twice, or holds a lone surrogate,
+            which is no text: neither a tokenizer nor a terminal takes it.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_without_duplicates)
+        # Only an escape can bring a lone surrogate; encoding finds it wherever it lies.
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: holds half of a surrogate pair; expected text") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: is not JSON: {first_line(error)}") from None
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {ascii(key)[:60]} is there twice")
+        found[key] = value
+    return found
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,43 @@
+"""A drafter that takes little memory of the device, for a question that did not fit with more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from model.draft_tree import DraftBudget, DraftTree
+from model.drafter import Drafter, VerifiedStep
+
+# Tokens of the longest chain: logits and cache rows of a few nodes instead of a whole tree.
+LEAN_DEPTH = 4
+
+
+class LeanDrafter(Drafter):
+    """Another drafter, held to short chains, that is not shown the prompt's logits.
+
+    Answers are the same, since drafts never change them; steps are more. What the drafter keeps
+    across prompts goes on.
+
+    Args:
+        drafter: the drafter that guesses.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter.config, drafter.vocab_size, drafter.device)
+        self._drafter = drafter
+        self.num_candidates = drafter.num_candidates
+        self.wants_prices = drafter.wants_prices
+        self.overrun = drafter.overrun
+        self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a sequence."""
+        self._drafter.start(prompt_ids)
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return the drafter's chain."""
+        depth = min(budget.max_depth, LEAN_DEPTH)
+        return self._drafter.propose(context, DraftBudget(depth, True, budget.prices))
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Let the drafter learn."""
+        self._drafter.observe(step)

@@ -1,0 +1,139 @@
+"""Put the answer files of shards together into the file that one run would have written.
+
+Shards are runs of one command with ``--shard 1/4``, ``--shard 2/4`` and so on, on any machines of
+the same kind, without anything between them. What was run must be equal in all of them, and all
+must be there and finished: half a benchmark is not a smaller benchmark. A matrix that lives across
+questions saw its own shard only, which every row and the sidecar of the result say.
+
+Run:
+    python -m evaluation.merge shard-1.jsonl shard-2.jsonl --out answers.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluation.answers import NOT_COMPARED
+from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.files import write_whole
+from evaluation.read_answers import Row, is_failed, read_answers, read_meta, sidecar_path
+
+EXAMPLES = """\
+examples:
+  python -m evaluation.inference_recycling --shard 1/2 --answer-file a-1.jsonl   # on one machine
+  python -m evaluation.inference_recycling --shard 2/2 --answer-file a-2.jsonl   # on another
+  python -m evaluation.merge a-1.jsonl a-2.jsonl --out a.jsonl
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard's answers and sidecar, and its place: `index` of `count`, from 1."""
+
+    path: Path
+    rows: list[Row]
+    meta: dict[str, Any]
+    index: int
+    count: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the merged file; return 1 if a question in it failed.
+
+    Raises:
+        UserError: A shard is missing, unfinished or of another run, or the result is there.
+    """
+    options = _parse(argv)
+    out = Path(options.out)
+    if not options.overwrite and (out.exists() or sidecar_path(out).exists()):
+        raise UserError(f"out: {out} is there; give --overwrite, or another file")
+    shards = sorted((_read_shard(Path(path)) for path in options.paths), key=lambda one: one.index)
+    if out.resolve() in {shard.path.resolve() for shard in shards}:
+        raise UserError(f"out: {out} is one of the shards; give another file")
+    _check_together(shards)
+    rows = _merged_rows(shards)
+    # The sidecar first: rows without one could be taken for another run's.
+    write_whole(sidecar_path(out), json.dumps(_merged_meta(shards), indent=2) + "\n")
+    write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
+    num_failed = sum(map(is_failed, rows))
+    print(f"{len(rows)} answers of {len(shards)} shards in {out}; {num_failed} failed")
+    return 1 if num_failed else 0
+
+
+def _read_shard(path: Path) -> Shard:
+    rows, meta = read_answers(path), read_meta(path)
+    index, slash, count = str(meta.get("shard")).partition("/")
+    if not slash or not index.isdecimal() or not count.isdecimal():
+        raise UserError(
+            f"{path}: is no shard: its sidecar has shard {meta.get('shard')!r}; expected I/N"
+        )
+    if not all(isinstance(meta.get(key), float | int) for key in ("start_time", "end_time")):
+        raise UserError(f"{path}: its run is not finished; give its command again")
+    return Shard(path, rows, meta, int(index), int(count))
+
+
+def _check_together(shards: Sequence[Shard]) -> None:
+    """Refuse shards that are not the whole of one run."""
+    first = shards[0]
+    expected = list(range(1, first.count + 1))
+    found = [shard.index for shard in shards]
+    if found != expected or any(shard.count != first.count for shard in shards):
+        names = ", ".join(str(shard.meta["shard"]) for shard in shards)
+        raise UserError(f"shards: got {names}; expected each of {first.count} once")
+    for shard in shards[1:]:
+        for key in sorted((set(first.meta) | set(shard.meta)) - NOT_COMPARED - {"shard"}):
+            if first.meta.get(key) != shard.meta.get(key):
+                raise UserError(
+                    f"{shard.path}: has {key} {shard.meta.get(key)!r}, {first.path} has "
+                    f"{first.meta.get(key)!r}; only shards of one run can be merged"
+                )
+
+
+def _merged_rows(shards: Sequence[Shard]) -> list[Row]:
+    """Return all rows by question id, each with its shard and its place in it."""
+    rows: dict[int | str, Row] = {}
+    for shard in shards:
+        for index, row in enumerate(shard.rows):
+            question_id = row["question_id"]
+            if question_id in rows:
+                raise UserError(f"{shard.path}: question {question_id!r} is in another shard too")
+            before = row.get("questions_before", index)
+            rows[question_id] = {**row, "shard": shard.index, "questions_before": before}
+    return [rows[key] for key in sorted(rows, key=lambda key: (isinstance(key, str), key))]
+
+
+def _merged_meta(shards: Sequence[Shard]) -> dict[str, Any]:
+    metas = [shard.meta for shard in shards]
+    return {
+        **metas[0],
+        "shard": None,
+        "start_time": min(meta["start_time"] for meta in metas),
+        "end_time": max(meta["end_time"] for meta in metas),
+        "merged_from": [
+            {key: meta.get(key) for key in ("shard", "argv", "git_commit", "versions")}
+            for meta in metas
+        ],
+    }
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = OptionParser(
+        prog="python -m evaluation.merge",
+        description="Put the answer files of all shards of a run together.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("paths", nargs="+", metavar="FILE", help="answer files of all shards")
+    parser.add_argument("--out", required=True, metavar="FILE", help="where the merged answers go")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a merged file that is there"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    run_command(main)

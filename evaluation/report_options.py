@@ -1,0 +1,63 @@
+"""What the commands of the leaderboard and of its pictures share: words that name files, in and out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from evaluation.command_line import UserError
+
+
+def answer_paths(names: Sequence[str], base: str | None) -> list[Path]:
+    """Return the files named, those in the folders named, and the baseline's; each once, sorted.
+
+    Args:
+        names: Answer files, or folders of ``*.jsonl``.
+        base: A baseline, counted in if it is a file.
+
+    Raises:
+        UserError: A folder holds no answer file.
+    """
+    found: dict[Path, Path] = {}
+    for name in names:
+        path = Path(name)
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise UserError(f"no answer files (*.jsonl) in the folder {path}")
+        found |= {file.resolve(): file for file in files}
+    if base is not None and Path(base).is_file():
+        found.setdefault(Path(base).resolve(), Path(base))
+    return [found[key] for key in sorted(found)]
+
+
+def add_base_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the baseline."""
+    parser.add_argument(
+        "--base",
+        metavar="METHOD_OR_FILE",
+        help="the baseline: a method's name, or one of its answer files (default: vanilla)",
+    )
+
+
+def add_benchmark_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names benchmark reports."""
+    parser.add_argument(
+        "--benchmark",
+        nargs="+",
+        default=[],
+        metavar="JSON",
+        help="reports of scripts.benchmark (its --out), for pictures of what a step costs",
+    )
+
+
+def make_folder(path: str | Path) -> None:
+    """Make a folder for results, those above it included, unless it is there.
+
+    Raises:
+        UserError: It cannot be made.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path}: {error.strerror}") from None

@@ -1,0 +1,273 @@
+"""A chat in the terminal: answers stream in, and what one step accepted shares a colour.
+
+The one front end in `model/`: no other module here parses arguments, prints, or imports from
+`evaluation/`.
+
+Run:
+    python -m model.chat
+    python -m model.chat --prompt "Tell me about the sea."
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from evaluation.command_line import OptionParser, UserError, first_line, run_command
+from evaluation.run_config import RunConfig
+from model.drafter import METHODS, unknown_name
+from model.terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
+
+if TYPE_CHECKING:
+    from model.dialogue import Dialogue
+
+COMMANDS = ("/reset", "/method", "/help", "/exit")
+HELP = f"""\
+/reset         forget the conversation; what the methods have learned stays
+/method NAME   go on with another method: {", ".join(METHODS)}
+/help          show this
+/exit          leave; so does Ctrl-D (exit code 0)
+Ctrl-C         during an answer: stop it, and keep what stands there
+               at the prompt, twice: leave (exit code 130)
+"""
+EXAMPLES = """\
+examples:
+  # talk to the demo model
+  python -m model.chat
+
+  # one answer: on stdout alone, all else on stderr
+  python -m model.chat --prompt "Tell me about the sea." > answer.txt
+
+  # what the matrix has learned about a token, from an answer or from a saved matrix
+  python -m model.chat --prompt "Tell me about the sea." --show-matrix the
+  python -m model.chat --load-matrix matrix.safetensors --show-matrix 278
+"""
+# The options of a run that mean something here; their defaults and checks are RunConfig's.
+RUN_OPTIONS: dict[str, Callable[[str], Any]] = {
+    **{"model_path": str, "dtype": str, "device": str, "threads": int, "max_new_tokens": int},
+    **{"temperature": float, "top_k": int, "top_p": float, "seed": int},
+}
+HELP_TEXTS = {
+    "model_path": "folder or hub name of the model (default: the demo model)",
+    "max_new_tokens": "limit of new tokens of an answer",
+    "seed": "seed of sampling; turn i draws with SEED + i",
+}
+STOP_NOTES = {
+    "stopped": ", stopped",
+    "length": ", stopped at --max-new-tokens",
+    "context": ", stopped where the model's context is full",
+}
+
+
+def main() -> NoReturn:
+    """Be the command: run with the process's arguments and exit."""
+    try:
+        run_command(run)
+    except BrokenPipeError:
+        # Who read the answer has left; Python must not complain when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Chat, or answer one prompt, or show a saved matrix; return the exit code.
+
+    Args:
+        argv: the command line's words; None takes the process's own.
+
+    Raises:
+        UserError: if something given cannot be used; one line says why.
+    """
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a stray byte ends no chat
+    options = _parse(argv)
+    from model.chat_setup import ChatSetup  # late: it imports transformers, which takes seconds
+
+    setup = ChatSetup(options)
+    if options.show_matrix is not None and options.prompt is None:
+        print(setup.matrix_report())
+        return 0
+    dialogue = setup.load()
+    chat = Chat(dialogue)
+    for note in setup.notices(dialogue):
+        chat.note(note)
+    code = chat.run() if options.prompt is None else chat.one_answer(options.prompt)
+    if options.show_matrix is not None:
+        print(setup.matrix_report(dialogue))
+    setup.save(dialogue)
+    return code
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options; `run` is the RunConfig made of those that it has.
+
+    Raises:
+        UserError: if a value is not allowed.
+    """
+    parser = OptionParser(
+        prog="python -m model.chat",
+        description=f"Chat with a model in the terminal.\n\nin the chat:\n{HELP}",
+        epilog=EXAMPLES,
+    )
+    for item in dataclasses.fields(RunConfig):
+        if item.name not in RUN_OPTIONS:
+            continue
+        text = HELP_TEXTS.get(item.name, item.metadata["help"])
+        parser.add_argument(
+            "--" + item.name.replace("_", "-"),
+            type=RUN_OPTIONS[item.name],
+            choices=item.metadata.get("choices"),
+            default=item.default,
+            help=text if "default" in text else text + " (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--method",
+        default="recycling",
+        choices=METHODS,
+        help="the method to begin with (default: %(default)s)",
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
+    parser.add_argument(
+        "--show-matrix",
+        metavar="TOKEN",
+        help="print what the matrix has learned about a token (a piece of text, or its id): after "
+        "--prompt, or from --load-matrix alone",
+    )
+    parser.add_argument("--load-matrix", metavar="FILE", help="begin with a saved matrix")
+    parser.add_argument("--save-matrix", metavar="FILE", help="save the matrix when leaving")
+    options = parser.parse_args(argv)
+    if options.show_matrix is not None and options.prompt is None and not options.load_matrix:
+        raise UserError("show_matrix: needs something learned; give --prompt or --load-matrix")
+    if options.prompt is not None and not options.prompt.strip():
+        raise UserError("prompt: got an empty text; allowed: a text, or no --prompt for a chat")
+    try:
+        options.run = RunConfig(**{name: getattr(options, name) for name in RUN_OPTIONS})
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return options
+
+
+class Chat:
+    """The chat on this process's terminal: answers on stdout, all else on stderr."""
+
+    def __init__(self, dialogue: Dialogue) -> None:
+        self.dialogue = dialogue
+        self._paint = painter(sys.stdout)
+        self._paint_note = painter(sys.stderr)
+
+    def run(self) -> int:
+        """Read lines and answer them until the user leaves; return the exit code."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 (gives `input` its line editing and history)
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        if is_terminal:
+            self.note(f"{self.dialogue.decoder.method}; /help tells the commands")
+        num_interrupts = 0
+        while num_interrupts < 2:
+            try:
+                line = input("> " if is_terminal else "").strip()
+            except EOFError:
+                line = "/exit"
+                if is_terminal:
+                    self.note("")
+            except KeyboardInterrupt:
+                num_interrupts += 1
+                self.note("" if num_interrupts > 1 else "\nCtrl-C again leaves; /help")
+                continue
+            num_interrupts = 0
+            if line == "/exit":
+                return 0
+            if line.startswith("/"):
+                self._obey(line)
+            elif line:
+                self.answer(line)
+        return 130
+
+    def one_answer(self, text: str) -> int:
+        """Answer one message; return the exit code."""
+        return {"stopped": 130, "failed": 1}.get(self.answer(text), 0)
+
+    def answer(self, text: str) -> str:
+        """Stream the answer to a message to stdout, then its figures to stderr.
+
+        Returns:
+            Why it ended: as `StepRecord.stop_reason`, or "stopped" (Ctrl-C) or "failed".
+        """
+        lengths: list[int] = []
+        shown = ""
+        reason, failure = "stopped", ""
+        started = time.perf_counter()
+        try:
+            with Interrupt() as interrupt, contextlib.closing(self.dialogue.answer(text)) as pieces:
+                for piece in pieces:
+                    # Chat templates differ in whether a space begins the answer.
+                    new = printable(piece.text if shown else piece.text.lstrip())
+                    sys.stdout.write(self._paint(new, RUN_COLOURS[len(lengths) % 2]))
+                    sys.stdout.flush()
+                    shown += new
+                    lengths.append(len(piece.token_ids))
+                    reason = piece.record.stop_reason or reason
+                    if interrupt.is_noted:
+                        break
+        except KeyboardInterrupt:
+            pass  # the second Ctrl-C within one step
+        # A full context, logits that are no numbers, a device without memory: no end of the chat.
+        except (ValueError, ArithmeticError, RuntimeError) as error:
+            reason, failure = "failed", first_line(error)
+        seconds = time.perf_counter() - started
+        if shown:
+            print(flush=True)
+        if lengths:
+            self.note(_figures(self.dialogue.decoder.method, lengths, seconds, reason))
+        elif reason == "stopped":
+            self.note("stopped before the first token; the message is not kept")
+        if failure:
+            self.note(f"error: {failure}")
+        return reason
+
+    def note(self, text: str) -> None:
+        """Write a line beside the answers."""
+        print(self._paint_note(printable(text), DIM), file=sys.stderr, flush=True)
+
+    def _obey(self, line: str) -> None:
+        """Do what a command says, or say what is wrong with it."""
+        name, _, given = line.partition(" ")
+        if name not in COMMANDS:
+            self.note(f"error: {unknown_name('command', name, COMMANDS)}")
+        elif given and name != "/method":
+            self.note(f"error: {name}: got {given!r}; allowed: nothing after it")
+        elif name == "/reset":
+            self.dialogue.reset()
+            self.note("the conversation is forgotten")
+        elif name == "/help":
+            self.note(HELP.rstrip())
+        else:
+            self._use(given.strip())
+
+    def _use(self, method: str) -> None:
+        try:
+            self.dialogue.use(method)
+        except ValueError as error:
+            self.note(f"error: {first_line(error)}")
+        else:
+            self.note(f"{method} from here on; the conversation stays")
+
+
+def _figures(method: str, lengths: Sequence[int], seconds: float, reason: str) -> str:
+    """Return the status line of an answer: `lengths` are the tokens that each step emitted."""
+    num_tokens, num_steps = sum(lengths), len(lengths)
+    return (
+        f"[{method}: {num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s, "
+        f"{num_steps} steps, MAT {num_tokens / num_steps:.2f}{STOP_NOTES.get(reason, '')}]"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""What a chat needs before its first answer: options checked, model loaded, the matrix in and out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from evaluation.command_line import UserError, first_line
+from evaluation.loading import choose_device, choose_dtype, load_config_and_tokenizer, load_target
+from evaluation.memory_file import check_folder_of, read_memory, save_memory
+from model.dialogue import Dialogue, default_drafter, render
+from model.recycler import SpeculativeDecoder
+from model.support import context_limit
+from model.terminal import printable
+
+NO_TEMPLATE = "the tokenizer has no chat template: the model gets the messages line by line"
+# The name of recycling's matrix among the tensors of a drafter's memory.
+MATRIX = "adjacency"
+
+
+class ChatSetup:
+    """A chat that has been checked: what can be known without the weights is right.
+
+    Args:
+        options: of the command line, with `run` a RunConfig.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._run = options.run
+        check_folder_of(options.save_matrix)
+        self._device = choose_device(self._run)
+        self._dtype = choose_dtype(self._run, self._device)
+        if self._run.threads:
+            torch.set_num_threads(self._run.threads)
+        self._hf_config, self._tokenizer = load_config_and_tokenizer(self._run.model_path)
+        self._text_config = self._hf_config.get_text_config(decoder=True)
+        self._check_prompt()
+        self._memory = self._checked_memory()
+        self._token_id = self._shown_token()
+
+    def load(self) -> Dialogue:
+        """Load the weights, and put the saved matrix in.
+
+        Raises:
+            UserError: if the weights cannot be loaded, or the model is not supported.
+        """
+        if not sys.stderr.isatty():
+            transformers_logging.disable_progress_bar()  # noise in a log
+        run = self._run
+        target = load_target(run, self._hf_config, self._dtype, self._device)
+        decoder = SpeculativeDecoder(target.model, self._tokenizer, self._options.method)
+        if self._memory:
+            decoder.drafter.load_memory(self._memory)
+        names = ("seed", "max_new_tokens", "temperature", "top_k", "top_p")
+        return Dialogue(decoder, **{name: getattr(run, name) for name in names})
+
+    def notices(self, dialogue: Dialogue) -> list[str]:
+        """Return what the user should know before the first answer."""
+        target = dialogue.decoder.target
+        chain = f"chain drafts only: {target.chain_reason}" if target.chain_only else ""
+        bare = "" if getattr(self._tokenizer, "chat_template", None) else NO_TEMPLATE
+        return [note for note in (chain, bare) if note]
+
+    def matrix_report(self, dialogue: Dialogue | None = None) -> str:
+        """Return what the matrix holds for the token asked for, one successor a line.
+
+        Args:
+            dialogue: whose method has learned; None shows the saved matrix.
+        """
+        if dialogue is None:
+            memory = self._memory
+        else:
+            dialogue.use(self._options.method)
+            memory = dialogue.decoder.drafter.memory()
+        successors = memory[MATRIX][self._token_id].tolist()
+        head = f"token {self._token_id} {self._piece(self._token_id)}: "
+        if not any(successors):
+            return head + "nothing learned yet"
+        rows = [
+            f"{rank:4d} {token:7d} {self._piece(token)}" for rank, token in enumerate(successors)
+        ]
+        return "\n".join([head + "what may follow, by rank, id and piece", *rows])
+
+    def save(self, dialogue: Dialogue) -> None:
+        """Save the matrix, if it was asked for.
+
+        Raises:
+            UserError: if the file cannot be written.
+        """
+        if not self._options.save_matrix:
+            return
+        dialogue.use(self._options.method)
+        try:
+            save_memory(dialogue.decoder.drafter, Path(self._options.save_matrix))
+        except OSError as error:
+            raise UserError(f"save_matrix: {first_line(error)}") from error
+
+    def _check_prompt(self) -> None:
+        """Refuse a prompt that the context has no room for, and a template that fails."""
+        message = {"role": "user", "content": self._options.prompt or "Hello"}
+        try:
+            length = len(render(self._tokenizer, [message]))
+        # A template is a program that came with the model: it may raise anything.
+        except Exception as error:
+            raise UserError(
+                f"model_path {self._run.model_path}: its chat template fails: {first_line(error)}"
+            ) from error
+        limit = context_limit(self._text_config, length)
+        if limit is not None and length >= limit:
+            raise UserError(
+                f"prompt: got {length} tokens; allowed: fewer than the model's context of {limit}; "
+                "shorten the prompt"
+            )
+
+    def _checked_memory(self) -> dict[str, torch.Tensor]:
+        """Return the saved matrix, {} if none was given; refuse one that does not fit the method."""
+        options = self._options
+        given = [name for name in ("load_matrix", "save_matrix") if getattr(options, name)]
+        memory = read_memory(options.load_matrix)
+        try:
+            drafter = default_drafter(
+                options.method, self._text_config.vocab_size, torch.device("cpu")
+            )
+            if memory:
+                drafter.load_memory(memory)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        if given and not drafter.keeps_memory():
+            raise UserError(f"{given[0]}: the method {options.method} keeps nothing across prompts")
+        if options.show_matrix is not None and MATRIX not in drafter.memory():
+            raise UserError(
+                f"show_matrix: the method {options.method} keeps no matrix; give --method recycling"
+            )
+        return memory
+
+    def _shown_token(self) -> int:
+        """Return the id of the token to show: of a number itself, else of the text's one token."""
+        given: str | None = self._options.show_matrix
+        if given is None:
+            return 0
+        if given.isdecimal():
+            if int(given) < self._text_config.vocab_size:
+                return int(given)
+            raise UserError(
+                f"show_matrix: got {given}; allowed: ids below {self._text_config.vocab_size}"
+            )
+        ids: list[int] = self._tokenizer(given, add_special_tokens=False).input_ids
+        if len(ids) != 1:
+            ids = (
+                [self._tokenizer.get_vocab()[given]]
+                if given in self._tokenizer.get_vocab()
+                else ids
+            )
+        if len(ids) != 1:
+            pieces = " ".join(self._piece(token) for token in ids)
+            raise UserError(
+                f"show_matrix: {printable(given)!r} is {len(ids)} tokens: {pieces}; give one of "
+                "them, or an id"
+            )
+        return ids[0]
+
+    def _piece(self, token_id: int) -> str:
+        """Return a token as the vocabulary spells it."""
+        return printable(repr(self._tokenizer.convert_ids_to_tokens(token_id)))

@@ -1,0 +1,101 @@
+"""A conversation with a model, turn after turn, answered by any method.
+
+One model and one KV cache: a turn, and a turn of another method, goes on with the rows that the
+conversation has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+
+from model.drafter import Drafter, drafter_class
+from model.recycler import SpeculativeDecoder, StreamPiece
+
+
+class Dialogue:
+    """The messages so far, and what answers the next one.
+
+    Args:
+        decoder: model, tokenizer and the first method.
+        seed: of the draws; turn i draws with seed + i.
+        options: of `SpeculativeDecoder.stream`, such as `max_new_tokens` and `temperature`.
+
+    Attributes:
+        decoder: with the method in use.
+        messages: of the user and the assistant in turn, as chat templates take them.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, seed: int = 0, **options: Any) -> None:
+        self.decoder = decoder
+        self.messages: list[dict[str, str]] = []
+        self._seed = seed
+        self._options = options
+        self._drafters: dict[str, Drafter] = {decoder.method: decoder.drafter}
+
+    def answer(self, text: str) -> Generator[StreamPiece, None, None]:
+        """Yield the answer to what the user says; closing the iterator ends it there.
+
+        What was yielded stays in the conversation. A message that got no step of an answer is not
+        kept.
+
+        Raises:
+            ValueError: if the conversation leaves no room in the model's context.
+        """
+        asked = {"role": "user", "content": text}
+        prompt_ids = render(self.decoder.tokenizer, [*self.messages, asked])
+        seed = self._seed + len(self.messages) // 2
+        pieces = self.decoder.stream(prompt_ids, seed=seed, **self._options)
+        texts: list[str] = []
+        try:
+            for piece in pieces:
+                texts.append(piece.text)
+                yield piece
+        finally:
+            if texts:
+                answered = {"role": "assistant", "content": "".join(texts).strip()}
+                self.messages += [asked, answered]
+
+    def reset(self) -> None:
+        """Forget the conversation; what the methods have learned stays."""
+        self.messages = []
+
+    def use(self, method: str) -> None:
+        """Go on with another method, as it was when it was last in use.
+
+        Raises:
+            ValueError: if the method is unknown, or has no default for an option.
+        """
+        if method not in self._drafters:
+            target = self.decoder.target
+            self._drafters[method] = default_drafter(method, target.vocab_size, target.device)
+        self.decoder.drafter = self._drafters[method]
+        self.decoder.method = method
+
+
+def default_drafter(method: str, vocab_size: int, device: torch.device) -> Drafter:
+    """Return the drafter of a method with the default of every option.
+
+    Raises:
+        ValueError: if the method is unknown, or an option has no default.
+    """
+    cls = drafter_class(method)
+    try:
+        return cls(cls.config_class(), vocab_size, device)
+    except ValueError as error:
+        raise ValueError(f"method {method}: has no default for an option: {error}") from error
+
+
+def render(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Return the token ids of a prompt that asks for the next answer.
+
+    By the tokenizer's chat template; a tokenizer without one gets the messages line by line.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        text = "".join(f"{message['content']}\n" for message in messages)
+        return list(tokenizer(text).input_ids)
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    # The template writes the special tokens itself.
+    return list(tokenizer(text, add_special_tokens=False).input_ids)

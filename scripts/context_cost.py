@@ -1,0 +1,208 @@
+"""What a longer text costs: milliseconds of a forward pass against context, attention told apart.
+
+What: times passes over one node and over a tree after contexts of several lengths, in rounds over
+all of them, and how much of each is the attention kernel.
+Why: whatever grows with the text beside attention (copies of the cache, masks) is a fault of the
+engine, and shows here as a rest that rises.
+How: prints a table and a line of JSON; draws a picture with --out.
+
+Example:
+    python -m scripts.context_cost --contexts 512 4096 16384 --out docs/img/context-cost.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.loading import (
+    choose_device,
+    choose_dtype,
+    load_config_and_tokenizer,
+    load_target,
+)
+from evaluation.provenance import device_name, git_commit, versions
+from evaluation.run_config import DTYPES, RunConfig
+from evaluation.tables import markdown_table
+from model.draft_tree import DraftTree
+from model.hf import TargetModel
+from model.kv_cache import TreeCache
+
+NUM_ROUNDS = 7
+
+
+class ContextCost(NamedTuple):
+    """Median milliseconds of a forward pass over `num_nodes` nodes after `context` tokens, and of
+    its attention kernels.
+    """
+
+    num_nodes: int
+    context: int
+    milliseconds: float
+    attention: float
+
+    @property
+    def rest(self) -> float:
+        """Milliseconds of all but the attention kernels."""
+        return self.milliseconds - self.attention
+
+
+@torch.inference_mode()
+def context_costs(
+    target: TargetModel, nodes: Sequence[int], contexts: Sequence[int], num_rounds: int = NUM_ROUNDS
+) -> list[ContextCost]:
+    """Time passes over trees of these sizes after texts of these lengths."""
+    caches = {context: target.new_cache(context + max(nodes)) for context in contexts}
+    for context, cache in caches.items():
+        for _ in target.prefill([1] * (context + 1), cache, with_logits=False):
+            pass
+    points = [(num_nodes, context) for num_nodes in nodes for context in contexts]
+    times: dict[tuple[int, int], list[tuple[float, float]]] = {point: [] for point in points}
+    for _ in range(num_rounds + 1):
+        for num_nodes, context in points:
+            # All nodes hang from the root: the mask of a tree, at any size.
+            tree = DraftTree.from_lists(
+                [1] * num_nodes, (-1,) + (0,) * (num_nodes - 1), target.device
+            )
+            times[num_nodes, context].append(_time_pass(target, tree, caches[context]))
+    costs = []
+    for (num_nodes, context), passes in times.items():
+        # The first round pays for initialisation.
+        total, attention = (
+            1e3 * statistics.median(seconds) for seconds in zip(*passes[1:], strict=True)
+        )
+        costs.append(ContextCost(num_nodes, context, total, attention))
+    return costs
+
+
+def _time_pass(target: TargetModel, tree: DraftTree, cache: TreeCache) -> tuple[float, float]:
+    """Return the seconds of a pass, and of its attention kernels."""
+    base = cache.length
+    with _timed_attention(target) as attention:
+        target.synchronize()
+        start = time.perf_counter()
+        target.forward(tree, cache)
+        target.synchronize()
+        total = time.perf_counter() - start
+    cache.keep(base, ())
+    return total, sum(attention)
+
+
+@contextmanager
+def _timed_attention(target: TargetModel) -> Iterator[list[float]]:
+    """Add the seconds of every call of PyTorch's attention within the block to a list."""
+    seconds: list[float] = []
+    kernel = functional.scaled_dot_product_attention
+
+    def timed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        target.synchronize()
+        start = time.perf_counter()
+        attended = kernel(*args, **kwargs)
+        target.synchronize()
+        seconds.append(time.perf_counter() - start)
+        return attended
+
+    functional.scaled_dot_product_attention = timed
+    try:
+        yield seconds
+    finally:
+        functional.scaled_dot_product_attention = kernel
+
+
+def draw(costs: Sequence[ContextCost], path: Path) -> None:
+    """Draw time against context: all of a pass, and all but attention."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for index, num_nodes in enumerate(sorted({cost.num_nodes for cost in costs})):
+        rows = [cost for cost in costs if cost.num_nodes == num_nodes]
+        contexts = [row.context for row in rows]
+        name = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
+        style: dict[str, Any] = {"color": f"C{index}", "marker": "o", "markersize": 4}
+        axes.plot(contexts, [row.milliseconds for row in rows], label=name, **style)
+        axes.plot(
+            contexts,
+            [row.rest for row in rows],
+            label=f"{name}, without attention",
+            linestyle="--",
+            **style,
+        )
+    axes.set(xlabel="context (tokens)", ylabel="milliseconds of a forward pass")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = OptionParser(prog="python -m scripts.context_cost", description=__doc__)
+    parser.add_argument("--model-path", default=RunConfig().model_path, help="folder or hub name")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 81], help="sizes of trees")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="picture, PNG or SVG")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    args = build_parser().parse_args(argv)
+    for name in ("contexts", "nodes"):
+        if min(getattr(args, name)) < 1:
+            raise UserError(f"{name}: got {min(getattr(args, name))}; allowed: 1 or more")
+    if args.out and (not args.out.parent.is_dir() or args.out.suffix not in (".png", ".svg")):
+        raise UserError(
+            f"out: got {args.out}; allowed: a .png or .svg file in a folder that exists"
+        )
+    try:
+        run = RunConfig(
+            model_path=args.model_path, dtype=args.dtype, device=args.device, threads=args.threads
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    device = choose_device(run)
+    dtype = choose_dtype(run, device)
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    hf_config, _ = load_config_and_tokenizer(run.model_path)
+    target = load_target(run, hf_config, dtype, device)
+    costs = context_costs(target, sorted(set(args.nodes)), sorted(set(args.contexts)))
+    header = ["nodes", "context", "ms", "attention ms", "rest ms"]
+    cells = [
+        [str(cost.num_nodes), str(cost.context)]
+        + [f"{value:.2f}" for value in (cost.milliseconds, cost.attention, cost.rest)]
+        for cost in costs
+    ]
+    print(markdown_table(header, cells))
+    if args.out:
+        draw(costs, args.out)
+    report = {
+        "argv": list(argv) if argv is not None else sys.argv[1:],
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "git_commit": git_commit(),
+        "versions": versions(),
+        "costs": [cost._asdict() for cost in costs],
+    }
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,210 @@
+r"""Record once, replay anywhere: score drafters without the model.
+
+`record` answers questions greedily and keeps the likeliest tokens after every text on the way.
+`run` decodes the same questions with any train-free drafter, template, k, number of nodes or start,
+through the one loop, with the recorded rows in place of the model. Texts that nobody asked about
+before are missing; with `--extend` the model is asked about them, and they stay in the file.
+
+Examples:
+    python -m scripts.replay record --out demo.replay --num-questions 8
+    python -m scripts.replay run demo.replay --extend \
+        --drafters recycling "recycling --start cold" "hybrid --num-nodes 16" pld
+    python -m scripts.replay run demo.replay --drafters "recycling --start cold"
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.conversation import Conversation, Message, choose_conversation
+from evaluation.loading import (
+    choose_device,
+    choose_dtype,
+    eos_ids_of,
+    load_config_and_tokenizer,
+    load_target,
+)
+from evaluation.provenance import git_commit, model_fingerprint
+from evaluation.questions import Question, load_questions, question_file_of
+from evaluation.run_config import RunConfig
+from evaluation.tables import cell, json_line, markdown_table
+from model.hf import TargetModel
+from scripts.benchmark import spread
+from scripts.replay_recording import RecordedTurn, Recording, Source
+from scripts.replay_scores import check_replayable, drafter_from, figures, replay, score
+from scripts.replay_target import ReplayTarget, refuse_unrecordable
+
+# Rows after the limit that drafts and drafters' own overrun may reach.
+REACH = 256
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = OptionParser(prog="python -m scripts.replay", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    record = commands.add_parser("record", help="answer questions and keep the rows")
+    record.add_argument("--out", required=True, help="file to write")
+    add_model_options(record)
+    run = commands.add_parser("run", help="score drafters on a recording")
+    run.add_argument("recording", help="file of `record`")
+    run.add_argument(
+        "--drafters", nargs="+", required=True, help='methods with options: "pld --match latest"'
+    )
+    run.add_argument("--extend", action="store_true", help="ask the model for what is missing")
+    return parser
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says which model answers which questions."""
+    default = RunConfig()
+    parser.add_argument("--model-path", default=default.model_path, help="folder or hub name")
+    parser.add_argument("--bench-name", default=default.bench_name, help="benchmark in data/")
+    parser.add_argument("--question-file", help="JSONL file, instead of --bench-name's")
+    parser.add_argument("--num-questions", type=int, help="evenly spread over the file; all")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
+    parser.add_argument("--top-k", type=int, default=32, help="likeliest tokens kept (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
+
+
+def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
+    """Answer questions greedily; return the recording and the model.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    for name in ("num_questions", "max_new_tokens"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"{name}: got {value}; allowed: 1 or more")
+    try:
+        run = RunConfig(model_path=args.model_path, dtype=args.dtype, device=args.device)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    file = Path(args.question_file) if args.question_file else question_file_of(args.bench_name)
+    questions = load_questions(file)
+    questions = spread(questions, args.num_questions or len(questions))
+    device = choose_device(run)
+    dtype = choose_dtype(run, device)
+    hf_config, tokenizer = load_config_and_tokenizer(run.model_path)
+    conversation = choose_conversation(run.conv_template, run.model_path, tokenizer)
+    target = load_target(run, hf_config, dtype, device)
+    if not 2 <= args.top_k <= target.vocab_size:
+        raise UserError(f"top_k: got {args.top_k}; allowed: 2 to {target.vocab_size}")
+    commit = getattr(hf_config, "_commit_hash", None)
+    source = Source(
+        model_path=run.model_path,
+        model_fingerprint=model_fingerprint(run.model_path, commit),
+        dtype=str(dtype).removeprefix("torch."),
+        git_commit=git_commit(),
+        vocab_size=target.vocab_size,
+        top_k=args.top_k,
+        chain_only=target.chain_only,
+        max_new_tokens=args.max_new_tokens,
+        eos_ids=tuple(sorted(eos_ids_of(target, tokenizer) | conversation.stop_ids)),
+        questions=file.parent.name if file.name == "question.jsonl" else file.name,
+    )
+    recording = Recording(source)
+    for question in tqdm(questions, unit="question"):
+        recording.turns += answer_turns(recording, target, conversation, question)
+    return recording, target
+
+
+def answer_turns(
+    recording: Recording, target: TargetModel, conversation: Conversation, question: Question
+) -> list[RecordedTurn]:
+    """Return the turns of a question, answered by plain decoding; their rows are recorded.
+
+    Raises:
+        UserError: if the model cannot be recorded or a prompt cannot be answered.
+    """
+    vanilla = drafter_from("vanilla", target.vocab_size)
+    history: list[Message] = []
+    turns = []
+    for user in question.turns:
+        prompt_ids = tuple(conversation.prompt_ids(history, user))
+        refuse_unrecordable(target, len(prompt_ids) + recording.source.max_new_tokens + REACH)
+        limit = target.context_limit(len(prompt_ids))
+        turn = RecordedTurn(question.question_id, question.category, limit, prompt_ids, ())
+        try:
+            answer = replay(ReplayTarget(recording, target), vanilla, turn).token_ids
+        except ValueError as error:
+            raise UserError(f"question {question.question_id}: {error}") from error
+        turns.append(replace(turn, answer_ids=tuple(answer)))
+        history.append(Message(user, conversation.text(answer)))
+    return turns
+
+
+def load_recorded_model(source: Source) -> TargetModel:
+    """Load the model of a recording, to ask it for more.
+
+    Raises:
+        UserError: if it is not there, or has other weights.
+    """
+    run = RunConfig(model_path=source.model_path, dtype=source.dtype)
+    hf_config, _ = load_config_and_tokenizer(run.model_path)
+    found = model_fingerprint(run.model_path, getattr(hf_config, "_commit_hash", None))
+    if found != source.model_fingerprint:
+        raise UserError(
+            f"model_path {run.model_path}: got weights {found}; the recording is of "
+            f"{source.model_fingerprint}; record again"
+        )
+    device = choose_device(run)
+    return load_target(run, hf_config, choose_dtype(run, device), device)
+
+
+def run(file: Path, drafters: Sequence[str], extend: bool) -> None:
+    """Score drafters on a recording, and print a table.
+
+    Raises:
+        UserError: if a drafter cannot be replayed, or rows are missing.
+    """
+    recording = Recording.load(file)
+    source = recording.source
+    made = [(words, drafter_from(words, source.vocab_size)) for words in drafters]
+    for words, drafter in made:
+        check_replayable(drafter, words, source.top_k)
+    target = ReplayTarget(recording, load_recorded_model(source) if extend else None)
+    num_known = recording.num_texts
+    rows = {}
+    for words, drafter in tqdm(made, unit="drafter"):
+        rows[words] = figures(score(target, drafter, recording.turns))
+    print(
+        f"{len(recording.turns)} turns of {source.questions}, {source.model_path}, {source.dtype}"
+    )
+    header = ["drafter", "MAT", "MAT before loops", "nodes a step"]
+    print(markdown_table(header, [[words, *map(cell, found)] for words, found in rows.items()]))
+    if recording.num_texts > num_known:
+        recording.save(file)
+        print(f"{recording.num_texts - num_known} texts added: {_size(recording, file)}")
+    print(json_line({words: found._asdict() for words, found in rows.items()}))
+
+
+def _size(recording: Recording, file: Path) -> str:
+    rows = f"{recording.num_texts} texts with {recording.source.top_k} tokens each"
+    return f"{rows}, {file.stat().st_size / 2**20:.1f} MB in {file}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    args = build_parser().parse_args(argv)
+    if args.command == "run":
+        run(Path(args.recording), args.drafters, args.extend)
+        return 0
+    out = Path(args.out)
+    if not out.parent.is_dir() or out.is_dir():
+        raise UserError(f"out: got {out}; allowed: a file in a folder that is there")
+    recording, _ = record(args)
+    recording.save(out)
+    print(f"{len(recording.turns)} turns: {_size(recording, out)}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,199 @@
+"""What a model says after every text that a drafter ever asked about, in one file.
+
+The texts are a trie: a node is a text, its children are the texts with one more token, and each node
+has a row, the K likeliest next tokens and their logits. Prompts, answers and rejected guesses are
+all paths in it, and what they share is stored once. With the greedy answers of every prompt that is
+all a train-free drafter can learn from a model, so that drafters can be scored without it.
+
+Shapes: M texts (the empty one included), K likeliest tokens kept.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from evaluation.command_line import UserError, first_line
+from evaluation.files import replace_file
+from evaluation.questions import DATA_FOLDER
+
+FORMAT = "replay-recording-1"
+EMPTY = 0  # the node of the empty text
+FIRST_CAPACITY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What was recorded, and under which limits.
+
+    Attributes:
+        model_path, model_fingerprint, dtype, git_commit: what the rows come from.
+        vocab_size: tokens V that the model's output tells apart.
+        top_k: likeliest tokens K kept of every row.
+        chain_only: whether the model verifies chains only.
+        max_new_tokens: limit of the recorded answers.
+        eos_ids: token ids that end a text.
+        questions: name of the question file.
+    """
+
+    model_path: str
+    model_fingerprint: str
+    dtype: str
+    git_commit: str | None
+    vocab_size: int
+    top_k: int
+    chain_only: bool
+    max_new_tokens: int
+    eos_ids: tuple[int, ...]
+    questions: str
+
+    @property
+    def title(self) -> str:
+        """Model, questions and limit in one line, without this machine's folders."""
+        root = str(DATA_FOLDER.parent) + "/"
+        model = self.model_path.removeprefix(root)
+        return (
+            f"{model} ({self.model_fingerprint}), {self.dtype}, {self.questions}, "
+            f"{self.max_new_tokens} new tokens, greedy"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """One prompt and its greedy answer.
+
+    Attributes:
+        question_id, category: of the question; turns of one question follow each other.
+        context: most tokens (prompt and answer) that the model allows; None if it sets no limit.
+        prompt_ids, answer_ids: token ids.
+    """
+
+    question_id: int | str
+    category: str
+    context: int | None
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+
+class Recording:
+    """A growing trie of rows, and the turns it began with.
+
+    Args:
+        source: what is recorded.
+        turns: prompts with their answers.
+    """
+
+    def __init__(self, source: Source, turns: list[RecordedTurn] | None = None) -> None:
+        self.source = source
+        self.turns = turns or []
+        self._children: dict[tuple[int, int], int] = {}
+        self._parents = [-1]
+        self._tokens = [-1]
+        self._ids = np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.int32)  # [M, K]
+        self._logits = np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.float32)  # [M, K]
+
+    @property
+    def num_texts(self) -> int:
+        """Texts M with a row."""
+        return len(self._tokens) - 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows and the trie in a file."""
+        return self.num_texts * (8 + 8 * self.source.top_k)
+
+    def child(self, node: int, token: int) -> int:
+        """Return the text with one more token; -1 if it was never asked about."""
+        return self._children.get((node, token), -1)
+
+    def token(self, node: int) -> int:
+        """Return the last token of a text."""
+        return self._tokens[node]
+
+    def rows(self, nodes: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the likeliest tokens and their logits after these texts, each [N, K]."""
+        return self._ids[nodes], self._logits[nodes]
+
+    def add(self, node: int, token: int, ids: np.ndarray, logits: np.ndarray) -> int:
+        """Return the text with one more token, with its row [K] if it is new: the first one stays."""
+        known = self.child(node, token)
+        if known >= 0:
+            return known
+        new = len(self._tokens)
+        if new == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._logits = np.concatenate((self._logits, np.zeros_like(self._logits)))
+        self._children[node, token] = new
+        self._parents.append(node)
+        self._tokens.append(token)
+        self._ids[new], self._logits[new] = ids, logits
+        return new
+
+    def save(self, file: Path) -> None:
+        """Write the file; a reader sees the old content or all of the new one.
+
+        Raises:
+            UserError: if it cannot be written.
+        """
+        size = len(self._tokens)
+        turns = [[turn.question_id, turn.category, turn.context] for turn in self.turns]
+        metadata = {
+            "format": FORMAT,
+            "source": json.dumps(asdict(self.source)),
+            "turns": json.dumps(turns),
+        }
+        arrays = {
+            "parents": np.array(self._parents, dtype=np.int32),
+            "tokens": np.array(self._tokens, dtype=np.int32),
+            "ids": self._ids[:size],
+            "logits": self._logits[:size],
+        }
+        for name in ("prompt_ids", "answer_ids"):
+            texts = [getattr(turn, name) for turn in self.turns]
+            arrays[name] = np.array([token for text in texts for token in text], dtype=np.int32)
+            arrays[f"{name}_ends"] = np.cumsum([len(text) for text in texts], dtype=np.int32)
+        replace_file(file, lambda temporary: save_file(arrays, temporary, metadata=metadata))
+
+    @classmethod
+    def load(cls, file: Path) -> Recording:
+        """Read a file.
+
+        Raises:
+            UserError: if it is not there or is not a recording.
+        """
+        try:
+            with safe_open(file, framework="numpy") as content:
+                metadata = content.metadata() or {}
+                names = content.keys()
+                arrays = {name: content.get_tensor(name) for name in names}
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"recording {file}: cannot be read: {first_line(error)}") from error
+        if metadata.get("format") != FORMAT:
+            raise UserError(
+                f"recording {file}: is not a recording; make one with scripts.replay record"
+            )
+        given: dict[str, Any] = json.loads(metadata["source"])
+        source = Source(**{**given, "eos_ids": tuple(given["eos_ids"])})
+        prompts, answers = (
+            np.split(arrays[name], arrays[f"{name}_ends"][:-1])
+            for name in ("prompt_ids", "answer_ids")
+        )
+        recording = cls(source)
+        facts = zip(json.loads(metadata["turns"]), prompts, answers, strict=True)
+        for (question_id, category, context), prompt, answer in facts:
+            texts = tuple(prompt.tolist()), tuple(answer.tolist())
+            recording.turns.append(RecordedTurn(question_id, category, context, *texts))
+        recording._parents, recording._tokens = (
+            arrays["parents"].tolist(),
+            arrays["tokens"].tolist(),
+        )
+        recording._ids, recording._logits = arrays["ids"], arrays["logits"]
+        pairs = zip(recording._parents, recording._tokens, strict=True)
+        recording._children = {pair: node for node, pair in enumerate(pairs) if node != EMPTY}
+        return recording

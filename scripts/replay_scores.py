@@ -1,0 +1,169 @@
+"""Drafters scored on a recording: acceptance lengths, nodes, and their means.
+
+The answers are checked: a drafter under which the loop writes anything but the recorded greedy
+answer is a bug, and is said.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from evaluation.cli import parse
+from evaluation.command_line import UserError
+from model.decoding import Generation, generate
+from model.drafter import Drafter, drafter_class
+from scripts.loops import find_loop
+from scripts.replay_recording import RecordedTurn
+from scripts.replay_target import MissingRowError, ReplayTarget
+
+
+@dataclass(frozen=True, slots=True)
+class TurnScore:
+    """What a drafter did on one turn.
+
+    Attributes:
+        turn: the turn.
+        accept_lengths: tokens emitted by each step, bonus token included.
+        num_nodes: nodes verified in each step, root included.
+    """
+
+    turn: RecordedTurn
+    accept_lengths: tuple[int, ...]
+    num_nodes: tuple[int, ...]
+
+    @property
+    def num_steps_before_loop(self) -> int:
+        """Steps that begin before the answer is seen to repeat itself."""
+        loop = find_loop(self.turn.answer_ids)
+        if loop is None:
+            return len(self.accept_lengths)
+        position = count = 0
+        for length in self.accept_lengths:
+            if position >= loop.position:
+                break
+            position += length
+            count += 1
+        return count
+
+
+class Figures(NamedTuple):
+    """Means over the steps of many turns.
+
+    Attributes:
+        mat: mean accepted tokens a step, bonus token included.
+        mat_before_loops: the same on the part of every answer before it loops.
+        nodes: mean nodes a step, root included.
+    """
+
+    mat: float
+    mat_before_loops: float
+    nodes: float
+
+
+def figures(scores: Sequence[TurnScore]) -> Figures:
+    """Return the means over the steps of these turns."""
+    lengths = [length for score in scores for length in score.accept_lengths]
+    early = [
+        length for score in scores for length in score.accept_lengths[: score.num_steps_before_loop]
+    ]
+    nodes = [count for score in scores for count in score.num_nodes]
+    return Figures(sum(lengths) / len(lengths), sum(early) / len(early), sum(nodes) / len(nodes))
+
+
+def drafter_from(words: str, vocab_size: int) -> Drafter:
+    """Return the drafter of a method with options, spelled as for its inference command.
+
+    Args:
+        words: such as "recycling --start cold".
+        vocab_size: tokens V of the model.
+
+    Raises:
+        UserError: if method or options are unknown, or the options are not allowed.
+    """
+    method, *options = shlex.split(words) or [""]
+    try:
+        cls = drafter_class(method)
+        _, config, _ = parse(method, options)
+        return cls(config, vocab_size, torch.device("cpu"))
+    except ValueError as error:
+        raise UserError(f"{words!r}: {error}") from error
+
+
+def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
+    """Refuse a drafter that a recording cannot serve exactly.
+
+    Raises:
+        UserError: with the reason.
+    """
+    if drafter.wants_prices:
+        raise UserError(
+            f"{words!r}: its trees follow the clock of this device; give a fixed number of nodes"
+        )
+    if drafter.num_candidates > top_k:
+        raise UserError(
+            f"{words!r}: asks for {drafter.num_candidates} tokens of a row; the recording holds {top_k}; "
+            "record with a larger --top-k"
+        )
+
+
+def score(
+    target: ReplayTarget,
+    drafter: Drafter,
+    turns: Iterable[RecordedTurn],
+    memory: Mapping[str, torch.Tensor] | None = None,
+) -> list[TurnScore]:
+    """Run a drafter over turns.
+
+    Args:
+        target: the recording.
+        drafter: hot drafters go on from turn to turn, cold ones forget before every question.
+        turns: in the order of the run.
+        memory: what the drafter knows before every question; None leaves that to the drafter.
+
+    Raises:
+        UserError: if the recording lacks rows and there is no model to ask.
+    """
+    source = target.recording.source
+    scores: list[TurnScore] = []
+    for turn in turns:
+        is_new = not scores or scores[-1].turn.question_id != turn.question_id
+        if is_new and (drafter.is_cold or memory is not None):
+            drafter.reset()
+            if memory is not None:
+                drafter.load_memory(memory)
+        answer = replay(target, drafter, turn)
+        if tuple(answer.token_ids) != turn.answer_ids:
+            raise RuntimeError(
+                f"question {turn.question_id}: {type(drafter).__name__} changes the text; "
+                f"recorded: {source.dtype} answers of {source.model_path}"
+            )
+        counts = tuple(step.num_nodes for step in answer.steps)
+        scores.append(TurnScore(turn, tuple(answer.accept_lengths), counts))
+    return scores
+
+
+def replay(target: ReplayTarget, drafter: Drafter, turn: RecordedTurn) -> Generation:
+    """Answer one turn.
+
+    Raises:
+        UserError: if the recording lacks rows and there is no model to ask.
+    """
+    target.turn = turn
+    source = target.recording.source
+    try:
+        return generate(
+            target.as_target(),
+            drafter,
+            turn.prompt_ids,
+            max_new_tokens=source.max_new_tokens,
+            eos_ids=source.eos_ids,
+        )
+    except MissingRowError as error:
+        raise UserError(
+            f"question {turn.question_id}: {error}; add --extend to ask the model ({source.model_path})"
+        ) from error

@@ -1,0 +1,168 @@
+"""A target model that answers from a recording, and asks the real one only about what is missing.
+
+It offers what the loop needs of a `TargetModel`, so that the loop itself runs unchanged: a replay
+is a run whose logits come out of a file. Logits below the K likeliest are minus infinity; greedy
+decoding and drafters that keep at most K candidates cannot tell.
+
+Rows are those of the pass that asked first. Another pass over the same text rounds differently, so
+that where two logits agree to the last digits a live run may rank them the other way round.
+
+Shapes: N nodes, V vocabulary, K likeliest tokens kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+
+from evaluation.command_line import UserError
+from model.draft_tree import DraftTree
+from model.hf import PREFILL_CHUNK, PromptChunk, TargetModel
+from model.kv_cache import TreeCache
+from model.top_k import top_k
+from scripts.replay_recording import EMPTY, RecordedTurn, Recording
+
+
+class MissingRowError(LookupError):
+    """The recording lacks a text that was asked about, and there is no model to ask."""
+
+
+class ReplayCache:
+    """Stands for a KV cache: for every row the text that it ends.
+
+    Attributes:
+        nodes: texts of the recording, one a row.
+        live: the model's own cache, which holds the first rows of these and lags behind while the
+            recording suffices.
+    """
+
+    def __init__(self, live: TreeCache | None) -> None:
+        self.nodes: list[int] = []
+        self.live = live
+
+    @property
+    def length(self) -> int:
+        """Rows in use."""
+        return len(self.nodes)
+
+    @property
+    def last(self) -> int:
+        """The text so far."""
+        return self.nodes[-1] if self.nodes else EMPTY
+
+    def keep(self, base: int, rows: Sequence[int]) -> None:
+        """Keep the first `base` rows and, after them, the rows `base + rows[i]`; forget the others."""
+        self.nodes[base:] = [self.nodes[base + row] for row in rows]
+        if self.live is not None and self.live.length > base:
+            self.live.keep(base, rows)
+
+
+class ReplayTarget:
+    """Answers from a recording.
+
+    Args:
+        recording: rows that are known; grows where there is a model.
+        target: the model, None to use the recording alone.
+
+    Attributes:
+        turn: the recorded turn that is replayed; it knows the limit of its context.
+    """
+
+    def __init__(self, recording: Recording, target: TargetModel | None = None) -> None:
+        source = recording.source
+        self.recording = recording
+        self.device = torch.device("cpu")
+        self.dtype: torch.dtype = getattr(torch, source.dtype)
+        self.vocab_size = source.vocab_size
+        self.chain_only = source.chain_only
+        self.turn: RecordedTurn | None = None
+        self._target = target
+
+    def as_target(self) -> TargetModel:
+        """Return this as what the loop takes."""
+        return cast(TargetModel, self)
+
+    def context_limit(self, prompt_length: int) -> int | None:
+        """Return the most tokens of the turn's text."""
+        assert self.turn is not None
+        return self.turn.context
+
+    def chain_only_at(self, base: int, num_nodes: int) -> bool:
+        """Whether drafts must be chains; models where that changes in the text are not recorded."""
+        return self.chain_only
+
+    def synchronize(self) -> None:
+        """Do nothing: the rows are on the host."""
+
+    def new_cache(self, capacity: int) -> ReplayCache:
+        """Return an empty cache for `capacity` tokens."""
+        return ReplayCache(self._target.new_cache(capacity) if self._target is not None else None)
+
+    def prefill(
+        self, prompt_ids: Sequence[int], cache: ReplayCache, with_logits: bool
+    ) -> Iterator[PromptChunk]:
+        """Read the prompt up to its last token, in the model's chunks."""
+        read = prompt_ids[:-1]
+        for begin in range(cache.length, len(read), PREFILL_CHUNK):
+            chunk = read[begin : begin + PREFILL_CHUNK]
+            logits = self._chain(chunk, cache)
+            yield PromptChunk(chunk, logits if with_logits else None)
+
+    def forward(self, tree: DraftTree, cache: ReplayCache) -> torch.Tensor:
+        """Append all nodes and return the logits after every node [N, V]."""
+        return self._logits(self._append(tree, cache))
+
+    def _chain(self, tokens: Sequence[int], cache: ReplayCache) -> torch.Tensor:
+        """Append tokens and return the logits after each."""
+        return self.forward(DraftTree.chain(tokens, self.device), cache)
+
+    def _append(self, tree: DraftTree, cache: ReplayCache) -> list[int]:
+        """Append a tree's nodes to the cache; return their texts."""
+        tokens, parents = tree.token_ids.tolist(), tree.topology.parents
+        start, nodes = cache.last, [EMPTY] * len(tokens)
+        for index, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            before = start if parent < 0 else nodes[parent]
+            nodes[index] = self.recording.child(before, token) if before >= 0 else -1
+        if -1 in nodes:
+            ids, logits = self._ask(tree, cache)
+            for index, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+                before = start if parent < 0 else nodes[parent]
+                nodes[index] = self.recording.add(before, token, ids[index], logits[index])
+        cache.nodes += nodes
+        return nodes
+
+    def _ask(self, tree: DraftTree, cache: ReplayCache) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of a tree from the model, likeliest tokens and logits, each [N, K]."""
+        if self._target is None or cache.live is None:
+            raise MissingRowError("a text that was asked about is not in the recording")
+        target, live = self._target, cache.live
+        unread = [self.recording.token(node) for node in cache.nodes[live.length :]]
+        for begin in range(0, len(unread), PREFILL_CHUNK):
+            token_ids = torch.tensor(unread[begin : begin + PREFILL_CHUNK], device=target.device)
+            target.run(token_ids, live.length, live, None, last_logits_only=True)
+        asked = DraftTree(tree.token_ids.to(target.device), tree.topology)
+        values, ids = top_k(target.forward(asked, live), self.recording.source.top_k)
+        return ids.int().cpu().numpy(), values.float().cpu().numpy()
+
+    def _logits(self, nodes: list[int]) -> torch.Tensor:
+        """Return the logits [N, V] after these texts."""
+        ids, values = self.recording.rows(nodes)
+        logits = torch.full((len(nodes), self.vocab_size), -torch.inf)
+        return logits.scatter_(1, torch.from_numpy(ids).long(), torch.from_numpy(values))
+
+
+def refuse_unrecordable(target: TargetModel, longest: int) -> None:
+    """Refuse models for which a row is not a function of the text, up to `longest` tokens.
+
+    Raises:
+        UserError: if positions where only chains can be verified, or rotary frequencies that follow
+            the length of the text, lie within.
+    """
+    if target.chain_only_at(0, longest) != target.chain_only:
+        raise UserError(
+            f"model type {target.config.model_type}: verifies trees in a part of the text only; "
+            f"texts of up to {longest} tokens cannot be recorded"
+        )

@@ -1,0 +1,146 @@
+r"""Studies of drafting: one question each, answered by a table and a figure.
+
+Questions are answered once and recorded; every drafter of a study is then run through the one loop
+on the recording, which asks the model only about texts that nobody asked about before. Acceptance
+does not depend on the clock, so that a busy machine gives the same figures.
+
+Examples:
+    python -m scripts.studies budget --num-questions 8 --out docs/studies
+    python -m scripts.studies all --recording demo.replay --out docs/studies
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+
+from evaluation.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
+from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.conversation import choose_conversation
+from evaluation.files import write_whole
+from evaluation.loading import load_config_and_tokenizer
+from evaluation.provenance import git_commit
+from evaluation.run_config import RunConfig
+from evaluation.tables import cell, json_line, markdown_table
+from model.drafter import unknown_name
+from scripts.replay import add_model_options, load_recorded_model, record
+from scripts.replay_recording import Recording
+from scripts.studies_catalogue import STUDIES
+from scripts.studies_lab import Lab, Study
+
+ALL = "all"
+
+
+def chart(study: Study) -> Figure:
+    """Draw a study: lines where a number is varied, bars where names are."""
+    series = list(dict.fromkeys(point.series for point in study.points))
+    places = list(dict.fromkeys(point.x for point in study.points))
+    is_line = all(isinstance(place, int | float) for place in places)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 3.6))
+        axes = figure.add_subplot()
+        for index, name in enumerate(series):
+            points = [point for point in study.points if point.series == name]
+            values = [point.figures.mat for point in points]
+            color = COLORS[index % len(COLORS)]
+            if is_line:
+                xs = [float(point.x) for point in points]
+                axes.plot(xs, values, marker=MARKERS[index], color=color, label=name)
+            else:
+                width = 0.8 / len(series)
+                shift = (index - (len(series) - 1) / 2) * width
+                spots = [places.index(point.x) + shift for point in points]
+                axes.bar(spots, values, width * 0.92, color=color, label=name)
+        if is_line:
+            _scale(figure, [float(place) for place in places])
+        else:
+            axes.set_xticks(range(len(places)), [str(place).replace(" ", "\n") for place in places])
+        axes.set_xlabel(study.varied)
+        axes.set_ylabel("mean accepted tokens a step")
+        axes.set_ylim(bottom=1)
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _scale(figure: Figure, places: list[float]) -> None:
+    """Put marks at the values; on a logarithm where they span a decade in doubling steps."""
+    (axes,) = figure.axes
+    if min(places) >= 1 and max(places) / min(places) >= 10:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+    if len(places) <= 8:
+        axes.set_xticks(places)
+
+
+def page(name: str, study: Study, title: str, num_turns: int) -> str:
+    """Return a study as Markdown: question, provenance, table, figure."""
+    header = ["drafter", study.varied, "MAT", "MAT before loops", "nodes a step"]
+    rows = [[point.series, str(point.x), *map(cell, point.figures)] for point in study.points]
+    parts = [
+        f"# {study.question}",
+        f"`python -m scripts.studies {name}`, commit {git_commit() or 'unknown'}: {num_turns} turns of "
+        f"{title}. MAT is the mean of accepted tokens a step, bonus token included; before loops: only "
+        "steps that begin before an answer is seen to repeat itself. Nodes include the root.",
+        study.note,
+        markdown_table(header, rows, num_text_columns=2),
+        f"![{study.question}]({name}.svg)",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = OptionParser(prog="python -m scripts.studies", description=__doc__)
+    parser.add_argument("studies", nargs="+", help=f"of: {', '.join(STUDIES)}; or {ALL}")
+    parser.add_argument("--out", default="docs/studies", help="folder to write to (%(default)s)")
+    parser.add_argument(
+        "--recording",
+        help="file of scripts.replay record to go on with; what is asked for is added to it",
+    )
+    add_model_options(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run studies."""
+    args = build_parser().parse_args(argv)
+    for name in args.studies:
+        if name not in (*STUDIES, ALL):
+            raise UserError(unknown_name("studies", name, [*STUDIES, ALL]))
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    file = Path(args.recording) if args.recording else None
+    if file:
+        recording = Recording.load(file)
+        model = load_recorded_model(recording.source)
+    else:
+        recording, model = record(args)
+    _, tokenizer = load_config_and_tokenizer(recording.source.model_path)
+    template = RunConfig().conv_template
+    conversation = choose_conversation(template, recording.source.model_path, tokenizer)
+    names = list(STUDIES) if ALL in args.studies else args.studies
+    with TemporaryDirectory() as folder:
+        lab = Lab(recording, model, conversation, Path(folder))
+        for name in names:
+            study = STUDIES[name](lab)
+            text = page(name, study, recording.source.title, len(recording.turns))
+            write_whole(out / f"{name}.svg", svg_text(chart(study), name))
+            write_whole(out / f"{name}.md", text)
+            print(text)
+            points = [
+                {**point._asdict(), "figures": point.figures._asdict()} for point in study.points
+            ]
+            print(json_line({"study": name, "points": points}))
+            if file:
+                recording.save(file)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

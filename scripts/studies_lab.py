@@ -1,0 +1,157 @@
+"""What every study works with: a recording that grows, the model behind it, and points of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from evaluation.conversation import Conversation
+from model.decoding import generate
+from model.drafter import Drafter
+from model.hf import TargetModel, sampling_processors
+from model.verification import SamplingRule
+from scripts.replay_recording import RecordedTurn, Recording
+from scripts.replay_scores import (
+    Figures,
+    TurnScore,
+    check_replayable,
+    drafter_from,
+    figures,
+    score,
+)
+from scripts.replay_target import ReplayTarget
+from scripts.search_tree import RankPath, learn, write_template
+
+
+class Point(NamedTuple):
+    """One row of a study's table.
+
+    Attributes:
+        series: what is compared, such as a drafter.
+        x: what is varied: a number for a line, a name for a bar.
+        figures: the means over all steps.
+    """
+
+    series: str
+    x: float | str
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """The outcome of a study.
+
+    Attributes:
+        question: what was asked, in one line.
+        varied: title of what is varied.
+        points: in the order of the table.
+        note: what a reader must know to read the table right; may be empty.
+    """
+
+    question: str
+    varied: str
+    points: list[Point]
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Lab:
+    """A recording with its model.
+
+    Attributes:
+        recording: grows with every drafter that is run.
+        model: the model.
+        conversation: how its prompts are made.
+        folder: for templates, which drafters read from files.
+    """
+
+    recording: Recording
+    model: TargetModel
+    conversation: Conversation
+    folder: Path
+
+    @property
+    def learning(self) -> list[RecordedTurn]:
+        """The turns of every other question: what templates are learned from."""
+        return self._half(1)
+
+    @property
+    def held_out(self) -> list[RecordedTurn]:
+        """The turns of the other questions: what learned templates are scored on."""
+        return self._half(0)
+
+    def run(
+        self,
+        words: str,
+        turns: Sequence[RecordedTurn] | None = None,
+        memory: Mapping[str, torch.Tensor] | None = None,
+    ) -> list[TurnScore]:
+        """Run a drafter over turns (default: all), each question begun with `memory` if given."""
+        drafter = self._drafter(words)
+        target = ReplayTarget(self.recording, self.model)
+        return score(target, drafter, self.recording.turns if turns is None else turns, memory)
+
+    def measure(self, words: str, turns: Sequence[RecordedTurn] | None = None) -> Figures:
+        """Return the means of a drafter over turns (default: all)."""
+        return figures(self.run(words, turns))
+
+    def memory_after(self, words: str, turns: Sequence[RecordedTurn]) -> dict[str, torch.Tensor]:
+        """Return what a drafter knows when it has answered these turns."""
+        drafter = self._drafter(words)
+        score(ReplayTarget(self.recording, self.model), drafter, turns)
+        return {name: tensor.clone() for name, tensor in drafter.memory().items()}
+
+    def learn(self, num_nodes: int, num_ranks: int = 8) -> list[RankPath]:
+        """Return the rank paths that are right most often on the learning half."""
+        target = ReplayTarget(self.recording, self.model)
+        return learn(target, self.learning, num_nodes, num_ranks)
+
+    def template(self, name: str, paths: Sequence[RankPath]) -> str:
+        """Write a template; return the option that makes recycling draft it."""
+        file = self.folder / f"{name}.json"
+        write_template(file, paths, "a study")
+        return f"--tree-version {file}"
+
+    def sample(self, words: str, temperature: float, seed: int = 0) -> list[TurnScore]:
+        """Answer all prompts with sampling, on the model itself; every drafter draws alike."""
+        source = self.recording.source
+        drafter = drafter_from(words, source.vocab_size)
+        generator = torch.Generator(device=self.model.device).manual_seed(seed)
+        options: dict[str, Any] = {}
+        if temperature:
+            options["rule"] = SamplingRule(sampling_processors(temperature, 0, 1.0), generator)
+        scores = []
+        for turn in self.recording.turns:
+            answer = generate(
+                self.model,
+                drafter,
+                turn.prompt_ids,
+                max_new_tokens=source.max_new_tokens,
+                eos_ids=source.eos_ids,
+                **options,
+            )
+            told = RecordedTurn(
+                turn.question_id,
+                turn.category,
+                turn.context,
+                turn.prompt_ids,
+                tuple(answer.token_ids),
+            )
+            counts = tuple(step.num_nodes for step in answer.steps)
+            scores.append(TurnScore(told, tuple(answer.accept_lengths), counts))
+        return scores
+
+    def _drafter(self, words: str) -> Drafter:
+        source = self.recording.source
+        drafter = drafter_from(words, source.vocab_size)
+        check_replayable(drafter, words, source.top_k)
+        return drafter
+
+    def _half(self, remainder: int) -> list[RecordedTurn]:
+        questions = list(dict.fromkeys(turn.question_id for turn in self.recording.turns))
+        chosen = set(questions[remainder::2])
+        return [turn for turn in self.recording.turns if turn.question_id in chosen]

@@ -1,0 +1,219 @@
+"""A replay gives the acceptance lengths of a live run, for every method, without the model.
+
+Run: pytest tests/scripts/test_replay.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from evaluation.command_line import UserError
+from evaluation.run_config import RunConfig
+from model.decoding import generate
+from model.drafter import METHODS
+from model.hf import TargetModel
+from scripts.replay import build_parser, main, record
+from scripts.replay_recording import Recording
+from scripts.replay_scores import TurnScore, check_replayable, drafter_from, figures, score
+from scripts.replay_target import ReplayTarget, refuse_unrecordable
+from tests.model.family import Family
+
+# A draft model, and trees that do not follow the clock.
+OPTIONS = {
+    "sps": f" --draft-model {RunConfig().model_path}",
+    "hybrid": " --budget fixed --num-nodes 12",
+}
+DRAFTERS = [
+    *(method + OPTIONS.get(method, "") for method in METHODS),
+    "recycling --start cold",
+    "recycling --policy original",
+    "pld --match latest --num-pred-tokens 4",
+    "samd --fallback none",
+]
+LIMIT = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    """A second thread costs more than it brings."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TargetModel]:
+    """A recording of two demo questions that has served every drafter, and its model."""
+    file = tmp_path_factory.mktemp("replay") / "demo.replay"
+    words = f"record --out {file} --num-questions 2 --max-new-tokens {LIMIT} --top-k 12"
+    recording, target = record(build_parser().parse_args(words.split()))
+    for drafter in DRAFTERS:
+        replayed(recording, drafter, target)
+    recording.save(file)
+    return file, target
+
+
+def replayed(recording: Recording, words: str, target: TargetModel | None) -> list[TurnScore]:
+    """Return a drafter's scores on a recording."""
+    drafter = drafter_from(words, recording.source.vocab_size)
+    return score(ReplayTarget(recording, target), drafter, recording.turns)
+
+
+def live(recording: Recording, words: str, target: TargetModel) -> list[list[int]]:
+    """Return the acceptance lengths of a drafter on the model itself."""
+    drafter = drafter_from(words, target.vocab_size)
+    lengths, last = [], None
+    for turn in recording.turns:
+        if drafter.is_cold and turn.question_id != last:
+            drafter.reset()
+        last = turn.question_id
+        answer = generate(
+            target,
+            drafter,
+            turn.prompt_ids,
+            max_new_tokens=LIMIT,
+            eos_ids=recording.source.eos_ids,
+        )
+        assert tuple(answer.token_ids) == turn.answer_ids
+        lengths.append(answer.accept_lengths)
+    return lengths
+
+
+@pytest.mark.parametrize("words", DRAFTERS)
+def test_lengths_equal_those_of_a_live_run(words: str, recorded: tuple[Path, TargetModel]) -> None:
+    file, target = recorded
+    scores = replayed(Recording.load(file), words, target=None)
+    expected = live(Recording.load(file), words, target)
+    assert [list(turn.accept_lengths) for turn in scores] == expected
+    if words != "vanilla":
+        assert max(max(lengths) for lengths in expected) > 1, "no draft was accepted"
+
+
+def test_drafters_are_told_apart(recorded: tuple[Path, TargetModel]) -> None:
+    recording = Recording.load(recorded[0])
+    found = {words: figures(replayed(recording, words, target=None)) for words in DRAFTERS}
+    assert found["vanilla"] == (1.0, 1.0, 1.0)
+    assert found["recycling"].nodes == 81.0
+    assert found["recycling"].mat > found["vanilla"].mat
+    assert len({figure.mat for figure in found.values()}) > 3
+
+
+def test_a_drafter_that_asks_for_something_new_needs_the_model(
+    recorded: tuple[Path, TargetModel],
+) -> None:
+    file, target = recorded
+    recording = Recording.load(file)
+    new = "lookahead --window 4"
+    with pytest.raises(UserError, match=r"not in the recording; add --extend to ask the model"):
+        replayed(recording, new, target=None)
+    num_texts = recording.num_texts
+    scores = replayed(recording, new, target)
+    assert recording.num_texts > num_texts
+    assert [list(turn.accept_lengths) for turn in scores] == live(recording, new, target)
+    assert replayed(recording, new, target=None) == scores
+
+
+def test_what_is_saved_is_loaded(recorded: tuple[Path, TargetModel], tmp_path: Path) -> None:
+    file, _ = recorded
+    recording, again = Recording.load(file), tmp_path / "again.replay"
+    recording.save(again)
+    first, second = load_file(file), load_file(again)
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    loaded = Recording.load(again)
+    assert loaded.source == recording.source and loaded.turns == recording.turns
+    assert abs(file.stat().st_size - recording.num_bytes) < 0.05 * recording.num_bytes + 9000
+
+
+def test_a_wrong_row_is_noticed(recorded: tuple[Path, TargetModel]) -> None:
+    file, target = recorded
+    recording = Recording.load(file)
+    turn = recording.turns[0]
+    node = 0
+    for token in turn.prompt_ids:
+        node = recording.child(node, token)
+    recording._ids[node] = recording._ids[node][::-1]
+    with pytest.raises(RuntimeError, match="changes the text"):
+        replayed(recording, "vanilla", target)
+
+
+def test_steps_that_begin_after_a_loop_is_seen_are_counted_apart(
+    recorded: tuple[Path, TargetModel],
+) -> None:
+    turn = Recording.load(recorded[0]).turns[0]
+    looping = replace(turn, answer_ids=(*range(100, 110), *[7, 8] * 20))
+    # 24 tokens of the loop are in after 34 tokens; the loop is seen a little before.
+    straight = replace(turn, answer_ids=tuple(range(100, 150)))
+    lengths = (10, 12, 14, 7, 7)
+    nodes = (5,) * 5
+    assert TurnScore(looping, lengths, nodes).num_steps_before_loop == 3
+    assert TurnScore(straight, lengths, nodes).num_steps_before_loop == 5
+    found = figures([TurnScore(looping, lengths, nodes)])
+    assert found == (10.0, 12.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("recyling", "did you mean recycling"),
+        ("", "method: got ''"),
+        ("recycling --output-id-topk 13", "asks for 13 tokens of a row; the recording holds 12"),
+        ("recycling --tree-version auto", "its trees follow the clock"),
+        ("recycling --output-id-topk 2", "uses rank"),
+    ],
+)
+def test_drafters_that_cannot_be_replayed_are_one_line(words: str, text: str) -> None:
+    with pytest.raises(UserError, match=text) as error:
+        check_replayable(drafter_from(words, 100), words, top_k=12)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no tensors", "other tensors"])
+def test_files_that_are_no_recording_are_one_line(content: object, tmp_path: Path) -> None:
+    file = tmp_path / "some.replay"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content:
+        save_file({"a": np.zeros(2)}, file)
+    with pytest.raises(UserError, match=r"cannot be read|is not a recording") as error:
+        main(["run", str(file), "--drafters", "pld"])
+    assert "\n" not in str(error.value)
+
+
+def test_models_that_change_along_the_text_are_refused() -> None:
+    options = {
+        "floor_scale": 32,
+        "attn_temperature_tuning": True,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 48,
+    }
+    target = TargetModel(Family("scaled", "Llama4TextConfig", options).build())
+    refuse_unrecordable(target, 20)
+    with pytest.raises(UserError, match="in a part of the text only"):
+        refuse_unrecordable(target, 100)
+
+
+def test_the_command_records_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "short.replay"
+    questions = tmp_path / "questions.jsonl"
+    row = {"question_id": 1, "category": "qa", "turns": ["What is a harbor?", "Why?"]}
+    questions.write_text(json.dumps(row))
+    given = f"--question-file {questions} --max-new-tokens 8 --top-k 8"
+    assert main(["record", "--out", str(file), *given.split()]) == 0
+    assert "2 turns:" in capsys.readouterr().out
+    with pytest.raises(UserError, match="add --extend"):
+        main(["run", str(file), "--drafters", "recycling"])
+    outputs: list[Sequence[str]] = []
+    for extend in (["--extend"], []):
+        assert main(["run", str(file), "--drafters", "recycling", "pld", *extend]) == 0
+        outputs.append(capsys.readouterr().out.splitlines())
+    assert json.loads(outputs[0][-1]) == json.loads(outputs[1][-1])
+    assert any("texts added" in line for line in outputs[0])
+    assert not any("texts added" in line for line in outputs[1])
