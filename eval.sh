@@ -19,6 +19,7 @@ Settings (environment variables):
   RUNS            repetitions, interleaved by method   (1)
   DEVICES         visible GPUs, as "0" or "0,1"        (all; the model is spread over those given)
   TEMPERATURE     0 is greedy                          (0.0)
+  REPORT          the leaderboard as an HTML page      (data/report.html)
   OVERWRITE       1 begins anew; else finished answers are kept and a cut run goes on
 
 Examples:
@@ -41,6 +42,7 @@ METHODS=${METHODS:-vanilla recycling recycling-auto pld lookahead samd hybrid}
 DTYPE=${DTYPE:-auto}
 RUNS=${RUNS:-1}
 TEMPERATURE=${TEMPERATURE:-0.0}
+REPORT=${REPORT:-data/report.html}
 if [ "$MODEL_PATH" = data/demo/model ]; then
     MODEL_NAME=demo
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
@@ -94,19 +96,24 @@ for bench in $BENCH; do
     done
 done
 
-# In float32 a difference is a bug. In half precision near-ties may fall either way; sampling is compared elsewhere.
+# In float32 a difference is a bug. In half precision each difference is judged: a tie, or a bug. Sampling is compared
+# by evaluation.sampling_check.
+judge=()
+case "$DTYPE" in
+    float16 | bfloat16) judge=(--model-path "$MODEL_PATH") ;;
+    auto) if "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then judge=(--model-path "$MODEL_PATH"); fi ;;
+esac
 for bench in $BENCH; do
     for method in $METHODS; do
         suffix=$([ "$RUNS" = 1 ] || echo "-run-1")
         if [ "$method" = vanilla ]; then continue; fi
         echo "== $bench: are the tokens of $method those of vanilla?"
-        "$PYTHON" -m evaluation.equal --file-path "data/$bench/model_answer" \
+        "$PYTHON" -m evaluation.equal --file-path "data/$bench/model_answer" "${judge[@]}" \
             --jsonfile1 "$MODEL_NAME-vanilla-$DTYPE-temp-$TEMPERATURE-$MAX_NEW_TOKENS$suffix.jsonl" \
-            --jsonfile2 "$MODEL_NAME-$method-$DTYPE-temp-$TEMPERATURE-$MAX_NEW_TOKENS$suffix.jsonl" | sed '$d' || {
-            case "$DTYPE" in float16 | bfloat16) ;; *) status=1 ;; esac
-        }
+            --jsonfile2 "$MODEL_NAME-$method-$DTYPE-temp-$TEMPERATURE-$MAX_NEW_TOKENS$suffix.jsonl" | sed '$d' || status=1
     done
 done
 
-"$PYTHON" -m evaluation.leaderboard "${files[@]}" "${published[@]}" | sed '$d'
+"$PYTHON" -m evaluation.leaderboard "${files[@]}" "${published[@]}" --html "$REPORT" | sed '$d'
+echo "The same as a page, with pictures: $REPORT" >&2
 exit $status

@@ -27,6 +27,7 @@ METHOD_OPTIONS = {
     "lookahead": "--level --window --guess",
     "samd": "--fallback --threshold --bias --output-id-topk --tree-version",
     "sps": "--draft-model --num-draft-tokens",
+    "hybrid": "--num-nodes --budget --output-id-topk",
 }
 CHANGED_RUN = RunConfig(
     model_path="org/name",
@@ -77,8 +78,14 @@ def changed_configs(method: str, folder: Path) -> list[Any]:
             {"harvest_prompt": True},
             {"harvest_prompt": False},
         ],
-        "pld": [{"max_ngram_size": 4, "num_pred_tokens": 12, "match": "latest"}],
-        "lookahead": [{"level": 4, "window": 8, "guess": 9}],
+        "pld": [
+            {"max_ngram_size": 4, "num_pred_tokens": 12, "match": "latest", "budget": "auto"}
+        ],
+        "lookahead": [{"level": 4, "window": 8, "guess": 9, "budget": "auto"}],
+        "hybrid": [
+            {"num_nodes": 9, "budget": "fixed", "output_id_topk": 5, "start": "cold"},
+            {"table_bits": 12, "harvest_prompt": False},
+        ],
         "samd": [
             {"fallback": "none", "match": "first", "num_pred_tokens": 9, "tokens_per_match": 2},
             {"budget": "auto"},
