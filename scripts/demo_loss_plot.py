@@ -57,7 +57,7 @@ def draw_losses(axis: Any, entries: list[dict[str, float]]) -> None:
             markersize=4,
             label=f"{name}, held out",
         )
-    axis.set(xlabel="training tokens (millions)", ylabel="loss (nats per token)", ylim=(1.5, 6))
+    axis.set(xlabel="training tokens (millions)", ylabel="loss (nats per token)", ylim=(1.25, 6))
     axis.legend(frameon=False)
 
 
