@@ -40,8 +40,11 @@ from model.support import (
     why_chain_only,
 )
 
-# Prompt tokens in one forward pass: bounds the logits held at once to [C, V].
-PREFILL_CHUNK = 512
+# Prompt tokens C in one forward pass, at most, and how many logits [C, V] may be held at once. The
+# same for all methods, whether they want logits or not: other passes would round otherwise. A
+# second chunk costs more than a first (its mask is a tensor), so that short chunks are slow.
+PREFILL_CHUNK = 2048
+MAX_LOGITS = 2**26
 
 
 class PromptChunk(NamedTuple):
@@ -147,7 +150,7 @@ class TargetModel:
         root), from where the cache's rows end.
         """
         read = prompt_ids[:-1]
-        size = PREFILL_CHUNK
+        size = min(PREFILL_CHUNK, max(512, MAX_LOGITS // self.vocab_size))
         if self._rope_border and len(prompt_ids) > self._rope_border:
             # Chunks in front of the border would be read with the frequencies of short texts.
             size, with_logits = len(read), False

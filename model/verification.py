@@ -180,7 +180,9 @@ def verify(
     Raises:
         InvalidLogitsError: if the largest logit of a node on the path is not a finite number.
     """
-    node_tokens, candidates = read_out(tree, logits, num_candidates)
+    # The two largest, where their distance says whether rounding could exchange them.
+    num_read = max(num_candidates, 2 if tie_margin else 1)
+    node_tokens, candidates = read_out(tree, logits, num_read)
     predictions = candidates.token_ids[:, 0].tolist()
     leads: list[list[float]] = candidates.logits[:, :2].tolist()
     children = tree.topology.children
@@ -224,12 +226,22 @@ def read_out(
 ) -> tuple[list[int], Candidates]:
     """Copy the tokens [N] of a tree and the candidates after each to the host, in one transfer.
 
+    Args:
+        tree: N nodes.
+        logits: [N, V].
+        num_candidates: k; of 1, equal logits go to the first token, else to any of them.
+
     Returns:
-        Tokens, and candidates [N, k]: at least two, since their distance says whether rounding
-        could exchange them.
+        Tokens, and candidates [N, k].
     """
-    count = min(max(num_candidates, 2), logits.shape[-1])
-    values, token_ids = top_k(logits, count)  # [N, k], [N, k]
+    count = min(num_candidates, logits.shape[-1])
+    if count == 1:
+        values, token_ids = logits.max(dim=-1, keepdim=True)  # [N, 1], [N, 1]
+    else:
+        values, token_ids = top_k(logits, count)  # [N, k], [N, k]
+    if logits.device.type == "cpu":  # nothing to transfer
+        found = Candidates(token_ids.int().numpy(), values.float().numpy())
+        return tree.token_ids.tolist(), found
     packed = torch.cat(
         (tree.token_ids[:, None].int(), token_ids.int(), values.float().view(torch.int32)), dim=1
     )

@@ -102,8 +102,6 @@ _ROW_WEIGHTS = tuple(
     for centre in (1.0, *CENTRES)
 )
 assert len(_ROW_WEIGHTS) <= NUM_CODES
-# Stands before the begin of a text.
-NO_TEXT = [-1] * (LONGEST_ROW_KEY - 1)
 _FALLING_EDGES = (-EDGES).tolist()
 _MATCH_WEIGHTS = tuple(MATCH_OFFSET + MATCH_SLOPE * step for step in MATCH_STEPS)
 
@@ -124,19 +122,22 @@ class HybridDrafter(Drafter):
         # By bucket of the pooled probability: the text decides what it is worth.
         self._rates = AcceptanceRates(CENTRES)
         self._index = SuffixIndex()
-        self._before = NO_TEXT  # last tokens of the prompt's chunks so far
+        self._before: tuple[int, ...] = ()  # last tokens of the prompt's chunks so far
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Index the prompt."""
         self._index = SuffixIndex(prompt_ids)
-        self._before = NO_TEXT
+        self._before = ()
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Make rows of a chunk of the prompt."""
         values, top_ids = top_k(logits, self.num_candidates)
-        text = [*self._before, *token_ids]
+        text = (*self._before, *token_ids)
+        begin = len(self._before)
         self._before = text[1 - LONGEST_ROW_KEY :]
-        contexts = np.lib.stride_tricks.sliding_window_view(np.array(text), LONGEST_ROW_KEY)
+        contexts = [
+            text[max(0, end - LONGEST_ROW_KEY) : end] for end in range(begin + 1, len(text) + 1)
+        ]
         self._write(contexts, top_ids.int().cpu().numpy(), values.float().cpu().numpy())
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
@@ -158,17 +159,18 @@ class HybridDrafter(Drafter):
         acceptance = step.acceptance
         self._growth.teach(self._rates, acceptance)
         tokens, parents, path = acceptance.node_tokens, step.tree.topology.parents, acceptance.path
-        before = [*NO_TEXT, *self._index.text[-LONGEST_ROW_KEY:]]
-        contexts = [tuple(before[-LONGEST_ROW_KEY:])]
+        contexts = [tuple(self._index.text[-LONGEST_ROW_KEY:])]
         for node in range(1, len(tokens)):
-            contexts.append((*contexts[parents[node]][1:], tokens[node]))
+            contexts.append((*contexts[parents[node]][1 - LONGEST_ROW_KEY :], tokens[node]))
         order = [*range(len(tokens)), *path]  # of equal contexts the last written wins
         ids, scores = (part[:, : self.num_candidates][order] for part in acceptance.candidates)
-        self._write(np.array(contexts)[order], ids, scores)
+        self._write([contexts[node] for node in order], ids, scores)
         self._index.append(acceptance.tokens)
 
-    def _write(self, contexts: np.ndarray, tokens: np.ndarray, logits: np.ndarray) -> None:
-        """Make rows: contexts [N, 3], tokens and logits [N, k]."""
+    def _write(
+        self, contexts: Sequence[tuple[int, ...]], tokens: np.ndarray, logits: np.ndarray
+    ) -> None:
+        """Make rows of N contexts: tokens and logits [N, k]."""
         codes = probability_codes(logits).astype(np.int32)
         codes[:, 0] += FIRST
         self._tables.write(contexts, tokens, codes)

@@ -17,9 +17,6 @@ import torch
 LONGEST_KEY = 3
 # An entry is token * NUM_CODES + code.
 NUM_CODES = 32
-# Multipliers of a multiplicative hash, odd and random; one for every token of a key.
-FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
-WORD = 2**64 - 1
 
 
 class RowTables:
@@ -32,8 +29,9 @@ class RowTables:
 
     def __init__(self, num_slots: int, k: int) -> None:
         self._last_slot = num_slots - 1
-        # A key is the hash itself, 64 bits, of which the lowest choose the slot. 0: empty.
-        self._keys = np.zeros(num_slots, dtype=np.uint64)
+        # A key is Python's hash of a tuple of tokens, 64 bits, the same in every process; its lowest
+        # bits choose the slot. 0: empty.
+        self._keys = np.zeros(num_slots, dtype=np.int64)
         self._rows = np.zeros((num_slots, k), dtype=np.int32)
         self._key_at = memoryview(self._keys.data)  # reads one key in a third of numpy's time
 
@@ -42,36 +40,35 @@ class RowTables:
         """Memory in bytes."""
         return self._keys.nbytes + self._rows.nbytes
 
-    def find(self, context: Sequence[int]) -> list[list[int]]:
+    def find(self, context: tuple[int, ...]) -> list[list[int]]:
         """Return the rows known for the end of a context, the shortest key first; k entries each."""
         rows = []
-        key = 0
-        for place, factor in enumerate(FACTORS[: len(context)], start=1):
-            key = ((key ^ (context[-place] + place)) * factor) & WORD
-            key ^= key >> 29
+        for length in range(1, 1 + min(LONGEST_KEY, len(context))):
+            key = hash(context[-length:])
             slot = key & self._last_slot
             if self._key_at[slot] == key:
                 rows.append(self._rows[slot].tolist())
         return rows
 
-    def write(self, contexts: np.ndarray, tokens: np.ndarray, codes: np.ndarray) -> None:
+    def write(
+        self, contexts: Sequence[tuple[int, ...]], tokens: np.ndarray, codes: np.ndarray
+    ) -> None:
         """Write rows under all lengths of key; of equal contexts the last one wins.
 
         Args:
-            contexts: int64 [N, 3], the last token in the last column; -1 before the text's begin.
+            contexts: N, of one to three tokens, the last token last.
             tokens: int32 [N, k].
             codes: int32 [N, k], below `NUM_CODES`.
         """
-        keys = np.empty((LONGEST_KEY, len(contexts)), dtype=np.uint64)
-        words = contexts.astype(np.uint64)
-        key = np.zeros(len(contexts), dtype=np.uint64)
-        for place, factor in enumerate(FACTORS, start=1):
-            key = (key ^ (words[:, -place] + np.uint64(place))) * np.uint64(factor)
-            key ^= key >> np.uint64(29)
-            keys[place - 1] = key
-        slots = (keys & np.uint64(self._last_slot)).astype(np.int64)  # [3, N]
-        self._keys[slots] = keys
-        self._rows[slots] = tokens * NUM_CODES + codes
+        keys, sources = [], []
+        for index, context in enumerate(contexts):
+            for length in range(1, 1 + len(context)):
+                keys.append(hash(context[-length:]))
+                sources.append(index)
+        hashes = np.array(keys, dtype=np.int64)  # [up to 3 N]
+        slots = hashes & self._last_slot
+        self._keys[slots] = hashes
+        self._rows[slots] = (tokens * NUM_CODES + codes)[sources]
 
     def reset(self) -> None:
         """Forget everything."""
@@ -81,7 +78,7 @@ class RowTables:
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the keys as int64 [S] and the rows as int32 [S, k]."""
         return {
-            "keys": torch.from_numpy(self._keys.view(np.int64)),
+            "keys": torch.from_numpy(self._keys),
             "rows": torch.from_numpy(self._rows),
         }
 

@@ -172,23 +172,21 @@ class RecyclingDrafter(Drafter):
         """Write back the top-k after every node; of nodes with the same token the last one written
         wins.
         """
-        tokens = np.array(step.acceptance.node_tokens)
-        rows = step.acceptance.candidates.token_ids[:, : self.config.output_id_topk]
-        path = step.acceptance.path
-        if self._guesses:
-            scores = step.acceptance.candidates.logits[:, : self.config.output_id_topk]
-            if self._growth:
-                self._growth.teach(self._guesses.rates, step.acceptance)
-                self._growth = None
-            self._guesses.write(tokens, scores)
-            self._guesses.write(tokens[path], scores[path])
+        acceptance, k = step.acceptance, self.config.output_id_topk
+        order = list(range(len(acceptance.node_tokens)))
         if not self._is_original:
             # Rows on the accepted path are true successors: they win over guesses of the same
             # token.
-            self._matrix[tokens] = rows
-            self._matrix[tokens[path]] = rows[path]
-        elif step.stop_reason is None or self._stops_after_update(step):
-            self._matrix[tokens] = rows
+            order += acceptance.path
+        elif step.stop_reason is not None and not self._stops_after_update(step):
+            return
+        tokens = np.array(acceptance.node_tokens)[order]
+        if self._guesses:
+            if self._growth:
+                self._growth.teach(self._guesses.rates, acceptance)
+                self._growth = None
+            self._guesses.write(tokens, acceptance.candidates.logits[order, :k])
+        self._matrix[tokens] = acceptance.candidates.token_ids[order, :k]
 
     def reset(self) -> None:
         """Clear the matrix."""

@@ -129,7 +129,9 @@ def test_a_whole_chat(terminal: Terminal) -> None:
     terminal.type("/method pld\n")
     terminal.read_until("pld from here on")
     terminal.read_until("> ")
-    terminal.type("half a line\x03")
+    terminal.type("half a line")
+    terminal.read_until("half a line")  # the line is being read now
+    terminal.type("\x03")
     terminal.read_until("Ctrl-C again leaves")
     terminal.type("hello\n")
     terminal.read_until(r"\x1b\[36m")

@@ -49,7 +49,7 @@ def test_greedy_verification_takes_the_longest_right_path(seed: int) -> None:
     best = max(sorted(slow_paths(tree, predictions)), key=len)
     tokens = tree.token_ids.tolist()
     expected = [*(tokens[node] for node in best[1:]), predictions[best[-1]]]
-    accepted = verify(tree, logits)
+    accepted = verify(tree, logits, num_candidates=2)
     assert accepted == Acceptance(best, expected, tokens, predictions, accepted.candidates)
     top = logits.topk(2)
     assert accepted.candidates.token_ids.tolist() == top.indices.tolist()

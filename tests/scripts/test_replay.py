@@ -109,7 +109,7 @@ def test_a_drafter_that_asks_for_something_new_needs_the_model(
 ) -> None:
     file, target = recorded
     recording = Recording.load(file)
-    new = "lookahead --window 4"
+    new = "lookahead --window 12 --level 3"
     with pytest.raises(UserError, match=r"not in the recording; add --extend to ask the model"):
         replayed(recording, new, target=None)
     num_texts = recording.num_texts

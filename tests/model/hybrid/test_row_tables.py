@@ -17,7 +17,7 @@ from model.hybrid.row_tables import NUM_CODES, RowTables
 def write(tables: RowTables, contexts: list[tuple[int, int, int]], rows: list[list[int]]) -> None:
     """Write rows of tokens, all with code 3."""
     tokens = np.array(rows, dtype=np.int32)
-    tables.write(np.array(contexts), tokens, np.full_like(tokens, 3))
+    tables.write(contexts, tokens, np.full_like(tokens, 3))
 
 
 def entries(tokens: list[int]) -> list[int]:
@@ -38,8 +38,8 @@ def test_lookups_equal_dictionaries(seed: int) -> None:
             for length in (1, 2, 3):
                 known[context[-length:]] = row
     for _ in range(100):
-        context = source.choices(range(7), k=source.randrange(1, 4))
-        ends = [tuple(context[-length:]) for length in range(1, len(context) + 1)]
+        context = tuple(source.choices(range(7), k=source.randrange(1, 4)))
+        ends = [context[-length:] for length in range(1, len(context) + 1)]
         assert tables.find(context) == [entries(known[end]) for end in ends if end in known]
 
 
@@ -47,7 +47,7 @@ def test_a_full_table_forgets_and_never_mistakes_one_context_for_another() -> No
     tables = RowTables(2**8, 1)
     for token in range(3000):
         write(tables, [(1, 2, token)], [[token]])
-    found = {token: tables.find([token]) for token in range(3000)}
+    found = {token: tables.find((token,)) for token in range(3000)}
     assert all(rows in ([], [entries([token])]) for token, rows in found.items())
     assert 0 < sum(map(len, found.values())) <= 2**8
 
@@ -57,9 +57,9 @@ def test_memory_is_bounded_and_moves_to_another_table() -> None:
     assert tables.num_bytes <= 16 * 2**20
     write(tables, [(4, 5, 6)], [[7] * 8])
     other.load_memory(tables.memory(), vocab_size=8)
-    assert other.find([4, 5, 6]) == tables.find([4, 5, 6]) != []
+    assert other.find((4, 5, 6)) == tables.find((4, 5, 6)) != []
     other.reset()
-    assert other.find([4, 5, 6]) == []
+    assert other.find((4, 5, 6)) == []
 
 
 @pytest.mark.parametrize("name", ["keys", "rows"])
