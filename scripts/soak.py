@@ -1,0 +1,153 @@
+"""Answer thousands of questions in one process and watch what it holds: memory, open files, speed.
+
+A leak or a slow-down shows in a table with one line for every block of questions. Questions come round
+again when the file is through, so that a hot memory is as full as it gets. Linux only (/proc).
+
+Examples:
+    python -m scripts.soak --num-questions 300 --block 100
+    python -m scripts.soak --bench-name spec_bench --num-questions 3000 --methods recycling hybrid
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.conversation import choose_conversation
+from evaluation.loading import (
+    choose_device,
+    choose_dtype,
+    eos_ids_of,
+    load_config_and_tokenizer,
+    load_target,
+)
+from evaluation.questions import load_questions, question_file_of
+from evaluation.run_config import RunConfig
+from evaluation.tables import markdown_table
+from scripts.benchmark import Method, drafter_of, our_method
+
+# Growth of memory from the second block to the last that still counts as flat.
+FLAT_GROWTH = 0.05
+
+
+class Block(NamedTuple):
+    """What a block of questions showed.
+
+    Attributes:
+        questions: answered so far.
+        resident_bytes: memory of the process at the end of the block.
+        open_files: descriptors at the end of the block.
+        mean_accepted_tokens: tokens a step.
+        tokens_per_second: end to end.
+    """
+
+    questions: int
+    resident_bytes: int
+    open_files: int
+    mean_accepted_tokens: float
+    tokens_per_second: float
+
+
+def soak(method: Method, prompts: Sequence[list[int]], total: int, size: int) -> list[Block]:
+    """Answer `total` prompts, going round, in blocks of `size`."""
+    blocks, source = [], cycle(prompts)
+    with tqdm(total=total, unit="question", file=sys.stderr) as bar:
+        for begin in range(0, total, size):
+            answers = []
+            for prompt in islice(source, min(size, total - begin)):
+                answers.append(method.answer(prompt))
+                bar.update()
+            tokens = sum(len(answer.token_ids) for answer in answers)
+            steps = sum(len(answer.accept_lengths) for answer in answers)
+            seconds = sum(answer.total for answer in answers)
+            resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
+                "SC_PAGESIZE"
+            )
+            num_files = len(os.listdir("/proc/self/fd"))
+            done = begin + len(answers)
+            blocks.append(Block(done, resident, num_files, tokens / steps, tokens / seconds))
+    return blocks
+
+
+def is_flat(blocks: Sequence[Block]) -> bool:
+    """Whether memory and open files stayed as they were after the first block, which warms up."""
+    first, last = blocks[min(1, len(blocks) - 1)], blocks[-1]
+    grown = last.resident_bytes / first.resident_bytes - 1
+    return grown <= FLAT_GROWTH and last.open_files <= first.open_files
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = OptionParser(
+        prog="python -m scripts.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--methods", nargs="+", default=["recycling"], help="(%(default)s)")
+    parser.add_argument("--model-path", default=RunConfig().model_path, help="folder or hub name")
+    parser.add_argument("--bench-name", default="demo", help="benchmark in data/ (first turns)")
+    parser.add_argument("--num-questions", type=int, default=1000, help="(%(default)s)")
+    parser.add_argument("--block", type=int, default=100, help="questions of a line (%(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns 1 if something grew."""
+    args = build_parser().parse_args(argv)
+    if args.num_questions < 1 or args.block < 1:
+        raise UserError(
+            f"num_questions, block: got {args.num_questions}, {args.block}; allowed: 1 or more"
+        )
+    for name in args.methods:
+        drafter_of(name)
+    try:
+        run = RunConfig(
+            model_path=args.model_path, threads=args.threads, max_new_tokens=args.max_new_tokens
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    questions = load_questions(question_file_of(args.bench_name))
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    device = choose_device(run)
+    hf_config, tokenizer = load_config_and_tokenizer(run.model_path)
+    conversation = choose_conversation("auto", run.model_path, tokenizer)
+    target = load_target(run, hf_config, choose_dtype(run, device), device)
+    eos_ids = eos_ids_of(target, tokenizer)
+    prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]
+    report = {}
+    for name in args.methods:
+        method = our_method(target, name, args.max_new_tokens, eos_ids)
+        blocks = soak(method, prompts, args.num_questions, args.block)
+        report[name] = [block._asdict() for block in blocks]
+        body = [
+            [
+                str(block.questions),
+                f"{block.resident_bytes / 2**20:.0f} MB",
+                str(block.open_files),
+                f"{block.mean_accepted_tokens:.2f}",
+                f"{block.tokens_per_second:.1f}",
+            ]
+            for block in blocks
+        ]
+        print(f"\n{name}: {'flat' if is_flat(blocks) else 'GROWS'}\n")
+        print(markdown_table(["questions", "memory", "open files", "MAT", "tokens/s"], body))
+    print(json.dumps(report))
+    flat = [is_flat([Block(**block) for block in blocks]) for blocks in report.values()]
+    return 0 if all(flat) else 1
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,37 @@
+"""The soak run: what is flat, what grows, and the command on a few questions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from evaluation.command_line import UserError
+from scripts.soak import Block, is_flat, main
+
+
+def block(resident: int, files: int = 9) -> Block:
+    """Return a block."""
+    return Block(10, resident, files, 2.0, 100.0)
+
+
+def test_memory_that_grows_and_files_left_open_are_told() -> None:
+    assert is_flat([block(100), block(200), block(205)]), "the first block warms up"
+    assert not is_flat([block(100), block(200), block(240)])
+    assert not is_flat([block(200), block(200), block(200, files=10)])
+
+
+def test_the_command_answers_round_and_round(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(
+        ["--num-questions", "34", "--block", "17", "--max-new-tokens", "4", "--methods", "pld"]
+    )
+    *_, last = capsys.readouterr().out.splitlines()
+    blocks = json.loads(last)["pld"]
+    assert [entry["questions"] for entry in blocks] == [17, 34]
+    assert code in (0, 1)
+
+
+@pytest.mark.parametrize("words", ["--methods nope", "--block 0", "--threads 0"])
+def test_bad_options_are_one_line(words: str) -> None:
+    with pytest.raises(UserError, match="got"):
+        main(words.split())
