@@ -78,9 +78,7 @@ def changed_configs(method: str, folder: Path) -> list[Any]:
             {"harvest_prompt": True},
             {"harvest_prompt": False},
         ],
-        "pld": [
-            {"max_ngram_size": 4, "num_pred_tokens": 12, "match": "latest", "budget": "auto"}
-        ],
+        "pld": [{"max_ngram_size": 4, "num_pred_tokens": 12, "match": "latest", "budget": "auto"}],
         "lookahead": [{"level": 4, "window": 8, "guess": 9, "budget": "auto"}],
         "hybrid": [
             {"num_nodes": 9, "budget": "fixed", "output_id_topk": 5, "start": "cold"},
