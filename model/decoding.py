@@ -214,10 +214,13 @@ def decode(
 def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
     """Whether the prompt's logits are computed for the drafter.
 
-    One that counts costs has them only where they are cheap: the output head is run on every prompt
-    token for them, and no later step repays a head that is a large part of the model.
+    One that counts costs leaves it open and has them where they are cheap: the output head is run
+    on every prompt token for them, and no later step repays a head that is a large part of the
+    model.
     """
-    return drafter.harvests_prompt and not (drafter.wants_prices and target.head_share > CHEAP_HEAD)
+    if drafter.harvests_prompt is None:
+        return target.head_share <= CHEAP_HEAD
+    return drafter.harvests_prompt
 
 
 def _tie_margin(target: TargetModel) -> float:

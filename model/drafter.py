@@ -61,8 +61,8 @@ class Drafter:
     config_class: ClassVar[type]
     # The options that make the number of drafted nodes what pays on the device; empty if it has none.
     auto_options: ClassVar[Mapping[str, str]] = {}
-    # Whether `observe_prompt` wants the logits of the prompt's tokens.
-    harvests_prompt: bool = False
+    # Whether `observe_prompt` wants the logits of the prompt's tokens; None: where they are cheap.
+    harvests_prompt: bool | None = False
     # Whether warm-up passes leave their mark on the measured run.
     keeps_warmup: bool = False
     # Whether memory is cleared between questions (a cold start each).

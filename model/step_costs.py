@@ -60,6 +60,7 @@ class StepCosts:
     far: tuple[float, ...]
     node_milliseconds: float = 0.0
     _at: dict[int, Prices] = field(default_factory=dict, repr=False)
+    _num_learned: int = 0
 
     def at(self, context: int) -> Prices:
         """Return the prices after `context` cached tokens: attention grows linearly with it."""
@@ -83,9 +84,9 @@ class StepCosts:
         """
         if num_nodes > 1:
             per_node = host_nanoseconds / 1e6 / (num_nodes - 1)
-            change = (per_node - self.node_milliseconds) / MEMORY
-            self.node_milliseconds += change
-            if abs(change) * MEMORY > 0.1 * self.node_milliseconds:
+            self.node_milliseconds += (per_node - self.node_milliseconds) / MEMORY
+            self._num_learned += 1
+            if self._num_learned % MEMORY == 0:
                 self._at.clear()
 
 

@@ -61,8 +61,12 @@ class HybridConfig:
     table_bits: int = field(
         default=18, metadata={"help": "log2 of the slots of the table of rows; 18 take 10 MB"}
     )
-    harvest_prompt: bool = field(
-        default=True, metadata={"help": "make rows of the prompt's logits too"}
+    harvest_prompt: bool | None = field(
+        default=None,
+        metadata={
+            "help": "make rows of the prompt's logits too (default: yes; with --budget auto where the "
+            "output head is a small part of the model)"
+        },
     )
 
     def __post_init__(self) -> None:
@@ -114,9 +118,11 @@ class HybridDrafter(Drafter):
     def __init__(self, config: HybridConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
         self.num_candidates = min(config.output_id_topk, vocab_size)
-        self.harvests_prompt = config.harvest_prompt
         self.is_cold = config.start == "cold"
         self.wants_prices = config.budget == "auto"
+        self.harvests_prompt = config.harvest_prompt
+        if config.harvest_prompt is None and not self.wants_prices:
+            self.harvests_prompt = True
         self.max_nodes = 1 + config.num_nodes
         self._tables = RowTables(2**config.table_bits, self.num_candidates)
         # By bucket of the pooled probability: the text decides what it is worth.

@@ -70,7 +70,8 @@ class RecyclingConfig:
     harvest_prompt: bool | None = field(
         default=None,
         metadata={
-            "help": "seed the matrix from the prompt's logits (default: yes, no with --policy original)"
+            "help": "seed the matrix from the prompt's logits (default: yes; no with --policy original; "
+            "with --tree-version auto where the output head is a small part of the model)"
         },
     )
 
@@ -123,9 +124,9 @@ class RecyclingDrafter(Drafter):
                 f"output_id_topk: got {config.output_id_topk}; allowed: 1 to {vocab_size}, the vocabulary"
             )
         self._is_original = config.policy == "original"
-        self.harvests_prompt = (
-            not self._is_original if config.harvest_prompt is None else config.harvest_prompt
-        )
+        self.harvests_prompt = config.harvest_prompt
+        if config.harvest_prompt is None and config.tree_version != AUTO:
+            self.harvests_prompt = not self._is_original
         self.keeps_warmup = self._is_original
         self.is_cold = config.start == "cold"
         # The published loop stops once more than max_new_tokens + 1 tokens stand; the steps beyond

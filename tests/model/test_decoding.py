@@ -11,7 +11,7 @@ import pytest
 
 from model.decoding import decode, generate
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import METHODS, Drafter
+from model.drafter import METHODS, Drafter, drafter_class
 from model.hf import TargetModel
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.family import Family
@@ -151,3 +151,21 @@ def test_steps_record_their_nodes_and_their_time() -> None:
     for step in steps:
         parts = (step.draft_ns, step.forward_ns, step.verify_ns, step.keep_ns, step.observe_ns)
         assert min(parts) >= 0 and step.forward_ns > 0
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+@pytest.mark.parametrize("head_share", [0.05, 0.4])
+@pytest.mark.parametrize("method", ["recycling", "hybrid"])
+def test_a_prompt_is_harvested_when_asked_or_where_the_head_is_cheap(
+    method: str, head_share: float, asked: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_of(LLAMA)
+    monkeypatch.setitem(vars(target), "head_share", head_share)
+    cls = drafter_class(method)
+    config = cls.config_class(harvest_prompt=asked, **cls.auto_options)
+    drafter = cls(config, target.vocab_size, target.device)
+    seen: list[int] = []
+    monkeypatch.setattr(drafter, "observe_prompt", lambda ids, _: seen.extend(ids))
+    generate(target, drafter, random_ids(9), max_new_tokens=2)
+    is_harvested = asked if asked is not None else head_share < 0.1
+    assert len(seen) == (8 if is_harvested else 0)
