@@ -11,6 +11,7 @@ import select
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,8 @@ def test_a_whole_chat(terminal: Terminal) -> None:
     terminal.read_until("> ")
     terminal.type("half a line")
     terminal.read_until("half a line")  # the line is being read now
+    # Python's readline sees a Ctrl-C only while it waits for a key, not while it takes one in.
+    time.sleep(1.0)
     terminal.type("\x03")
     terminal.read_until("Ctrl-C again leaves")
     terminal.type("hello\n")
