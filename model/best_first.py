@@ -61,10 +61,19 @@ class Growth(Generic[Context]):
         self._max_depth = max_depth
         self._chain_only = chain_only
 
-    def tree(self, num_drafted: int, device: torch.device) -> DraftTree:
-        """Return the tree of the root and the first drafted nodes."""
+    def tree(
+        self, num_drafted: int, device: torch.device, sources: Sequence[str] | None = None
+    ) -> DraftTree:
+        """Return the tree of the root and the first drafted nodes.
+
+        Args:
+            num_drafted: drafted nodes.
+            device: of the token ids.
+            sources: where guesses of each kind come from; None where all have one source.
+        """
         end = 1 + num_drafted
-        return DraftTree.from_lists(self.tokens[:end], tuple(self.parents[:end]), device)
+        names = tuple(sources[kind] for kind in self._kinds[:end]) if sources else None
+        return DraftTree.from_lists(self.tokens[:end], tuple(self.parents[:end]), device, names)
 
     def teach(self, rates: AcceptanceRates, acceptance: Acceptance) -> None:
         """Say of every guess after an accepted node, drafted or only considered, if it came true."""

@@ -155,10 +155,14 @@ class DraftTree:
 
     @classmethod
     def from_lists(
-        cls, tokens: Sequence[int], parents: tuple[int, ...], device: torch.device
+        cls,
+        tokens: Sequence[int],
+        parents: tuple[int, ...],
+        device: torch.device,
+        sources: tuple[str, ...] | None = None,
     ) -> DraftTree:
         """Build a tree from host lists of equal length N (root first)."""
-        return cls(torch.tensor(tokens, device=device), TreeTopology.from_parents(parents))
+        return cls(torch.tensor(tokens, device=device), TreeTopology.from_parents(parents), sources)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], device: torch.device) -> DraftTree:

@@ -107,6 +107,11 @@ _ROW_WEIGHTS = tuple(
 )
 assert len(_ROW_WEIGHTS) <= NUM_CODES
 _FALLING_EDGES = (-EDGES).tolist()
+# What a pooled probability is worth depends on who agreed on it. A kind of guess is one of these and
+# a bucket of the probability.
+SOURCES = ("rows", "text", "rows and text")
+_KIND_SOURCES = tuple(source for source in SOURCES for _ in CENTRES)
+_KIND_CENTRES = CENTRES * len(SOURCES)
 _MATCH_WEIGHTS = tuple(MATCH_OFFSET + MATCH_SLOPE * step for step in MATCH_STEPS)
 
 
@@ -125,8 +130,7 @@ class HybridDrafter(Drafter):
             self.harvests_prompt = True
         self.max_nodes = 1 + config.num_nodes
         self._tables = RowTables(2**config.table_bits, self.num_candidates)
-        # By bucket of the pooled probability: the text decides what it is worth.
-        self._rates = AcceptanceRates(CENTRES)
+        self._rates = AcceptanceRates(_KIND_CENTRES)
         self._index = SuffixIndex()
         self._before: tuple[int, ...] = ()  # last tokens of the prompt's chunks so far
 
@@ -158,7 +162,7 @@ class HybridDrafter(Drafter):
         )
         gains = islice(growth, self.config.num_nodes)
         num_drafted = budget.prices.worth(gains) if budget.prices else sum(1 for _ in gains)
-        return growth.tree(num_drafted, self.device)
+        return growth.tree(num_drafted, self.device, _KIND_SOURCES)
 
     def observe(self, step: VerifiedStep) -> None:
         """Make rows of every node, the accepted path last, and index the new tokens."""
@@ -191,17 +195,22 @@ class HybridDrafter(Drafter):
             for entry in row:
                 token = entry // NUM_CODES
                 weights[token] = weights.get(token, 0.0) + _ROW_WEIGHTS[entry % NUM_CODES]
+        matching, kind_of_match = -1, 0
         if context.match:
-            token = self._index.text[context.match.position]
+            matching = self._index.text[context.match.position]
             step = min(context.match.length, len(_MATCH_WEIGHTS) - 1)
-            weights[token] = weights.get(token, 0.0) + _MATCH_WEIGHTS[step]
+            kind_of_match = len(CENTRES) * (2 if matching in weights else 1)
+            weights[matching] = weights.get(matching, 0.0) + _MATCH_WEIGHTS[step]
         pooled = [(math.exp(weight), token) for token, weight in weights.items()]
         total = 1.0 + sum(share for share, _ in pooled)  # the 1 is "none of these"
         rates, guesses = self._rates.rates, []
         for share, token in pooled:
             probability = share / total
             kind = bisect_left(_FALLING_EDGES, -probability)
-            guesses.append((min(probability * rates[kind] / CENTRES[kind], 1.0), token, kind))
+            if token == matching:
+                kind += kind_of_match
+            expected = probability * rates[kind] / _KIND_CENTRES[kind]
+            guesses.append((min(expected, 1.0), token, kind))
         return sorted(guesses, reverse=True)
 
     def _follow(self, context: _Context, token: int) -> _Context:

@@ -59,6 +59,22 @@ def test_sources_agree_on_a_higher_probability_than_each_has_alone() -> None:
     assert alone[11] < guesses[0][0]
 
 
+def test_every_node_tells_its_source() -> None:
+    drafter = fixed(num_nodes=3)
+    logits = torch.full((1, drafter.vocab_size), -9.0)
+    logits[0, 11], logits[0, 20] = 3.0, 2.9
+    drafter.start([10, 11, 12, 10])
+    drafter.observe_prompt([10], logits)
+    tree = drafter.propose([10], DraftBudget(1))
+    assert tree.sources is not None
+    named = dict(zip(tree.token_ids.tolist()[1:], tree.sources[1:], strict=True))
+    assert named[11] == "rows and text" and named[20] == "rows"
+    drafter.reset()
+    drafter.start([10, 11, 12, 10])
+    tree = drafter.propose([10], DraftBudget(1))
+    assert tree.sources is not None and tree.sources[1:] == ("text",)
+
+
 def test_the_prompt_is_harvested_in_chunks_as_in_one() -> None:
     logits = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
     memories = []
