@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NoReturn
+
+# What the first Ctrl-C says (`model.terminal.Interrupt`).
+FINISHING = "interrupted: finishing this question; Ctrl-C again to stop at once"
 
 
 class UserError(Exception):
@@ -49,34 +48,6 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or its type where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-@contextmanager
-def late_interrupt() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C only be noted, so that what is under way can be finished; the second
-    raises KeyboardInterrupt at once.
-
-    Yields:
-        Whether there was a Ctrl-C. Always no outside the main thread, which signals do not reach.
-    """
-    is_interrupted = False
-
-    def note(*_: object) -> None:
-        nonlocal is_interrupted
-        if is_interrupted:
-            raise KeyboardInterrupt
-        is_interrupted = True
-        # Not print: a signal may come in the middle of one.
-        os.write(2, b"\ninterrupted: finishing this question; Ctrl-C again to stop at once\n")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: is_interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:

@@ -19,12 +19,13 @@ from tqdm import tqdm
 
 from evaluation.answer_row import Answerer, Turn, answer_row, warm_up
 from evaluation.answers import AnswerLog
-from evaluation.command_line import late_interrupt
+from evaluation.command_line import FINISHING
 from evaluation.conversation import Conversation, choose_conversation
 from evaluation.files import write_whole
 from evaluation.provenance import git_commit, versions
 from evaluation.questions import Question, load_questions
 from evaluation.read_answers import Row
+from model.terminal import Interrupt
 
 
 class Finished(NamedTuple):
@@ -102,7 +103,7 @@ def record(finished: Iterable[Finished], log: AnswerLog, num_questions: int, num
     num_tokens = num_steps = 0
     seconds = 0.0
     with (
-        late_interrupt() as is_interrupted,
+        Interrupt(FINISHING) as interrupt,
         tqdm(total=num_questions, initial=num_done, unit="question") as bar,
     ):
         for row, memory in finished:
@@ -119,7 +120,7 @@ def record(finished: Iterable[Finished], log: AnswerLog, num_questions: int, num
                 bar.set_postfix_str(
                     f"{num_tokens / seconds:.1f} tokens/s, MAT {num_tokens / num_steps:.2f}"
                 )
-            if is_interrupted():
+            if interrupt.is_noted:
                 raise KeyboardInterrupt
 
 

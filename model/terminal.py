@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import unicodedata
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -52,19 +53,26 @@ def painter(stream: TextIO) -> Callable[[str, int], str]:
 class Interrupt:
     """Within its block the first Ctrl-C is noted, and the second raises KeyboardInterrupt.
 
-    So an answer stops between two steps, where everything that the decoder keeps is whole.
+    So an answer stops between two steps, where everything that the decoder keeps is whole, and a run
+    between two questions. Outside the main thread, which signals do not reach, nothing is noted.
+
+    Args:
+        message: line that the first Ctrl-C writes to stderr.
 
     Attributes:
         is_noted: whether Ctrl-C was pressed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, message: str = "") -> None:
         self.is_noted = False
+        self._message = f"\n{message}\n".encode() if message else b""
         self._previous: Any = None
+        self._is_ours = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interrupt:
         """Take over the signal."""
-        self._previous = signal.signal(signal.SIGINT, self._note)
+        if self._is_ours:
+            self._previous = signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(
@@ -74,9 +82,11 @@ class Interrupt:
         trace: TracebackType | None,
     ) -> None:
         """Give the signal back."""
-        signal.signal(signal.SIGINT, self._previous)
+        if self._is_ours:
+            signal.signal(signal.SIGINT, self._previous)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.is_noted:
             raise KeyboardInterrupt
         self.is_noted = True
+        os.write(2, self._message)  # not print: a signal may come in the middle of one

@@ -23,13 +23,14 @@ from typing import Any
 import yaml
 
 from evaluation import cli
-from evaluation.command_line import OptionParser, UserError, late_interrupt, run_command
+from evaluation.command_line import FINISHING, OptionParser, UserError, run_command
 from evaluation.files import read_text
 from evaluation.read_answers import read_meta
 from evaluation.report_options import make_folder
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
 from model.drafter import METHODS, unknown_name
+from model.terminal import Interrupt
 
 EXAMPLE = """example of a file:
   out: results/first            # answers, and the report in report/
@@ -221,9 +222,9 @@ def _run(cell: Cell, cells: Sequence[Cell]) -> int:
     print(f"== run {cell.run}, {cell.name} ({_estimate(cells, left)})", file=sys.stderr)
     make_folder(cell.file.parent)
     command = [sys.executable, "-m", f"evaluation.inference_{cell.method}", *cell.options]
-    with late_interrupt() as is_interrupted:
+    with Interrupt(FINISHING) as interrupt:
         code = subprocess.run(command).returncode
-        if is_interrupted():
+        if interrupt.is_noted:
             raise KeyboardInterrupt
     return code
 
