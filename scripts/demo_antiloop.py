@@ -1,10 +1,12 @@
 """Last phase of the demo model's training: unlearn its own loops.
 
 What: rounds of (1) greedy answers to training prompts, (2) finding those that repeat themselves,
-(3) a few steps that make the repetition unlikely and the end of the turn likely instead, mixed
-with ordinary training batches so that nothing else is forgotten.
+(3) sampling from the place where the repetition began until a continuation ends without one,
+(4) a few steps that make the repetition unlikely and that continuation likely instead, mixed with
+ordinary training batches so that nothing else is forgotten.
 Why: a small model under greedy decoding falls into loops, and looped text flatters every drafting
-method; this removes the cause in the weights, where a decoding trick would hide it.
+method; this removes the cause in the weights, where a decoding trick would hide it. A way out that
+the model itself would take keeps answers as long as they were; ending them instead makes them short.
 How: called by ``scripts.train_demo_model``. The loss on repeated tokens is the unlikelihood
 -log(1 - p) of Welleck et al. 2019 (arXiv 1908.04319), on whole generated answers.
 """
@@ -49,29 +51,35 @@ class AntiLoopConfig:
             the corpus never did, and that is where loops are.
         ngram: A token is repeated when it ends a group of this many seen before in the answer.
         weight: Weight of the unlikelihood beside the ordinary loss.
-        end_weight: Weight of ending the turn where the repetition began.
+        escapes: Continuations sampled from the place where a repetition began.
+        temperature: Temperature of that sampling.
+        top_p: Nucleus of that sampling.
+        escape_weight: Weight of the continuation that is learned.
         lr_factor: Learning rates of the first round, as a share of the main phase's; they fall
             linearly to zero over the rounds.
     """
 
-    rounds: int = 24
-    answers: int = 128
+    rounds: int = 22
+    answers: int = 160
     batch_size: int = 64
     max_prompt: int = 160
     long_prompt: int = 640
-    long_share: float = 0.3
+    long_share: float = 0.35
     max_new_tokens: int = 256
     min_response: int = 24
-    two_turn_share: float = 0.25
-    mixed_share: float = 0.3
+    two_turn_share: float = 0.3
+    mixed_share: float = 0.4
     ngram: int = 4
     weight: float = 1.0
-    end_weight: float = 0.05
+    escapes: int = 3
+    temperature: float = 0.9
+    top_p: float = 0.95
+    escape_weight: float = 1.0
     lr_factor: float = 0.06
 
     def __post_init__(self) -> None:
         """Reject counts below one."""
-        for name in ("answers", "batch_size", "max_prompt", "max_new_tokens", "ngram"):
+        for name in ("answers", "batch_size", "max_prompt", "max_new_tokens", "ngram", "escapes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, allowed 1 or more")
         if self.long_prompt < self.max_prompt:
@@ -86,6 +94,7 @@ class Answer(NamedTuple):
     prompt_ids: list[int]
     token_ids: list[int]  # eos included, if it was reached
     is_ended: bool
+    num_kept: int = 0  # leading tokens that another answer had as well
 
 
 class Lesson(NamedTuple):
@@ -93,7 +102,7 @@ class Lesson(NamedTuple):
 
     token_ids: Tensor  # [B, T] int64
     unlikely: Tensor  # [B, T] float32: 1 where a token repeats
-    ends: Tensor  # [B, T] float32: 1 at an eos put where the repetition began
+    wanted: Tensor  # [B, T] float32: 1 on a continuation that leaves the repetition
 
 
 def repeated(token_ids: Sequence[int], ngram: int) -> list[bool]:
@@ -130,63 +139,118 @@ def draw_prompts(
     return sorted(chosen, key=lambda turn: len(turn.prompt_ids))
 
 
-@torch.no_grad()
-def generate(
-    trainer: Trainer, prompts: Sequence[list[int]], config: AntiLoopConfig
-) -> list[Answer]:
-    """Answer the prompts by greedy decoding in bf16, left padded."""
-    pad, eos = trainer.tokenizer.pad_token_id, trainer.tokenizer.eos_token_id
-    # A bf16 copy: autocast would convert every weight again at every token.
-    speaker = copy.deepcopy(trainer.model).to(torch.bfloat16)
-    answers = []
-    for start in range(0, len(prompts), config.batch_size):
-        group = prompts[start : start + config.batch_size]
-        width = max(len(prompt) for prompt in group)
-        token_ids = torch.tensor([[pad] * (width - len(p)) + p for p in group])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in group])
-        output = speaker.generate(
-            token_ids.to(trainer.device),
-            attention_mask=mask.to(trainer.device),
-            max_new_tokens=config.max_new_tokens,
-            do_sample=False,
+class Speaker:
+    """The model as it stands, ready to answer many prompts at once."""
+
+    def __init__(self, trainer: Trainer, config: AntiLoopConfig) -> None:
+        """Copy the model in bf16: autocast would convert every weight again at every token."""
+        self.model = copy.deepcopy(trainer.model).to(torch.bfloat16)
+        self.config = config
+        self.pad, self.eos = trainer.tokenizer.pad_token_id, trainer.tokenizer.eos_token_id
+
+    @torch.no_grad()
+    def continue_texts(self, texts: Sequence[list[int]], **sampling: object) -> list[list[int]]:
+        """Continue each text up to an eos (included); greedy unless ``sampling`` says otherwise."""
+        results = []
+        for start in range(0, len(texts), self.config.batch_size):
+            group = texts[start : start + self.config.batch_size]
+            width = max(len(text) for text in group)
+            token_ids = torch.tensor([[self.pad] * (width - len(text)) + text for text in group])
+            mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in group])
+            options = {"do_sample": False, "max_new_tokens": self.config.max_new_tokens}
+            output = self.model.generate(
+                token_ids.to(self.model.device),
+                attention_mask=mask.to(self.model.device),
+                **options | sampling,
+            )
+            for row in output[:, width:].tolist():
+                results.append(row[: row.index(self.eos) + 1] if self.eos in row else row)
+        return results
+
+    def answer(self, prompts: Sequence[list[int]]) -> list[Answer]:
+        """Answer the prompts by greedy decoding."""
+        texts = self.continue_texts(prompts)
+        pairs = zip(prompts, texts, strict=True)
+        return [Answer(prompt, text, text[-1] == self.eos) for prompt, text in pairs]
+
+    def escape(self, answers: Sequence[Answer]) -> list[Answer | None]:
+        """Sample an ended answer without a loop that begins as each of these does.
+
+        Returns:
+            One for each answer, with ``num_kept`` at the place where the repetition began; None
+            where no sample left it.
+        """
+        cuts = [onset(answer.token_ids, self.config.ngram) for answer in answers]
+        starts = [
+            answer.prompt_ids + answer.token_ids[:cut]
+            for answer, cut in zip(answers, cuts, strict=True)
+        ]
+        config = self.config
+        samples = self.continue_texts(
+            [start for start in starts for _ in range(config.escapes)],
+            do_sample=True,
+            temperature=config.temperature,
+            top_p=config.top_p,
         )
-        for prompt, row in zip(group, output[:, width:].tolist(), strict=True):
-            is_ended = eos in row
-            answers.append(Answer(prompt, row[: row.index(eos) + 1] if is_ended else row, is_ended))
-    return answers
+        results: list[Answer | None] = []
+        for index, (answer, cut) in enumerate(zip(answers, cuts, strict=True)):
+            head = answer.token_ids[:cut]
+            own = samples[index * config.escapes : (index + 1) * config.escapes]
+            fine = [
+                head + sample
+                for sample in own
+                if sample[-1] == self.eos and find_loop(head + sample) is None
+            ]
+            best = max(fine, key=len, default=None)
+            escaped = None if best is None else Answer(answer.prompt_ids, best, True, cut)
+            results.append(escaped)
+        return results
+
+
+def onset(token_ids: Sequence[int], ngram: int) -> int:
+    """Where the repetition began: the number of tokens before the second round of the loop.
+
+    Endless answers without a loop are cut at their first repeated group, or in the middle.
+    """
+    loop = find_loop(token_ids)
+    if loop is not None:
+        return max(1, loop.position - WINDOW + loop.period)
+    marks = repeated(token_ids, ngram)
+    return marks.index(True) if True in marks else len(token_ids) // 2
 
 
 def make_lessons(
-    answers: Sequence[Answer], config: AntiLoopConfig, pad: int, eos: int, size: int
+    answers: Sequence[Answer],
+    escapes: Sequence[Answer | None],
+    config: AntiLoopConfig,
+    pad: int,
+    size: int,
 ) -> list[Lesson]:
-    """Turn looping and endless answers into batches of one shape.
+    """Turn looping and endless answers, and the ways out of them, into batches of one shape.
 
-    Each gives two sequences: the answer with its repeated tokens marked as unlikely, and the answer
-    cut where the repetition began, with an eos marked as wanted.
+    Each gives up to two sequences: the answer with its repeated tokens marked as unlikely, and the
+    answer that left the repetition, marked as wanted from there on.
     """
     length = config.long_prompt + config.max_new_tokens
     rows: list[tuple[list[int], list[float], list[float]]] = []
-    for answer in answers:
-        loop = find_loop(answer.token_ids)
-        if loop is None and answer.is_ended:
-            continue
-        marks = repeated(answer.token_ids, config.ngram)
+    for answer, escape in zip(answers, escapes, strict=True):
         prompt = [0.0] * len(answer.prompt_ids)
+        marks = [float(mark) for mark in repeated(answer.token_ids, config.ngram)]
         full = answer.prompt_ids + answer.token_ids
-        rows.append((full, prompt + [float(mark) for mark in marks], [0.0] * len(full)))
-        if loop is not None:
-            onset = max(1, loop.position - WINDOW + loop.period)
-            cut = answer.prompt_ids + answer.token_ids[:onset] + [eos]
-            rows.append((cut, [0.0] * len(cut), [0.0] * (len(cut) - 1) + [1.0]))
+        rows.append((full, prompt + marks, [0.0] * len(full)))
+        if escape is not None:
+            full = (escape.prompt_ids + escape.token_ids)[:length]
+            start = len(escape.prompt_ids) + escape.num_kept
+            rows.append((full, [0.0] * len(full), [0.0] * start + [1.0] * (len(full) - start)))
     random.Random(len(rows)).shuffle(rows)
     lessons = []
     for start in range(0, len(rows), size):
         token_ids = torch.full((size, length), pad)
         masks = torch.zeros(2, size, length)
-        for index, (ids, unlikely, ends) in enumerate(rows[start : start + size]):
+        for index, (ids, unlikely, wanted) in enumerate(rows[start : start + size]):
             token_ids[index, : len(ids)] = torch.tensor(ids)
             masks[0, index, : len(ids)] = torch.tensor(unlikely)
-            masks[1, index, : len(ids)] = torch.tensor(ends)
+            masks[1, index, : len(ids)] = torch.tensor(wanted)
         lessons.append(Lesson(token_ids, masks[0], masks[1]))
     return lessons
 
@@ -203,10 +267,10 @@ def lesson_step(trainer: Trainer, lesson: Lesson, replay: Batch, config: AntiLoo
     plain.backward()
     losses = trainer.losses(trainer.model, lesson.token_ids.to(device))
     unlikely = next_weights(lesson.unlikely.to(device))
-    ends = next_weights(lesson.ends.to(device))
+    wanted = next_weights(lesson.wanted.to(device))
     loss = (unlikelihood(losses) * unlikely).sum() / unlikely.sum().clamp(min=1.0)
-    end_loss = (losses * ends).sum() / ends.sum().clamp(min=1.0)
-    (config.weight * loss + config.end_weight * end_loss).backward()
+    escape_loss = (losses * wanted).sum() / wanted.sum().clamp(min=1.0)
+    (config.weight * loss + config.escape_weight * escape_loss).backward()
     factor = config.lr_factor * (1.0 - trainer.progress.rounds / config.rounds)
     trainer.optimizers.step(trainer.config.muon_lr * factor, trainer.config.adam_lr * factor)
     return plain.item()
@@ -237,10 +301,12 @@ def unlearn_loops(trainer: Trainer, config: AntiLoopConfig) -> None:
         started = time.perf_counter()
         seed = trainer.config.seed + 7919 * (trainer.progress.rounds + 1)
         turns = draw_prompts(usable, long_turns, config, tokenizer.bos_token_id, seed)
-        answers = generate(trainer, [turn.prompt_ids for turn in turns], config)
-        lessons = make_lessons(
-            answers, config, tokenizer.pad_token_id, tokenizer.eos_token_id, size
-        )
+        torch.manual_seed(seed)
+        speaker = Speaker(trainer, config)
+        answers = speaker.answer([turn.prompt_ids for turn in turns])
+        bad = [a for a in answers if not a.is_ended or find_loop(a.token_ids) is not None]
+        escapes = speaker.escape(bad)
+        lessons = make_lessons(bad, escapes, config, tokenizer.pad_token_id, size)
         losses = [lesson_step(trainer, lesson, next(stream), config) for lesson in lessons]
         trainer.progress.rounds += 1
         trainer.progress.step += len(lessons)
@@ -252,6 +318,7 @@ def unlearn_loops(trainer: Trainer, config: AntiLoopConfig) -> None:
             "ended": sum(answer.is_ended for answer in answers) / len(answers),
             "looped": sum(find_loop(a.token_ids) is not None for a in answers) / len(answers),
         }
+        entry["escaped"] = sum(escape is not None for escape in escapes) / max(1, len(bad))
         entry["mean_tokens"] = sum(len(answer.token_ids) for answer in answers) / len(answers)
         if losses:
             entry["loss"] = round(sum(losses) / len(losses), 4)

@@ -15,7 +15,9 @@ from scripts import demo_loss_plot, demo_model_report, train_demo_model
 from scripts.demo_antiloop import (
     Answer,
     AntiLoopConfig,
+    Speaker,
     make_lessons,
+    onset,
     repeated,
     unlearn_loops,
     unlikelihood,
@@ -154,18 +156,46 @@ def test_find_loop_equals_its_definition() -> None:
     assert 20 < found < 180
 
 
-def test_lessons_mark_the_repetition_and_its_cure() -> None:
+def test_lessons_mark_the_repetition_and_the_way_out() -> None:
     assert repeated([1, 2, 3, 1, 2, 3, 1], ngram=3) == [False] * 5 + [True, True]
     config = AntiLoopConfig(max_prompt=4, max_new_tokens=60, ngram=3)
     text = [9, 8, *([5, 6, 7] * 12)]
-    looping = Answer([1, 4], text, is_ended=False)
-    fine = Answer([1, 4], [9, 8, 2], is_ended=True)
-    (lesson,) = make_lessons([looping, fine], config, pad=0, eos=2, size=4)
-    marked = {tuple(row[row > 0].tolist()) for row in lesson.token_ids}
-    assert marked == {(1, 4, *text), (1, 4, 9, 8, 5, 6, 7, 2), ()}
-    full = next(i for i in range(4) if (lesson.token_ids[i] > 0).sum() == len(text) + 2)
-    assert lesson.unlikely[full].nonzero().flatten().tolist() == list(range(9, len(text) + 2))
-    assert lesson.token_ids[lesson.ends > 0].tolist() == [2]
+    assert onset(text, ngram=3) == 5, "after the first round of the loop"
+    looping, other = Answer([1, 4], text, is_ended=False), Answer([1, 3], text, is_ended=False)
+    escape = Answer([1, 4], [9, 8, 5, 6, 7, 11, 2], is_ended=True, num_kept=5)
+    (lesson,) = make_lessons([looping, other], [escape, None], config, pad=0, size=4)
+    rows = {tuple(row[row > 0].tolist()): index for index, row in enumerate(lesson.token_ids)}
+    assert set(rows) == {(1, 4, *text), (1, 3, *text), (1, 4, 9, 8, 5, 6, 7, 11, 2), ()}
+    marked = lesson.unlikely[rows[1, 4, *text]].nonzero().flatten().tolist()
+    assert marked == list(range(9, len(text) + 2))
+    wanted = rows[1, 4, 9, 8, 5, 6, 7, 11, 2]
+    assert lesson.token_ids[wanted][lesson.wanted[wanted] > 0].tolist() == [11, 2]
+    assert lesson.wanted.sum() == 2
+
+
+def test_endless_answers_without_a_loop_are_cut_where_they_repeat_or_in_the_middle() -> None:
+    assert onset([1, 2, 3, 4, 5, 1, 2, 3, 9], ngram=3) == 7
+    assert onset(list(range(10)), ngram=3) == 5
+
+
+def test_a_way_out_is_sampled_and_ends_without_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    looping = Answer([1, 4], [9, 8, *([5, 6, 7] * 12)], is_ended=False)
+    config = AntiLoopConfig(escapes=3, max_new_tokens=60, ngram=3)
+    speaker = Speaker.__new__(Speaker)
+    speaker.config, speaker.eos, speaker.pad = config, 2, 0
+    asked: list[list[int]] = []
+
+    def samples(texts: list[list[int]], **sampling: object) -> list[list[int]]:
+        assert sampling["do_sample"] is True
+        asked.extend(texts)
+        return [[11, 2], [5, 6, 7] * 20, [11, 12, 2]]
+
+    monkeypatch.setattr(speaker, "continue_texts", samples)
+    (escape,) = speaker.escape([looping])
+    assert asked == [[1, 4, 9, 8, 5, 6, 7]] * 3
+    assert escape == Answer([1, 4], [9, 8, 5, 6, 7, 11, 12, 2], True, num_kept=5), "the longest"
+    monkeypatch.setattr(speaker, "continue_texts", lambda texts, **_: [[5, 6, 7] * 20] * 3)
+    assert speaker.escape([looping]) == [None]
 
 
 def test_unlikelihood_is_minus_log_of_the_rest() -> None:
