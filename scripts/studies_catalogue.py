@@ -16,7 +16,7 @@ from scripts.search_tree import RankPath
 from scripts.studies_lab import Lab, Point, Study
 from scripts.studies_texts import LITTLE_CATEGORIES, MUCH_CATEGORIES, made_up_questions
 
-BUDGETS = (1, 2, 4, 8, 16, 32, 64, 128)
+BUDGETS = (1, 2, 4, 8, 16, 32, 64, 80, 128)
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 HYBRID = "hybrid --budget fixed --num-nodes {}"
 HELD_OUT = "Templates are learned on every other question; all rows are scored on the rest."
@@ -171,11 +171,13 @@ def learning(lab: Lab) -> Study:
 
 def budget(lab: Lab) -> Study:
     """Vary the drafted nodes of a step."""
-    learned = lab.learn(max(BUDGETS))
+    learned, ranked = lab.learn(max(BUDGETS)), lab.ranked()
     points = []
     for nodes in BUDGETS:
         tree = lab.template(f"budget{nodes}", learned[:nodes])
+        paper = lab.template(f"ranked{nodes}", ranked[:nodes])
         for name, words in (
+            ("recycling, the paper's tree, best nodes first", f"recycling {paper}"),
             ("recycling, learned tree", f"recycling {tree}"),
             ("pld", f"pld --num-pred-tokens {nodes}"),
             ("samd alone", f"samd --fallback none --num-pred-tokens {nodes}"),
@@ -184,7 +186,8 @@ def budget(lab: Lab) -> Study:
         ):
             points.append(Point(name, nodes, lab.measure(words, lab.held_out)))
     points.sort(key=lambda point: point.series)
-    return Study("How many nodes are worth drafting?", "drafted nodes", points, HELD_OUT)
+    note = HELD_OUT + " The paper's tree has 80 nodes, however many more are allowed."
+    return Study("How many nodes are worth drafting?", "drafted nodes", points, note)
 
 
 def regular_tree(breadth: int, num_nodes: int) -> list[RankPath]:

@@ -13,6 +13,7 @@ from evaluation.conversation import Conversation
 from model.decoding import generate
 from model.drafter import Drafter
 from model.hf import TargetModel, sampling_processors
+from model.recycling.tree_template import load_template
 from model.verification import SamplingRule
 from scripts.replay_recording import RecordedTurn, Recording
 from scripts.replay_scores import (
@@ -24,7 +25,10 @@ from scripts.replay_scores import (
     score,
 )
 from scripts.replay_target import ReplayTarget
-from scripts.search_tree import RankPath, learn, write_template
+from scripts.search_tree import FIRST_TEMPLATE, RankPath, learn, write_template
+
+# Rank paths among which the paper's are looked up; the rest of them is too rare to be ordered.
+NUM_RANKED = 1000
 
 
 class Point(NamedTuple):
@@ -109,6 +113,14 @@ class Lab:
         """Return the rank paths that are right most often on the learning half."""
         target = ReplayTarget(self.recording, self.model)
         return learn(target, self.learning, num_nodes, num_ranks)
+
+    def ranked(self) -> list[RankPath]:
+        """Return the paper's rank paths, those first that are right most often on the learning half."""
+        target = ReplayTarget(self.recording, self.model)
+        found = learn(target, self.learning, NUM_RANKED, num_rounds=1)
+        places = {path: place for place, path in enumerate(found)}
+        paths = load_template(FIRST_TEMPLATE).paths
+        return sorted(paths, key=lambda path: (places.get(path, NUM_RANKED), len(path)))
 
     def template(self, name: str, paths: Sequence[RankPath]) -> str:
         """Write a template; return the option that makes recycling draft it."""
