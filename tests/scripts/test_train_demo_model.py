@@ -166,7 +166,7 @@ def test_lessons_mark_the_repetition_and_the_way_out() -> None:
     (lesson,) = make_lessons([looping, other], [escape, None], config, pad=0, size=4)
     rows = {tuple(row[row > 0].tolist()): index for index, row in enumerate(lesson.token_ids)}
     assert set(rows) == {(1, 4, *text), (1, 3, *text), (1, 4, 9, 8, 5, 6, 7, 11, 2), ()}
-    marked = lesson.unlikely[rows[1, 4, *text]].nonzero().flatten().tolist()
+    marked = lesson.unlikely[rows[(1, 4, *text)]].nonzero().flatten().tolist()
     assert marked == list(range(9, len(text) + 2))
     wanted = rows[1, 4, 9, 8, 5, 6, 7, 11, 2]
     assert lesson.token_ids[wanted][lesson.wanted[wanted] > 0].tolist() == [11, 2]
