@@ -89,4 +89,5 @@ class Interrupt:
         if self.is_noted:
             raise KeyboardInterrupt
         self.is_noted = True
-        os.write(2, self._message)  # not print: a signal may come in the middle of one
+        if self._message:
+            os.write(2, self._message)  # not print: a signal may come in the middle of one
