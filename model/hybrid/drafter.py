@@ -2,8 +2,9 @@
 
 Sources are rows of likely next tokens, recycled from every verified node (rejected ones included) and
 keyed by the last one, two and three tokens, and the place in the text that agrees with its end. A
-candidate's weight is a sum over the sources that name it (a product of experts), normalised over the
-node's candidates and the outcome "none of these". The tree takes the nodes with the largest
+candidate's weight is a product over the sources that name it (a product of experts), a little larger
+for a token of the text, normalised over the node's candidates and the outcome "none of these". Where no
+source knows a context, the tokens written most often stand in. The tree takes the nodes with the largest
 probability of being accepted, as many as pay on this device.
 
 Sources: Token Recycling (arXiv 2408.08696) for the rows; log-linear pooling of expert opinions
@@ -21,12 +22,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from model.best_first import CENTRES, EDGES, AcceptanceRates, Growth, Guess, probability_codes
+from model.best_first import CENTRES, EDGES, AcceptanceRates, Growth, Guess
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
+from model.hybrid.frequent_tokens import NUM_TOKENS, FrequentTokens
 from model.hybrid.row_tables import LONGEST_KEY as LONGEST_ROW_KEY
 from model.hybrid.row_tables import NUM_CODES, RowTables
 from model.hybrid.suffix_index import LONGEST_KEY, Match, SuffixIndex
@@ -38,6 +39,7 @@ MAX_DEPTH = 24
 # Weights of the pool, fitted on a 7M model and 120 Spec-Bench questions; flat around these values.
 ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4
 MATCH_OFFSET, MATCH_SLOPE = 1.0, 0.08
+IN_TEXT_WEIGHT = math.exp(0.4)
 # How much a match of m tokens counts, by m; longer ones count as the last.
 MATCH_STEPS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 7, 8, 8, 8, 8, *(9,) * 8, 10)
 
@@ -98,21 +100,25 @@ class _Context(NamedTuple):
     match: Match | None
 
 
-# Weight of a row's entry by its code: a probability bucket, the row's first token marked.
-FIRST = len(CENTRES) + 1
+# Weight of a row's entry by its code: a probability's bucket, those of the row's first token last.
 _ROW_WEIGHTS = tuple(
-    ROW_OFFSET + ROW_SLOPE * math.log(centre) + bonus
+    math.exp(ROW_OFFSET + bonus) * centre**ROW_SLOPE
     for bonus in (0.0, FIRST_BONUS)
     for centre in (1.0, *CENTRES)
 )
-assert len(_ROW_WEIGHTS) <= NUM_CODES
 _FALLING_EDGES = (-EDGES).tolist()
 # What a pooled probability is worth depends on who agreed on it. A kind of guess is one of these and
 # a bucket of the probability.
 SOURCES = ("rows", "text", "rows and text")
-_KIND_SOURCES = tuple(source for source in SOURCES for _ in CENTRES)
 _KIND_CENTRES = CENTRES * len(SOURCES)
-_MATCH_WEIGHTS = tuple(MATCH_OFFSET + MATCH_SLOPE * step for step in MATCH_STEPS)
+# Frequent tokens, guessed where there is no source, are one kind for each rank.
+_FIRST_FREQUENT = len(_KIND_CENTRES)
+_FREQUENT_PRIORS = tuple(0.05 / (1 + rank) for rank in range(NUM_TOKENS))
+_KIND_SOURCES = (
+    *(source for source in SOURCES for _ in CENTRES),
+    *("frequent tokens" for _ in _FREQUENT_PRIORS),
+)
+_MATCH_WEIGHTS = tuple(math.exp(MATCH_OFFSET + MATCH_SLOPE * step) for step in MATCH_STEPS)
 
 
 class HybridDrafter(Drafter):
@@ -130,7 +136,8 @@ class HybridDrafter(Drafter):
             self.harvests_prompt = True
         self.max_nodes = 1 + config.num_nodes
         self._tables = RowTables(2**config.table_bits, self.num_candidates)
-        self._rates = AcceptanceRates(_KIND_CENTRES)
+        self._rates = AcceptanceRates(_KIND_CENTRES + _FREQUENT_PRIORS)
+        self._frequent = FrequentTokens(vocab_size)
         self._index = SuffixIndex()
         self._before: tuple[int, ...] = ()  # last tokens of the prompt's chunks so far
 
@@ -148,7 +155,8 @@ class HybridDrafter(Drafter):
         contexts = [
             text[max(0, end - LONGEST_ROW_KEY) : end] for end in range(begin + 1, len(text) + 1)
         ]
-        self._write(contexts, top_ids.int().cpu().numpy(), values.float().cpu().numpy())
+        rows = (top_ids.int().cpu().numpy(), values.float().cpu().numpy())
+        self._tables.write(contexts, range(len(contexts)), *rows)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Grow the tree of the most probable nodes."""
@@ -172,18 +180,19 @@ class HybridDrafter(Drafter):
         contexts = [tuple(self._index.text[-LONGEST_ROW_KEY:])]
         for node in range(1, len(tokens)):
             contexts.append((*contexts[parents[node]][1 - LONGEST_ROW_KEY :], tokens[node]))
-        order = [*range(len(tokens)), *path]  # of equal contexts the last written wins
-        ids, scores = (part[:, : self.num_candidates][order] for part in acceptance.candidates)
-        self._write([contexts[node] for node in order], ids, scores)
-        self._index.append(acceptance.tokens)
+        rows = (part[:, : self.num_candidates] for part in acceptance.candidates)
+        # Of equal contexts the last written wins. A lone root is its own path.
+        order = [*range(len(tokens)), *path] if len(tokens) > 1 else path
+        self._tables.write([contexts[node] for node in order], order, *rows)
+        self._append(acceptance.tokens)
 
-    def _write(
-        self, contexts: Sequence[tuple[int, ...]], tokens: np.ndarray, logits: np.ndarray
-    ) -> None:
-        """Make rows of N contexts: tokens and logits [N, k]."""
-        codes = probability_codes(logits).astype(np.int32)
-        codes[:, 0] += FIRST
-        self._tables.write(contexts, tokens, codes)
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Index the new tokens."""
+        self._append(tokens)
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        self._index.append(tokens)
+        self._frequent.append(tokens)
 
     def _context_at_end(self) -> _Context:
         return _Context(tuple(self._index.text[-LONGEST_KEY:]), self._index.match_end())
@@ -194,24 +203,31 @@ class HybridDrafter(Drafter):
         for row in self._tables.find(context.last[-LONGEST_ROW_KEY:]):
             for entry in row:
                 token = entry // NUM_CODES
-                weights[token] = weights.get(token, 0.0) + _ROW_WEIGHTS[entry % NUM_CODES]
+                weight = _ROW_WEIGHTS[entry % NUM_CODES]
+                weights[token] = weights[token] * weight if token in weights else weight
         matching, kind_of_match = -1, 0
         if context.match:
             matching = self._index.text[context.match.position]
             step = min(context.match.length, len(_MATCH_WEIGHTS) - 1)
             kind_of_match = len(CENTRES) * (2 if matching in weights else 1)
-            weights[matching] = weights.get(matching, 0.0) + _MATCH_WEIGHTS[step]
-        pooled = [(math.exp(weight), token) for token, weight in weights.items()]
-        total = 1.0 + sum(share for share, _ in pooled)  # the 1 is "none of these"
-        rates, guesses = self._rates.rates, []
-        for share, token in pooled:
-            probability = share / total
+            weights[matching] = weights.get(matching, 1.0) * _MATCH_WEIGHTS[step]
+        rates = self._rates.rates
+        if not weights:
+            frequent = enumerate(self._frequent.top, _FIRST_FREQUENT)
+            return sorted(((rates[kind], token, kind) for kind, token in frequent), reverse=True)
+        for token in weights.keys() & self._index.tokens:
+            weights[token] *= IN_TEXT_WEIGHT
+        total = 1.0 + sum(weights.values())  # the 1 is "none of these"
+        guesses = []
+        for token, weight in weights.items():
+            probability = weight / total
             kind = bisect_left(_FALLING_EDGES, -probability)
             if token == matching:
                 kind += kind_of_match
             expected = probability * rates[kind] / _KIND_CENTRES[kind]
-            guesses.append((min(expected, 1.0), token, kind))
-        return sorted(guesses, reverse=True)
+            guesses.append((expected if expected < 1.0 else 1.0, token, kind))
+        guesses.sort(reverse=True)
+        return guesses
 
     def _follow(self, context: _Context, token: int) -> _Context:
         """Return the context after one more token."""
@@ -222,6 +238,7 @@ class HybridDrafter(Drafter):
         """Forget the rows, and what guesses were worth."""
         self._tables.reset()
         self._rates.reset()
+        self._frequent.reset()
 
     def describe(self) -> str:
         """Return the size of the tables."""
@@ -229,8 +246,9 @@ class HybridDrafter(Drafter):
         return f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MB"
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the tables of rows, and what guesses were worth."""
-        return {**self._tables.memory(), "rates": self._rates.state()}
+        """Return the tables of rows, what guesses were worth, and the counts of tokens."""
+        learned = {"rates": self._rates.state(), "counts": self._frequent.state()}
+        return {**self._tables.memory(), **learned}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over saved tables.
@@ -243,4 +261,5 @@ class HybridDrafter(Drafter):
                 f"matrix: got tensors {sorted(tensors)}; allowed: {', '.join(self.memory())}"
             )
         self._rates.load_state(tensors["rates"])
+        self._frequent.load_state(tensors["counts"])
         self._tables.load_memory(tensors, self.vocab_size)

@@ -1,10 +1,10 @@
 """Rows of likely next tokens, found by the last one, two or three tokens of their context.
 
 A fixed-size hash table: a row overwrites whatever its slot held, so that memory is bounded and the
-newest row wins. A stored key tells a hit from a collision. A row's entry holds a token and a code in
-one number, so that a lookup is one short list.
+newest row wins. A stored key tells a hit from a collision. A row's entry holds a token and a code of
+its probability in one number, so that a lookup is one short list.
 
-Shapes: S slots, k entries in a row, N contexts written at once.
+Shapes: S slots, k entries in a row, N rows written at once, C contexts of them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from model.best_first import CENTRES, probability_codes
+
 LONGEST_KEY = 3
-# An entry is token * NUM_CODES + code.
+# An entry is token * NUM_CODES + code; the code of a row's first token is larger by FIRST.
 NUM_CODES = 32
+FIRST = len(CENTRES) + 1
+assert 2 * FIRST <= NUM_CODES
+# Writing one row takes as long as writing twenty, so that a single one waits for others: so many.
+MOST_WAITING = 16
 
 
 class RowTables:
@@ -34,6 +40,11 @@ class RowTables:
         self._keys = np.zeros(num_slots, dtype=np.int64)
         self._rows = np.zeros((num_slots, k), dtype=np.int32)
         self._key_at = memoryview(self._keys.data)  # reads one key in a third of numpy's time
+        # Contexts, which row each has, tokens and logits of the rows that wait to be written.
+        self._contexts: list[tuple[int, ...]] = []
+        self._sources: list[int] = []
+        self._tokens: list[np.ndarray] = []
+        self._logits: list[np.ndarray] = []
 
     @property
     def num_bytes(self) -> int:
@@ -51,32 +62,60 @@ class RowTables:
         return rows
 
     def write(
-        self, contexts: Sequence[tuple[int, ...]], tokens: np.ndarray, codes: np.ndarray
+        self,
+        contexts: Sequence[tuple[int, ...]],
+        sources: Sequence[int],
+        tokens: np.ndarray,
+        logits: np.ndarray,
     ) -> None:
         """Write rows under all lengths of key; of equal contexts the last one wins.
 
+        A single row may wait for the next ones before it is found.
+
         Args:
-            contexts: N, of one to three tokens, the last token last.
+            contexts: C, of one to three tokens, the last token last.
+            sources: C, the row of each context.
             tokens: int32 [N, k].
-            codes: int32 [N, k], below `NUM_CODES`.
+            logits: float32 [N, k], in falling order.
         """
-        keys, sources = [], []
-        for index, context in enumerate(contexts):
+        num_waiting = len(self._tokens)  # single rows all
+        self._contexts += contexts
+        self._sources += [num_waiting + source for source in sources] if num_waiting else sources
+        self._tokens.append(tokens)
+        self._logits.append(logits)
+        if len(tokens) > 1 or num_waiting == MOST_WAITING:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the rows that wait."""
+        codes = probability_codes(np.concatenate(self._logits)).astype(np.int32)
+        codes[:, 0] += FIRST
+        rows = np.concatenate(self._tokens) * NUM_CODES + codes
+        keys, chosen = [], []
+        for context, source in zip(self._contexts, self._sources, strict=True):
             for length in range(1, 1 + len(context)):
                 keys.append(hash(context[-length:]))
-                sources.append(index)
-        hashes = np.array(keys, dtype=np.int64)  # [up to 3 N]
+                chosen.append(source)
+        hashes = np.array(keys, dtype=np.int64)  # [up to 3 C]
         slots = hashes & self._last_slot
         self._keys[slots] = hashes
-        self._rows[slots] = (tokens * NUM_CODES + codes)[sources]
+        self._rows[slots] = rows[chosen]
+        self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
+        for waiting in (self._contexts, self._sources, self._tokens, self._logits):
+            waiting.clear()
 
     def reset(self) -> None:
         """Forget everything."""
+        self._forget_waiting()
         self._keys.fill(0)
         self._rows.fill(0)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the keys as int64 [S] and the rows as int32 [S, k]."""
+        if self._tokens:
+            self._flush()
         return {
             "keys": torch.from_numpy(self._keys),
             "rows": torch.from_numpy(self._rows),

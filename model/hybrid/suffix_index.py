@@ -26,10 +26,16 @@ class Match(NamedTuple):
 
 
 class SuffixIndex:
-    """The text of one sequence, and where each n-gram of it was last."""
+    """The text of one sequence, and where each n-gram of it was last.
+
+    Attributes:
+        text: all tokens.
+        tokens: which tokens occur in it.
+    """
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.text: list[int] = []
+        self.tokens: set[int] = set()
         self._following: dict[tuple[int, ...], int] = {}
         self.append(tokens)
 
@@ -42,6 +48,7 @@ class SuffixIndex:
             for begin in range(len(last)):
                 following[last[begin:]] = end
             text.append(token)
+        self.tokens.update(tokens)
 
     def match_end(self) -> Match | None:
         """Return the latest place that agrees with the end of the text, by the longest key known."""

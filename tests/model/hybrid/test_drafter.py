@@ -61,10 +61,10 @@ def test_sources_agree_on_a_higher_probability_than_each_has_alone() -> None:
 
 def test_every_node_tells_its_source() -> None:
     drafter = fixed(num_nodes=3)
-    logits = torch.full((1, drafter.vocab_size), -9.0)
-    logits[0, 11], logits[0, 20] = 3.0, 2.9
+    logits = torch.full((2, drafter.vocab_size), -9.0)
+    logits[:, 11], logits[:, 20] = 3.0, 2.9
     drafter.start([10, 11, 12, 10])
-    drafter.observe_prompt([10], logits)
+    drafter.observe_prompt([12, 10], logits)
     tree = drafter.propose([10], DraftBudget(1))
     assert tree.sources is not None
     named = dict(zip(tree.token_ids.tolist()[1:], tree.sources[1:], strict=True))
@@ -73,6 +73,30 @@ def test_every_node_tells_its_source() -> None:
     drafter.start([10, 11, 12, 10])
     tree = drafter.propose([10], DraftBudget(1))
     assert tree.sources is not None and tree.sources[1:] == ("text",)
+
+
+def test_where_nothing_is_known_frequent_tokens_fill_the_budget() -> None:
+    drafter = fixed(num_nodes=4)
+    drafter.start([10])
+    drafter.skip([30, 31, 30, 32])
+    drafter.start([10])
+    tree = drafter.propose([10], DraftBudget(2))
+    assert tree.sources == (tree.sources or "")[:1] + ("frequent tokens",) * 4
+    assert tree.token_ids.tolist()[1] == 30
+    drafter.reset()
+    drafter.start([10])
+    assert drafter.propose([10], DraftBudget(2)).topology.num_nodes == 1
+
+
+def test_a_token_of_the_text_is_likelier() -> None:
+    drafter = fixed(num_nodes=2)
+    logits = torch.full((2, drafter.vocab_size), -9.0)
+    logits[:, 19], logits[:, 20], logits[:, 21] = 4.0, 3.0, 2.5
+    for prompt, expected in (([10, 11, 12], 20), ([10, 21, 12], 21)):
+        drafter.reset()
+        drafter.start(prompt)
+        drafter.observe_prompt([21, 12], logits)
+        assert drafter.propose([12], DraftBudget(1)).token_ids.tolist() == [12, 19, expected]
 
 
 def test_the_prompt_is_harvested_in_chunks_as_in_one() -> None:

@@ -11,18 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from model.hybrid.row_tables import NUM_CODES, RowTables
+from model.hybrid.row_tables import FIRST, MOST_WAITING, NUM_CODES, RowTables
+
+# Two equal logits: a probability of a half each, bucket 4 of `model.best_first.CENTRES`.
+CODE = 4
 
 
 def write(tables: RowTables, contexts: list[tuple[int, int, int]], rows: list[list[int]]) -> None:
-    """Write rows of tokens, all with code 3."""
+    """Write rows of two tokens that are equally likely."""
     tokens = np.array(rows, dtype=np.int32)
-    tables.write(contexts, tokens, np.full_like(tokens, 3))
+    tables.write(contexts, range(len(rows)), tokens, np.zeros(tokens.shape, dtype=np.float32))
 
 
 def entries(tokens: list[int]) -> list[int]:
     """Return a row as it is stored."""
-    return [token * NUM_CODES + 3 for token in tokens]
+    codes = (FIRST + CODE, CODE)
+    return [token * NUM_CODES + code for token, code in zip(tokens, codes, strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -31,7 +35,7 @@ def test_lookups_equal_dictionaries(seed: int) -> None:
     tables = RowTables(2**16, 2)
     known: dict[tuple[int, ...], list[int]] = {}
     for _ in range(20):
-        contexts = [tuple(source.choices(range(6), k=3)) for _ in range(source.randrange(1, 9))]
+        contexts = [tuple(source.choices(range(6), k=3)) for _ in range(source.randrange(2, 9))]
         rows = [source.choices(range(100), k=2) for _ in contexts]
         write(tables, contexts, rows)  # type: ignore[arg-type]
         for context, row in zip(contexts, rows, strict=True):
@@ -44,22 +48,42 @@ def test_lookups_equal_dictionaries(seed: int) -> None:
 
 
 def test_a_full_table_forgets_and_never_mistakes_one_context_for_another() -> None:
-    tables = RowTables(2**8, 1)
-    for token in range(3000):
-        write(tables, [(1, 2, token)], [[token]])
-    found = {token: tables.find((token,)) for token in range(3000)}
-    assert all(rows in ([], [entries([token])]) for token, rows in found.items())
+    tables = RowTables(2**8, 2)
+    for token in range(0, 3000, 2):
+        pair = [token, token + 1]
+        write(tables, [(1, 2, token), (1, 2, token + 1)], [pair, pair])
+    found = {token: tables.find((token,)) for token in range(0, 3000, 2)}
+    assert all(rows in ([], [entries([token, token + 1])]) for token, rows in found.items())
     assert 0 < sum(map(len, found.values())) <= 2**8
 
 
 def test_memory_is_bounded_and_moves_to_another_table() -> None:
-    tables, other = RowTables(2**18, 8), RowTables(2**18, 8)
-    assert tables.num_bytes <= 16 * 2**20
-    write(tables, [(4, 5, 6)], [[7] * 8])
-    other.load_memory(tables.memory(), vocab_size=8)
+    assert RowTables(2**18, 8).num_bytes <= 16 * 2**20
+    tables, other = RowTables(2**18, 2), RowTables(2**18, 2)
+    write(tables, [(4, 5, 6)], [[7, 7]])
+    assert other.find((4, 5, 6)) == []
+    other.load_memory(tables.memory(), vocab_size=8)  # a row that waits is written for it
     assert other.find((4, 5, 6)) == tables.find((4, 5, 6)) != []
     other.reset()
     assert other.find((4, 5, 6)) == []
+
+
+def test_single_rows_wait_for_a_batch_and_are_written_in_order() -> None:
+    tables = RowTables(2**16, 2)
+    for number in range(MOST_WAITING):
+        write(tables, [(1, 2, 3)], [[number, number + 1]])
+        assert tables.find((1, 2, 3)) == []
+    write(tables, [(4, 5, 6)], [[8, 9]])
+    newest = entries([MOST_WAITING - 1, MOST_WAITING])
+    assert tables.find((1, 2, 3)) == [newest] * 3
+    write(tables, [(1, 2, 3)], [[40, 41]])
+    write(tables, [(4, 5, 6), (7, 8, 9)], [[50, 51], [52, 53]])
+    assert tables.find((1, 2, 3)) == [entries([40, 41])] * 3
+    assert tables.find((4, 5, 6)) == [entries([50, 51])] * 3
+    write(tables, [(1, 2, 3)], [[60, 61]])
+    tables.reset()
+    write(tables, [(4, 5, 6), (7, 8, 9)], [[50, 51], [52, 53]])
+    assert tables.find((1, 2, 3)) == []
 
 
 @pytest.mark.parametrize("name", ["keys", "rows"])

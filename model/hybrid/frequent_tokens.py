@@ -1,0 +1,80 @@
+"""The tokens written most often: what to draft where nothing else is known.
+
+Few of them are accepted, but a verified node brings a row, so that a budget of nodes that is not
+filled is wasted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+NUM_TOKENS = 8
+
+
+class FrequentTokens:
+    """Counts of emitted tokens.
+
+    Args:
+        vocab_size: V.
+
+    Attributes:
+        top: the most frequent tokens, at most `NUM_TOKENS`, the most frequent first.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._counts = torch.zeros(vocab_size, dtype=torch.int32)
+        self._count_of = self._counts.numpy()
+        self.top: list[int] = []
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Count tokens."""
+        top, count_of = self.top, self._count_of
+        for token in tokens:
+            count_of[token] += 1
+            if token in top:
+                place = top.index(token)
+            elif len(top) < NUM_TOKENS:
+                place = len(top)
+                top.append(token)
+            elif count_of[token] > count_of[top[-1]]:
+                place = len(top) - 1
+                top[place] = token
+            else:
+                continue
+            while place and count_of[top[place]] > count_of[top[place - 1]]:
+                top[place - 1], top[place] = top[place], top[place - 1]
+                place -= 1
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._counts.zero_()
+        self.top = []
+
+    def state(self) -> torch.Tensor:
+        """Return the counts, int32 [V]."""
+        return self._counts
+
+    def load_state(self, counts: torch.Tensor) -> None:
+        """Take over what `state` returned.
+
+        Raises:
+            ValueError: if it does not fit.
+        """
+        if counts.shape != self._counts.shape or counts.dtype != self._counts.dtype:
+            raise ValueError(
+                f"matrix: got counts {counts.dtype} of shape {list(counts.shape)}; allowed: "
+                f"{self._counts.dtype} of shape {list(self._counts.shape)}"
+            )
+        if int(counts.min()) < 0:
+            raise ValueError("matrix: holds counts below 0")
+        self._counts.copy_(counts)
+        ranked = self._counts.sort(descending=True, stable=True)
+        self.top = [
+            token
+            for token, count in zip(
+                ranked.indices[:NUM_TOKENS].tolist(), ranked.values.tolist(), strict=False
+            )
+            if count
+        ]
