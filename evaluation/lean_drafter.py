@@ -41,3 +41,7 @@ class LeanDrafter(Drafter):
     def observe(self, step: VerifiedStep) -> None:
         """Let the drafter learn."""
         self._drafter.observe(step)
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Let the drafter take over plainly decoded tokens."""
+        self._drafter.skip(tokens)

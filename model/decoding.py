@@ -162,16 +162,21 @@ def decode(
             target.chain_only_at(base, drafter.max_nodes),
             costs.at(base) if costs else None,
         )
-        tree = drafter.propose(sequence, budget)
-        budget.check(tree.topology)
+        is_resting = costs is not None and costs.pace.is_resting
+        if is_resting:
+            tree = DraftTree.chain(sequence[-1:], target.device)
+        else:
+            tree = drafter.propose(sequence, budget)
+            budget.check(tree.topology)
         times.append(clock())
         logits = target.forward(tree, cache)
         times.append(clock())
         is_plain = tree.topology.num_nodes == 1 and num_plain == base
         room = limits.num_total - num_emitted
         margin = 0.0 if is_plain else tie_margin
+        num_candidates = 0 if is_resting else drafter.num_candidates
         acceptance = verify(
-            tree, logits, rule, sequence, eos_ids, room, margin, drafter.num_candidates, stop
+            tree, logits, rule, sequence, eos_ids, room, margin, num_candidates, stop
         )
         times.append(clock())
         cache.keep(base, acceptance.path)
@@ -195,10 +200,13 @@ def decode(
         stop_reason = limits.stop_reason(
             has_ended and not is_full, acceptance.is_stopped, num_emitted, limits.num_total
         )
-        drafter.observe(VerifiedStep(tree, acceptance, stop_reason))
+        if is_resting:
+            drafter.skip(tokens)
+        else:
+            drafter.observe(VerifiedStep(tree, acceptance, stop_reason))
         times.append(clock())
         if costs:
-            costs.learn(tree.topology.num_nodes, times[1] - times[0] + times[-1] - times[-2])
+            costs.learn(tree.topology.num_nodes, len(tokens), base, times[-1] - times[0])
         if prefix_cache is not None:
             prefix_cache.store(cache, sequence)
         if visible:

@@ -95,6 +95,12 @@ class Drafter:
     def observe(self, step: VerifiedStep) -> None:
         """Learn from a verified step."""
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Take over tokens that were decoded plainly, without a proposal: drafting did not pay.
+
+        Only drafters that ask for prices are told.
+        """
+
     def reset(self) -> None:
         """Forget everything, memory kept across prompts included."""
 

@@ -13,6 +13,7 @@ import os
 import platform
 import statistics
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from model.draft_tree import DraftTree
+from model.pace import Pace
 from model.prices import Prices
 from model.verification import read_out
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 # Matrix kernels work in blocks of eight rows, so that costs jump after each.
 LARGEST = 64
 CONTEXTS = (256, 1280)
+BLOCK = 128  # contexts of one price, in tokens
 PLAN = (
     *((0, 1), (0, 8), (0, 16), (0, 32), (1, 1), (0, LARGEST), (1, LARGEST)),
     *((0, 4), (0, 2), (0, 24), (0, 48), (0, 12), (0, 3), (0, 6)),
@@ -39,55 +42,125 @@ PLAN = (
 NUM_ESSENTIAL = 2
 SECONDS = 3.0
 MAX_ROUNDS = 9
-# Steps over which the loop's own work for a node is averaged.
-MEMORY = 64
+# Prices are made anew after so many steps.
+REFRESH = 16
+# What earlier steps said counts for less by this factor, each time.
+FADING = 0.9
+# Steps that the measured curve is worth against steps of a size.
+STRENGTH = 8.0
+# Largest factor between a step and what was expected of it.
+OUTLIER = 1.5
+
+
+@dataclass(slots=True)
+class Drift:
+    """How much longer steps take than was expected, as a factor.
+
+    Attributes:
+        weight: how many steps the expectation is worth.
+        total: sum of the factors seen.
+        count: how many they are; both fade.
+    """
+
+    weight: float = STRENGTH
+    total: float = 0.0
+    count: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """The factor to expect."""
+        return (self.weight + self.total) / (self.weight + self.count)
+
+    def learn(self, factor: float) -> None:
+        """Take note of a step."""
+        self.total += min(max(factor, self.factor / OUTLIER), self.factor * OUTLIER)
+        self.count += 1.0
+
+    def fade(self) -> None:
+        """Let what was seen count for less."""
+        self.total *= FADING
+        self.count *= FADING
 
 
 @dataclass(slots=True)
 class StepCosts:
-    """The measured cost curve of a target model.
+    """What a step of a target model costs: a measured curve, corrected by every step of decoding.
+
+    The curve holds passes on a device that may have been busy; a step also drafts, keeps and learns,
+    which costs more for more nodes. So steps are compared with the curve as they come.
 
     Attributes:
         sizes: nodes of a pass, root included, rising from 1.
         near: milliseconds of a pass at `CONTEXTS[0]` cached tokens, by size.
         far: the same at `CONTEXTS[1]`.
-        node_milliseconds: what the loop and the drafter add for every drafted node; learned while
-            decoding.
+        pace: whether to draft at all.
     """
 
     sizes: tuple[int, ...]
     near: tuple[float, ...]
     far: tuple[float, ...]
-    node_milliseconds: float = 0.0
+    pace: Pace = field(default_factory=Pace, repr=False, compare=False)
+    # Of steps that draft something against plain ones; of each size against that.
+    _drafted: Drift = field(default_factory=Drift, repr=False)
+    _drifts: list[Drift] = field(default_factory=list, repr=False)
     _at: dict[int, Prices] = field(default_factory=dict, repr=False)
     _num_learned: int = 0
 
+    def __post_init__(self) -> None:
+        """Begin with the curve as it was measured."""
+        self._drifts = [Drift() for _ in self.sizes]
+
     def at(self, context: int) -> Prices:
         """Return the prices after `context` cached tokens: attention grows linearly with it."""
-        block = context // 128
+        block = context // BLOCK
         if block not in self._at:
-            share = (block * 128 + 64 - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0])
-            costs = [
-                near + max(share * (far - near), -0.5 * near)
-                for near, far in zip(self.near, self.far, strict=True)
+            corrected = [
+                cost * self._expected_factor(index) * drift.factor
+                for index, (cost, drift) in enumerate(
+                    zip(self._curve(block), self._drifts, strict=True)
+                )
             ]
-            added = [self.node_milliseconds * (size - 1) for size in self.sizes]
-            totals = [cost + extra for cost, extra in zip(costs, added, strict=True)]
             # A smaller pass never costs more: where it was measured so, that was noise.
-            lowest = list(accumulate(reversed(totals), min))[::-1]
+            lowest = list(accumulate(reversed(corrected), min))[::-1]
             self._at[block] = Prices(self.sizes, tuple(lowest))
         return self._at[block]
 
-    def learn(self, num_nodes: int, host_nanoseconds: int) -> None:
-        """Take note of the host's work (drafting, keeping, observing) on a step with this many
-        nodes.
+    def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
+        """Take note of a whole step with this many nodes after `context` cached tokens."""
+        curve, index = self._curve(context // BLOCK), bisect_left(self.sizes, num_nodes)
+        if self.pace.is_resting:
+            self.pace.rest(nanoseconds / 1e6 / curve[0])
+            return
+        if index == len(self.sizes):
+            return  # larger than was measured
+        drift, expected = self._drifts[index], curve[index] * self._expected_factor(index)
+        # Plain steps were measured seldom; one that has searched in vain does not take less.
+        plain = curve[0] * self.pace.plain_factor * min(1.0, self._drifts[0].factor)
+        factor = nanoseconds / 1e6 / expected
+        # A step far from what it should take was disturbed.
+        self.pace.learn(num_tokens - min(factor, drift.factor * OUTLIER) * expected / plain)
+        drift.learn(factor)
+        if index:
+            self._drafted.learn(factor * self._drafted.factor)
+        self._num_learned += 1
+        if self._num_learned % REFRESH == 0:
+            self._at.clear()
+            for each in (self._drafted, *self._drifts):
+                each.fade()
+
+    def _expected_factor(self, index: int) -> float:
+        """Return how much longer a step of a size takes than its pass did on the curve, by what other
+        sizes took.
         """
-        if num_nodes > 1:
-            per_node = host_nanoseconds / 1e6 / (num_nodes - 1)
-            self.node_milliseconds += (per_node - self.node_milliseconds) / MEMORY
-            self._num_learned += 1
-            if self._num_learned % MEMORY == 0:
-                self._at.clear()
+        return self.pace.plain_factor * (self._drafted.factor if index else 1.0)
+
+    def _curve(self, block: int) -> list[float]:
+        """Return the milliseconds of a pass, by size, in the middle of a block of contexts."""
+        share = (block * BLOCK + BLOCK // 2 - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0])
+        return [
+            near + max(share * (far - near), -0.5 * near)
+            for near, far in zip(self.near, self.far, strict=True)
+        ]
 
 
 @torch.inference_mode()

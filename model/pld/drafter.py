@@ -93,6 +93,10 @@ class PldDrafter(Drafter):
         self._rates.learn(self._ngram_size - 1, self._guess, step.acceptance.tokens)
         self._append(step.acceptance.tokens)
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Index the new tokens."""
+        self._append(tokens)
+
     def reset(self) -> None:
         """Forget how often guesses were right."""
         self._rates.reset()

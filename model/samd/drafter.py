@@ -201,6 +201,12 @@ class SamdDrafter(Drafter):
         if self._fallback:
             self._fallback.observe(step)
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Append the new tokens."""
+        self._extend(tokens)
+        if self._fallback:
+            self._fallback.skip(tokens)
+
     def reset(self) -> None:
         """Clear the fallback's memory and how far chains came true; the corpus stays."""
         self._rates.reset()

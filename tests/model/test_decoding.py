@@ -6,6 +6,7 @@ Run: pytest tests/model/test_decoding.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -13,6 +14,8 @@ from model.decoding import decode, generate
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import METHODS, Drafter, drafter_class
 from model.hf import TargetModel
+from model.pace import CREDIT
+from model.step_costs import StepCosts
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.family import Family
 
@@ -169,3 +172,33 @@ def test_a_prompt_is_harvested_when_asked_or_where_the_head_is_cheap(
     generate(target, drafter, random_ids(9), max_new_tokens=2)
     is_harvested = asked if asked is not None else head_share < 0.1
     assert len(seen) == (8 if is_harvested else 0)
+
+
+class EveryOtherRests(StepCosts):
+    """Costs under which every other step is plain."""
+
+    def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
+        """Rest after every step that was no rest."""
+        if self.pace.is_resting:
+            while self.pace.is_resting:
+                self.pace.rest(1.0)
+        else:
+            self.pace.learn(-2 * CREDIT)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if drafter_class(name).auto_options])
+def test_rests_change_no_token_and_what_follows_knows_the_text(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = (1.0, 1.0, 1.0)
+    monkeypatch.setattr("model.hf.step_costs", lambda _: EveryOtherRests((1, 8, 64), flat, flat))
+    target = TargetModel(target_of(LLAMA).model)
+    options = drafter_class(method).auto_options
+    drafter = drafter_for(method, target, **options)
+    prompt = random_ids(30, seed=3)
+    for _ in range(2):  # the second time from memory
+        generation = generate(target, drafter, prompt, max_new_tokens=60)
+        assert generation.token_ids == referee(target, prompt, 60)
+        counts = [step.num_nodes for step in generation.steps]
+        assert all(min(pair) == 1 for pair in pairwise(counts))
+    assert max(counts) > 1

@@ -14,7 +14,7 @@ import pytest
 
 from model import step_costs as module
 from model.prices import MARGIN, Prices
-from model.step_costs import CONTEXTS, StepCosts, measure, step_costs
+from model.step_costs import CONTEXTS, REFRESH, StepCosts, measure, step_costs
 from tests.model.decoded import target_of
 
 LLAMA = "Llama, grouped heads"
@@ -59,17 +59,48 @@ def test_gains_are_read_no_further_than_a_larger_tree_could_pay() -> None:
     assert len(read) == 1
 
 
-def test_costs_grow_with_the_context_and_with_what_the_loop_adds() -> None:
+def test_costs_grow_with_the_context() -> None:
     costs = StepCosts((1, 8), near=(1.0, 2.0), far=(2.0, 5.0))
     at = [costs.at(context).milliseconds for context in (0, *CONTEXTS, 5000)]
     assert at == sorted(at)
     assert costs.at(700).milliseconds[1] == pytest.approx(3.3, abs=0.2)
-    before = costs.at(256).milliseconds
-    for _ in range(1000):
-        costs.learn(8, 700_000)
-    after = costs.at(256).milliseconds
-    assert after[0] == before[0]
-    assert after[1] - before[1] == pytest.approx(0.7, rel=0.05), "7 nodes of 0.1 ms"
+
+
+def rested(costs: StepCosts, milliseconds: float = 1.0) -> StepCosts:
+    """Return costs after the plain steps at the beginning."""
+    while costs.pace.is_resting:
+        costs.learn(1, 1, CONTEXTS[0], int(milliseconds * 1e6))
+    return costs
+
+
+def test_prices_follow_what_steps_take() -> None:
+    costs = rested(StepCosts((1, 4, 8), near=(1.0, 1.2, 1.4), far=(1.0, 1.2, 1.4)))
+    for _ in range(200):
+        costs.learn(7, 8, CONTEXTS[0], 2_800_000)  # twice what was measured
+    one, four, eight = costs.at(CONTEXTS[0]).milliseconds
+    assert one == pytest.approx(1.0)
+    assert eight == pytest.approx(2.8, rel=0.05)
+    assert four == pytest.approx(2.4, rel=0.05), "what other drafts cost more, it will too"
+    for _ in range(400):
+        costs.learn(1, 8, CONTEXTS[0], 1_100_000)
+    assert costs.at(CONTEXTS[0]).milliseconds[0] == pytest.approx(1.1, rel=0.02)
+
+
+def test_a_device_that_became_faster_changes_no_ratio() -> None:
+    costs = rested(StepCosts((1, 8), near=(4.0, 6.0), far=(4.0, 6.0)), milliseconds=2.0)
+    before = costs.at(CONTEXTS[0]).milliseconds
+    assert before == pytest.approx((2.0, 3.0))
+    for _ in range(100):
+        costs.learn(8, 8, CONTEXTS[0], 3_000_000)
+    assert costs.at(CONTEXTS[0]).milliseconds == pytest.approx(before)
+
+
+def test_a_disturbed_step_hardly_moves_a_price() -> None:
+    costs = rested(StepCosts((1, 8), near=(1.0, 1.5), far=(1.0, 1.5)))
+    before = costs.at(CONTEXTS[0]).milliseconds[1]
+    for number in range(REFRESH):
+        costs.learn(8, 8, CONTEXTS[0], 1_500_000 if number else 900_000_000)
+    assert costs.at(CONTEXTS[0]).milliseconds[1] < before * 1.06
 
 
 def test_a_smaller_pass_never_costs_more() -> None:
