@@ -1,7 +1,8 @@
 """The studies: what each varies, and how it is run.
 
-Templates are learned on every other question and scored on the rest. Everything is greedy but the
-study of temperature, and independent of the clock.
+Templates are learned on every other question; drafters answer all, so that their memory is as in use,
+and are then scored on the rest. Everything is greedy but the study of temperature, and independent of
+the clock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from scripts.studies_texts import LITTLE_CATEGORIES, MUCH_CATEGORIES, made_up_qu
 BUDGETS = (1, 2, 4, 8, 16, 32, 64, 80, 128)
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 HYBRID = "hybrid --budget fixed --num-nodes {}"
-HELD_OUT = "Templates are learned on every other question; all rows are scored on the rest."
+HELD_OUT = (
+    "Templates are learned on every other question. All drafters answer all questions, and are scored on "
+    "the rest."
+)
 
 
 def successors(lab: Lab) -> Study:
@@ -27,7 +31,7 @@ def successors(lab: Lab) -> Study:
     points = []
     for k in (2, 4, 8, 16, 32):
         tree = lab.template(f"k{k}", lab.learn(80, k))
-        found = lab.measure(f"recycling --output-id-topk {k} {tree}", lab.held_out)
+        found = lab.measure_held_out(f"recycling --output-id-topk {k} {tree}")
         points.append(Point("recycling, learned tree of 80 nodes", k, found))
     return Study("How many successors k are worth keeping?", "k", points, HELD_OUT)
 
@@ -51,14 +55,12 @@ def shape(lab: Lab) -> Study:
 def trees(lab: Lab) -> Study:
     """Compare the paper's tree, a learned one and a dynamic one at equal nodes."""
     learned = lab.learn(80)
-    points = [Point("static, the paper's", 80, lab.measure("recycling", lab.held_out))]
+    points = [Point("static, the paper's", 80, lab.measure_held_out("recycling"))]
     for nodes in (16, 80):
         tree = lab.template(f"learned{nodes}", learned[:nodes])
-        points.append(
-            Point("static, learned", nodes, lab.measure(f"recycling {tree}", lab.held_out))
-        )
+        points.append(Point("static, learned", nodes, lab.measure_held_out(f"recycling {tree}")))
     for nodes in (16, 80):
-        found = lab.measure(HYBRID.format(nodes), lab.held_out)
+        found = lab.measure_held_out(HYBRID.format(nodes))
         points.append(Point("dynamic (hybrid)", nodes, found))
     return Study("Static, learned or dynamic trees?", "drafted nodes", points, HELD_OUT)
 
@@ -184,7 +186,7 @@ def budget(lab: Lab) -> Study:
             ("samd and recycling", f"samd --num-pred-tokens {nodes} {tree}"),
             ("hybrid", HYBRID.format(nodes)),
         ):
-            points.append(Point(name, nodes, lab.measure(words, lab.held_out)))
+            points.append(Point(name, nodes, lab.measure_held_out(words)))
     points.sort(key=lambda point: point.series)
     note = HELD_OUT + " The paper's tree has 80 nodes, however many more are allowed."
     return Study("How many nodes are worth drafting?", "drafted nodes", points, note)

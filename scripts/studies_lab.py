@@ -83,11 +83,6 @@ class Lab:
         """The turns of every other question: what templates are learned from."""
         return self._half(1)
 
-    @property
-    def held_out(self) -> list[RecordedTurn]:
-        """The turns of the other questions: what learned templates are scored on."""
-        return self._half(0)
-
     def run(
         self,
         words: str,
@@ -102,6 +97,13 @@ class Lab:
     def measure(self, words: str, turns: Sequence[RecordedTurn] | None = None) -> Figures:
         """Return the means of a drafter over turns (default: all)."""
         return figures(self.run(words, turns))
+
+    def measure_held_out(self, words: str) -> Figures:
+        """Return the means of a drafter that answers all turns over those that no template was learned
+        from.
+        """
+        held_out = {turn.question_id for turn in self._half(0)}
+        return figures([each for each in self.run(words) if each.turn.question_id in held_out])
 
     def memory_after(self, words: str, turns: Sequence[RecordedTurn]) -> dict[str, torch.Tensor]:
         """Return what a drafter knows when it has answered these turns."""
