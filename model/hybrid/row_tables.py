@@ -113,30 +113,34 @@ class RowTables:
         self._rows.fill(0)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the keys as int64 [S] and the rows as int32 [S, k]."""
+        """Return what is in use: U keys as int64 [U], and their rows as int32 [U, k]."""
         if self._tokens:
             self._flush()
+        used = np.flatnonzero(self._keys)
         return {
-            "keys": torch.from_numpy(self._keys),
-            "rows": torch.from_numpy(self._rows),
+            "keys": torch.from_numpy(self._keys[used]),
+            "rows": torch.from_numpy(self._rows[used]),
         }
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor], vocab_size: int) -> None:
-        """Take over what `memory` returned.
+        """Take over what `memory` returned; of a larger table, what finds a slot.
 
         Raises:
             ValueError: if shapes, types or values do not fit.
         """
-        own = self.memory()
-        for name, tensor in own.items():
+        keys, rows = tensors["keys"], tensors["rows"]
+        num_rows = keys.numel()
+        shapes = {"keys": (num_rows,), "rows": (num_rows, self._rows.shape[1])}
+        for name, dtype in (("keys", torch.int64), ("rows", torch.int32)):
             given = tensors[name]
-            if given.shape != tensor.shape or given.dtype != tensor.dtype:
+            if tuple(given.shape) != shapes[name] or given.dtype != dtype:
                 raise ValueError(
-                    f"matrix: got {name} {given.dtype} of shape {list(given.shape)}; allowed: "
-                    f"{tensor.dtype} of shape {list(tensor.shape)} (--table-bits, --output-id-topk)"
+                    f"matrix: got {name} {given.dtype} of shape {list(given.shape)}; allowed: {dtype} "
+                    f"of shape {list(shapes[name])} (--output-id-topk)"
                 )
-        entries = tensors["rows"]
-        if not 0 <= int(entries.min()) <= int(entries.max()) < vocab_size * NUM_CODES:
+        if num_rows and not 0 <= int(rows.min()) <= int(rows.max()) < vocab_size * NUM_CODES:
             raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}")
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+        self.reset()
+        slots = keys.numpy() & self._last_slot
+        self._keys[slots] = keys.numpy()
+        self._rows[slots] = rows.numpy()

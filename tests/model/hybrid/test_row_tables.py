@@ -62,8 +62,15 @@ def test_memory_is_bounded_and_moves_to_another_table() -> None:
     tables, other = RowTables(2**18, 2), RowTables(2**18, 2)
     write(tables, [(4, 5, 6)], [[7, 7]])
     assert other.find((4, 5, 6)) == []
-    other.load_memory(tables.memory(), vocab_size=8)  # a row that waits is written for it
+    memory = tables.memory()  # a row that waits is written for it
+    assert len(memory["keys"]) == len(memory["rows"]) == 3, "one for each length of key"
+    write(other, [(1, 1, 1), (4, 5, 6)], [[2, 2], [3, 3]])
+    other.load_memory(memory, vocab_size=8)
     assert other.find((4, 5, 6)) == tables.find((4, 5, 6)) != []
+    assert other.find((1, 1, 1)) == []
+    smaller = RowTables(2**8, 2)
+    smaller.load_memory(memory, vocab_size=8)
+    assert smaller.find((4, 5, 6))
     other.reset()
     assert other.find((4, 5, 6)) == []
 
@@ -89,10 +96,12 @@ def test_single_rows_wait_for_a_batch_and_are_written_in_order() -> None:
 @pytest.mark.parametrize("name", ["keys", "rows"])
 def test_tables_that_do_not_fit_are_refused(name: str) -> None:
     tables = RowTables(2**8, 2)
+    write(tables, [(4, 5, 6)], [[7, 7]])
     good = tables.memory()
     shorter = {**good, name: good[name][:-1]}
     other_type = {**good, name: good[name].to(torch.float32)}
-    for bad in (shorter, other_type):
+    scalar = {**good, name: good[name].sum().to(good[name].dtype)}
+    for bad in (shorter, other_type, scalar):
         with pytest.raises(ValueError, match="matrix: got"):
             tables.load_memory(bad, 100)
     for entry in (-1, 100 * NUM_CODES):
