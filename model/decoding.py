@@ -132,7 +132,9 @@ def decode(
     limits = _limits(
         target, drafter, prompt_ids, max_new_tokens, may_overrun=rule is None and stop is None
     )
-    costs = target.step_costs if drafter.wants_prices else None
+    if drafter.wants_prices and drafter.costs is None:
+        drafter.costs = target.step_costs.fresh()
+    costs = drafter.costs
     sequence = list(prompt_ids)
     num_emitted = 0
     clock = time.perf_counter_ns

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
+from model.step_costs import StepCosts
 from model.verification import Acceptance
 
 METHODS: dict[str, str] = {
@@ -73,6 +74,8 @@ class Drafter:
     max_nodes: int = 1
     # Whether `propose` reads `budget.prices`, so that the costs of a step must be measured.
     wants_prices: bool = False
+    # What steps with this drafter take on its target model; the loop keeps it here.
+    costs: StepCosts | None = None
     # Steps go on, unseen, until this many tokens past the limit (to reproduce codes that
     # overshoot).
     overrun: int = 0

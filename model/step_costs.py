@@ -110,6 +110,10 @@ class StepCosts:
         """Begin with the curve as it was measured."""
         self._drifts = [Drift() for _ in self.sizes]
 
+    def fresh(self) -> StepCosts:
+        """Return the same curve, with nothing learned: drafters differ in what their steps take."""
+        return type(self)(self.sizes, self.near, self.far)
+
     def at(self, context: int) -> Prices:
         """Return the prices after `context` cached tokens: attention grows linearly with it."""
         block = context // BLOCK

@@ -167,7 +167,10 @@ def learning(lab: Lab) -> Study:
             block = set(questions[begin : begin + size])
             found = figures([each for each in scores if each.turn.question_id in block])
             points.append(Point(name, begin + len(block), found))
-    note = f"Means over {size} questions each, up to the one that is named."
+    note = (
+        f"Means over {size} questions each, up to the one that is named. Questions come category by "
+        "category: compare hot and cold at one place, not places with each other."
+    )
     return Study("How fast does memory pay?", "questions seen", points, note)
 
 

@@ -202,3 +202,17 @@ def test_rests_change_no_token_and_what_follows_knows_the_text(
         counts = [step.num_nodes for step in generation.steps]
         assert all(min(pair) == 1 for pair in pairwise(counts))
     assert max(counts) > 1
+
+
+def test_what_one_drafter_loses_makes_no_other_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = (1.0, 1.0, 1.0)
+    monkeypatch.setattr("model.hf.step_costs", lambda _: StepCosts((1, 8, 64), flat, flat))
+    target = TargetModel(target_of(LLAMA).model)
+    one, other = (drafter_for("hybrid", target) for _ in range(2))
+    for drafter in (one, other):
+        generate(target, drafter, PROMPT, max_new_tokens=2)
+    assert one.costs is not None and other.costs is not None
+    one.costs.pace.learn(-2 * CREDIT)
+    num_left = other.costs.pace._num_left
+    generate(target, one, PROMPT, max_new_tokens=4)
+    assert other.costs.pace._num_left == num_left
