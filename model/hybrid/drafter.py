@@ -145,6 +145,8 @@ class HybridDrafter(Drafter):
         """Index the prompt."""
         self._index = SuffixIndex(prompt_ids)
         self._before = ()
+        # Memory that is saved between texts has no rows waiting: drafts are the same without it.
+        self._tables.flush()
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Make rows of a chunk of the prompt."""

@@ -84,10 +84,12 @@ class RowTables:
         self._tokens.append(tokens)
         self._logits.append(logits)
         if len(tokens) > 1 or num_waiting == MOST_WAITING:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write the rows that wait."""
+        if not self._tokens:
+            return
         codes = probability_codes(np.concatenate(self._logits)).astype(np.int32)
         codes[:, 0] += FIRST
         rows = np.concatenate(self._tokens) * NUM_CODES + codes
@@ -114,8 +116,7 @@ class RowTables:
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return what is in use: U keys as int64 [U], and their rows as int32 [U, k]."""
-        if self._tokens:
-            self._flush()
+        self.flush()
         used = np.flatnonzero(self._keys)
         return {
             "keys": torch.from_numpy(self._keys[used]),

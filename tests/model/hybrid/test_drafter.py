@@ -15,7 +15,7 @@ from model.decoding import generate
 from model.draft_tree import DraftBudget
 from model.hybrid.drafter import HybridConfig, HybridDrafter
 from model.hybrid.suffix_index import LONGEST_MATCH, Match, SuffixIndex
-from tests.model.decoded import random_ids, referee, target_of
+from tests.model.decoded import drafter_for, random_ids, referee, target_of
 
 LLAMA = "Llama, grouped heads"
 CPU = torch.device("cpu")
@@ -86,6 +86,21 @@ def test_where_nothing_is_known_frequent_tokens_fill_the_budget() -> None:
     drafter.reset()
     drafter.start([10])
     assert drafter.propose([10], DraftBudget(2)).topology.num_nodes == 1
+
+
+def test_saving_between_texts_changes_no_draft() -> None:
+    target = target_of("Llama, grouped heads")
+    drafts = []
+    for saves in (False, True):
+        drafter = drafter_for("hybrid", target, budget="fixed", num_nodes=3, harvest_prompt=False)
+        # Nothing is known: one step without a draft, whose single row waits.
+        (step,) = generate(target, drafter, [3, 4, 5], max_new_tokens=1).steps
+        assert step.num_nodes == 1
+        if saves:
+            drafter.memory()
+        again = generate(target, drafter, [3, 4, 5], max_new_tokens=2)
+        drafts.append([step.tree.token_ids.tolist() for step in again.steps])
+    assert drafts[0] == drafts[1]
 
 
 def test_a_token_of_the_text_is_likelier() -> None:
