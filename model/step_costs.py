@@ -57,19 +57,17 @@ class Drift:
     """How much longer steps take than was expected, as a factor.
 
     Attributes:
-        weight: how many steps the expectation is worth.
         total: sum of the factors seen.
         count: how many they are; both fade.
     """
 
-    weight: float = STRENGTH
     total: float = 0.0
     count: float = 0.0
 
     @property
     def factor(self) -> float:
         """The factor to expect."""
-        return (self.weight + self.total) / (self.weight + self.count)
+        return (STRENGTH + self.total) / (STRENGTH + self.count)
 
     def learn(self, factor: float) -> None:
         """Take note of a step."""

@@ -20,7 +20,8 @@ class FrequentTokens:
         vocab_size: V.
 
     Attributes:
-        top: the most frequent tokens, at most `NUM_TOKENS`, the most frequent first.
+        top: the most frequent tokens, at most `NUM_TOKENS`, the most frequent first; of equals the
+            smaller id.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -33,19 +34,11 @@ class FrequentTokens:
         top, count_of = self.top, self._count_of
         for token in tokens:
             count_of[token] += 1
-            if token in top:
-                place = top.index(token)
-            elif len(top) < NUM_TOKENS:
-                place = len(top)
+            if token not in top:
                 top.append(token)
-            elif count_of[token] > count_of[top[-1]]:
-                place = len(top) - 1
-                top[place] = token
-            else:
-                continue
-            while place and count_of[top[place]] > count_of[top[place - 1]]:
-                top[place - 1], top[place] = top[place], top[place - 1]
-                place -= 1
+            # By the counts alone, so that a run that goes on from saved counts drafts the same.
+            top.sort(key=lambda each: (-count_of[each], each))
+            del top[NUM_TOKENS:]
 
     def reset(self) -> None:
         """Forget everything."""

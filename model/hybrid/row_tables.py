@@ -80,7 +80,7 @@ class RowTables:
         """
         num_waiting = len(self._tokens)  # single rows all
         self._contexts += contexts
-        self._sources += [num_waiting + source for source in sources] if num_waiting else sources
+        self._sources += [num_waiting + source for source in sources]
         self._tokens.append(tokens)
         self._logits.append(logits)
         if len(tokens) > 1 or num_waiting == MOST_WAITING:

@@ -25,6 +25,9 @@ def test_the_most_frequent_are_found(seed: int) -> None:
         found = [counts[token] for token in frequent.top]
         assert found == sorted(counts.values(), reverse=True)[:NUM_TOKENS]
         assert len(set(frequent.top)) == len(frequent.top)
+        resumed = FrequentTokens(50)
+        resumed.load_state(frequent.state())
+        assert resumed.top == frequent.top
 
 
 def test_counts_move_to_another() -> None:
