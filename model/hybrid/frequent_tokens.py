@@ -21,7 +21,7 @@ class FrequentTokens:
 
     Attributes:
         top: the most frequent tokens, at most `NUM_TOKENS`, the most frequent first; of equals the
-            smaller id.
+            larger id.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -31,13 +31,12 @@ class FrequentTokens:
 
     def append(self, tokens: Iterable[int]) -> None:
         """Count tokens."""
-        top, count_of = self.top, self._count_of
+        top = self.top
         for token in tokens:
-            count_of[token] += 1
+            self._count_of[token] += 1
             if token not in top:
                 top.append(token)
-            # By the counts alone, so that a run that goes on from saved counts drafts the same.
-            top.sort(key=lambda each: (-count_of[each], each))
+            top.sort(key=self._rank)
             del top[NUM_TOKENS:]
 
     def reset(self) -> None:
@@ -63,11 +62,10 @@ class FrequentTokens:
         if int(counts.min()) < 0:
             raise ValueError("matrix: holds counts below 0")
         self._counts.copy_(counts)
-        ranked = self._counts.sort(descending=True, stable=True)
-        self.top = [
-            token
-            for token, count in zip(
-                ranked.indices[:NUM_TOKENS].tolist(), ranked.values.tolist(), strict=False
-            )
-            if count
-        ]
+        used = self._counts.nonzero().flatten().tolist()
+        self.top = sorted(used, key=self._rank)[:NUM_TOKENS]
+
+    def _rank(self, token: int) -> tuple[int, int]:
+        # By the counts alone, so that a run that goes on from saved counts drafts the same. Tokens with
+        # small ids are bytes and marks.
+        return -int(self._count_of[token]), -token
