@@ -29,6 +29,7 @@ from transformers import (
 from model.attention import can_group_heads, grouped_heads
 from model.draft_tree import DraftTree, TreeTopology
 from model.kv_cache import BufferShape, LayerShape, TreeCache
+from model.linear_layouts import PACKED, LinearLayouts, linear_layouts
 from model.step_costs import StepCosts, step_costs
 from model.support import (
     UnsupportedModelError,
@@ -70,6 +71,8 @@ class TargetModel:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
     """
 
+    layout = PACKED  # of the weights that passes over drafts may read
+
     def __init__(self, model: PreTrainedModel) -> None:
         refuse_unverifiable(model)
         use_masked_attention(model)
@@ -99,6 +102,11 @@ class TargetModel:
     def step_costs(self) -> StepCosts:
         """What a step costs on this device; measured at the first call, then read from disk."""
         return step_costs(self)
+
+    @cached_property
+    def linear_layouts(self) -> LinearLayouts:
+        """Copies of weights that make passes over drafts faster; measured at the first call, like costs."""
+        return linear_layouts(self)
 
     @cached_property
     def head_share(self) -> float:
@@ -136,12 +144,12 @@ class TargetModel:
         """Append all nodes to the cache and return the logits after every node [N, V]."""
         base = cache.length
         topology = tree.topology
-        if topology.is_chain:
-            # The model's own causal mask: exact for every model with a croppable cache.
-            return self.run(tree.token_ids, base, cache, None)
-        masks = self._tree_masks(topology, base)
-        positions = topology.depth_tensor(self.device) + base
-        return self.run(tree.token_ids, base, cache, masks, positions)
+        masks, positions = None, None
+        if not topology.is_chain:  # a chain needs no more than the model's own causal mask
+            masks = self._tree_masks(topology, base)
+            positions = topology.depth_tensor(self.device) + base
+        with self.linear_layouts.for_rows(topology.num_nodes):
+            return self.run(tree.token_ids, base, cache, masks, positions)
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
@@ -149,6 +157,7 @@ class TargetModel:
         """Read the prompt up to its last token, chunk by chunk (its last token is the first tree's
         root), from where the cache's rows end.
         """
+        self.linear_layouts.refresh()
         read = prompt_ids[:-1]
         size = min(PREFILL_CHUNK, max(512, MAX_LOGITS // self.vocab_size))
         if self._rope_border and len(prompt_ids) > self._rope_border:

@@ -7,21 +7,17 @@ same pass and the same read-out that decoding uses, once, and kept on disk.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
 import statistics
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from model.draft_tree import DraftTree
+from model.measured import machine_key, read_measured, write_measured
 from model.pace import Pace
 from model.prices import Prices
 from model.verification import read_out
@@ -219,43 +215,13 @@ def _star(target: TargetModel, num_nodes: int) -> DraftTree:
 
 
 def step_costs(target: TargetModel) -> StepCosts:
-    """Return the cost curve of a target model: measured once for a model's shape, device, dtype and
-    number of threads, then read from the cache folder (`TOKEN_RECYCLING_CACHE`, by default
-    `token-recycling` in the user's cache folder); delete the file there to measure again.
-    """
-    file = _cache_folder() / f"step-costs-{_key(target)}.json"
+    """Return the cost curve of a target model: measured once, then read from disk (`model.measured`)."""
+    name, key = "step-costs", machine_key(target) + bool(target.linear_layouts) * "-copies"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        near, far = (tuple(map(float, content[name])) for name in ("near", "far"))
+        content = read_measured(name, key)
+        near, far = (tuple(map(float, content[place])) for place in ("near", "far"))
         return StepCosts(tuple(map(int, content["sizes"])), near, far)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         costs = measure(target)  # none there, or not one of ours
-    content = {"sizes": costs.sizes, "near": costs.near, "far": costs.far}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        os.replace(temporary, file)
-    except OSError:
-        pass  # a read-only home: measured again next time
+    write_measured(name, key, {"sizes": costs.sizes, "near": costs.near, "far": costs.far})
     return costs
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("TOKEN_RECYCLING_CACHE") or Path(base) / "token-recycling")
-
-
-def _key(target: TargetModel) -> str:
-    """Return a name for everything that a pass's time depends on."""
-    is_cuda = target.device.type == "cuda"
-    device = torch.cuda.get_device_name(target.device) if is_cuda else str(target.device)
-    parts = (
-        target.config.to_json_string(use_diff=False),
-        target.model.config._attn_implementation,
-        type(target).__name__,
-        device,
-        f"{platform.processor()} {platform.machine()} {os.cpu_count()} {torch.get_num_threads()}",
-        f"{target.dtype} {torch.__version__}",
-    )
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

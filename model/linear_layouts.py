@@ -1,0 +1,279 @@
+"""Linear layers of a draft: the same weights in the layout that a pass over few rows reads fastest.
+
+A pass over a draft multiplies a handful of rows with every weight matrix. On a CPU torch's kernels
+for that stay far below what memory and cores allow: in float32 eight rows of a layer cost two or
+three times as much as one, and in bfloat16 the weights are rearranged at every call. A copy that is
+rearranged once does better. Which layout wins depends on the layer, the number of rows, the dtype and
+the machine, so it is measured, once, and kept on disk.
+
+The model stays as it is: its layers compute with the copies within `for_rows` alone. A single row,
+which is plain decoding, uses a packed copy only where the results are the same to the last bit, and
+the prompt never does; other sums differ by rounding, as those of any pass over several rows do.
+
+Shapes: n rows, I inputs and O outputs of a layer.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from model.measured import machine_key, read_measured, write_measured
+
+if TYPE_CHECKING:
+    from model.hf import TargetModel
+
+# Numbers of rows that are measured; a pass counts as the next of them. Longer ones are prompts.
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96)
+USUAL_ROWS = (1, 4, 8, 16)
+# Rows that packed weights are laid out for; the layout serves other numbers of rows as well.
+PACKED_ROWS = 8
+# Share of a layer's time that a copy must save.
+WORTHWHILE = 0.05
+NUM_TIMES = 3
+# Weights that are read in turn while a layer is timed, since in a pass each layer's come from memory.
+TIMED_BYTES = 2**25
+# Share of the free memory that copies may take.
+MEMORY_SHARE = 0.5
+# Weights compared to find out whether a layer was changed.
+SAMPLE = 64
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+Size = tuple[int, int]  # (O, I)
+
+
+def packed(layer: nn.Linear) -> Forward:
+    """Return the layer's function on weights in oneDNN's blocks."""
+    weight, bias = layer.weight.detach(), layer.bias
+    blocks = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+    run = torch.ops.mkldnn._linear_pointwise.default
+    return lambda rows: run(rows, blocks, bias, "none", [], "")
+
+
+def by_columns(layer: nn.Linear) -> Forward:
+    """Return the layer's function on weights that are stored column by column."""
+    columns, bias = layer.weight.detach().t().contiguous().t(), layer.bias
+    return lambda rows: linear(rows, columns, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """An arrangement of weights.
+
+    Attributes:
+        name: its name on disk.
+        copied: makes a layer's function on copied weights.
+        fewest_weights: a smaller model stays as it is: it spends its time elsewhere.
+        is_for_all: whether a layer has one layout for all numbers of rows, or for each the faster one.
+    """
+
+    name: str
+    copied: Callable[[nn.Linear], Forward]
+    fewest_weights: int
+    is_for_all: bool
+
+
+PACKED = Layout("packed", packed, 2**24, is_for_all=False)
+# What a compiler can trace. Its code rounds in its own way anyhow, and a small model's weights stay in
+# the processor's cache only if all passes read the same ones.
+BY_COLUMNS = Layout("by-columns", by_columns, 2**20, is_for_all=True)
+
+
+class _Copy:
+    """A layer's weights in another layout.
+
+    Attributes:
+        rows: for which of `ROWS` the copy is used.
+    """
+
+    def __init__(self, layer: nn.Linear, layout: Layout, rows: Collection[int]) -> None:
+        self.layer = layer
+        self.rows = rows
+        self._layout = layout
+        self.make()
+
+    def make(self) -> None:
+        """Copy the weights as they are now."""
+        self.forward = self._layout.copied(self.layer)
+        self._made_of = self._signature()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the layer still holds the weights that were copied."""
+        *now, sample = self._signature()
+        *then, old_sample = self._made_of
+        return now == then and torch.equal(sample, old_sample)
+
+    def _signature(self) -> tuple[Any, ...]:
+        weight, bias = self.layer.weight.detach(), self.layer.bias
+        # Changes through `.data`, as adapters are merged, are not counted: a sample shows them.
+        sample = weight.flatten()[:: max(1, weight.numel() // SAMPLE)].clone()
+        version = 0 if self.layer.weight.is_inference() else self.layer.weight._version
+        return weight.data_ptr(), version, bias is None or bias.data_ptr(), sample
+
+
+class LinearLayouts:
+    """The copies of a model's linear layers.
+
+    Args:
+        layout: of the copies.
+        layers: of the model, see `suitable_layers`.
+        rows: for which of `ROWS` layers use copies, by their size; others stay as they are.
+    """
+
+    def __init__(
+        self, layout: Layout, layers: Sequence[nn.Linear], rows: Mapping[Size, Collection[int]]
+    ) -> None:
+        self._copies = [
+            _Copy(layer, layout, rows[size_of(layer)])
+            for layer in layers
+            if rows.get(size_of(layer))
+        ]
+
+    def __bool__(self) -> bool:
+        """Whether any layer has a copy."""
+        return bool(self._copies)
+
+    def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
+        """Return the block to run a pass over `num_rows` rows in."""
+        place = bisect_left(ROWS, num_rows)
+        if place == len(ROWS):
+            return nullcontext()
+        used = [copy for copy in self._copies if ROWS[place] in copy.rows]
+        return _computing_with(used) if used else nullcontext()
+
+    def refresh(self) -> None:
+        """Copy again what has changed since, such as by merging an adapter.
+
+        A change through `weight.data` of single numbers, one that moves nothing else, may be missed.
+        """
+        for copy in self._copies:
+            if not copy.is_current:
+                copy.make()
+
+
+@contextmanager
+def _computing_with(copies: Sequence[_Copy]) -> Iterator[None]:
+    """Let layers compute with their copies within the block."""
+    # Past `nn.Module.__setattr__`, which takes longer than a small layer.
+    for copy in copies:
+        copy.layer.__dict__["forward"] = copy.forward
+    try:
+        yield
+    finally:
+        for copy in copies:
+            del copy.layer.__dict__["forward"]
+
+
+def size_of(layer: nn.Linear) -> Size:
+    """Return (O, I) of a layer."""
+    outputs, inputs = layer.weight.shape
+    return outputs, inputs
+
+
+def suitable_layers(model: nn.Module) -> list[nn.Linear]:
+    """Return the linear layers that may compute with copies: plain ones, on the CPU, with plain weights,
+    of a model that is not compiled.
+    """
+    if hasattr(model, "_orig_mod"):
+        return []
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    return [layer for layer in layers if _is_plain(layer)]
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    weight = layer.weight
+    return (
+        "forward" not in layer.__dict__  # such as accelerate's, which moves weights
+        and type(weight) in (nn.Parameter, torch.Tensor)
+        and weight.device.type == "cpu"
+        and weight.is_floating_point()
+        and weight.is_contiguous()
+    )
+
+
+def linear_layouts(target: TargetModel) -> LinearLayouts:
+    """Return the copies that a target model's passes are fastest with on this machine: measured once,
+    then read from disk. There are none where they do not fit into memory.
+    """
+    layout, layers = target.layout, suitable_layers(target.model)
+    num_weights = sum(layer.weight.numel() for layer in layers)
+    if num_weights < layout.fewest_weights:
+        return LinearLayouts(layout, [], {})
+    if num_weights * target.dtype.itemsize > MEMORY_SHARE * _free_memory():
+        return LinearLayouts(layout, [], {})
+    name, key = f"{layout.name}-layers", machine_key(target)
+    try:
+        found = {
+            (int(outputs), int(inputs)): frozenset(map(int, rows))
+            for outputs, inputs, rows in read_measured(name, key)
+        }
+    except (TypeError, ValueError):  # none there, or not one of ours
+        found = measure(layout, layers)
+        write_measured(name, key, [[*size, sorted(rows)] for size, rows in found.items()])
+    return LinearLayouts(layout, layers, found)
+
+
+@torch.inference_mode()
+def measure(layout: Layout, layers: Sequence[nn.Linear]) -> dict[Size, frozenset[int]]:
+    """Time copies of layers of every size, in about two seconds for a model of a billion weights.
+
+    Returns:
+        For which of `ROWS` copies are worthwhile, by size.
+    """
+    by_size: dict[Size, list[nn.Linear]] = {}
+    for layer in layers:
+        by_size.setdefault(size_of(layer), []).append(layer)
+    found = {}
+    for size, alike in by_size.items():
+        weight = alike[0].weight
+        count = max(1, TIMED_BYTES // (weight.numel() * weight.element_size()))
+        found[size] = _worthwhile_rows(layout, alike[:count])
+    return found
+
+
+def _worthwhile_rows(layout: Layout, layers: Sequence[nn.Linear]) -> frozenset[int]:
+    """Return for which of `ROWS` layers of one size are faster with copies."""
+    stock, weight = [layer.forward for layer in layers], layers[0].weight
+    inputs = {n: torch.randn(1, n, weight.shape[1]).to(weight.dtype) for n in ROWS}
+    try:
+        copied = [layout.copied(layer) for layer in layers]
+        ratios = {n: _time_ratio(copied, stock, rows) for n, rows in inputs.items()}
+        is_exact = torch.equal(stock[0](inputs[1]), copied[0](inputs[1]))
+    except (RuntimeError, AttributeError):
+        return frozenset()  # this build of torch has no such kernel
+    if layout.is_for_all:
+        is_faster = statistics.geometric_mean(ratios[n] for n in USUAL_ROWS) < 1 - WORTHWHILE
+        return frozenset(ROWS) if is_faster else frozenset()
+    fast = {n for n, ratio in ratios.items() if ratio < 1 - WORTHWHILE}
+    return frozenset(fast if is_exact else fast - {1})
+
+
+def _time_ratio(some: Sequence[Forward], others: Sequence[Forward], rows: torch.Tensor) -> float:
+    """Return the time that some layers take for the same rows as a share of what others take."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(NUM_TIMES):
+        for layers, found in zip((some, others), times, strict=True):
+            begun = time.perf_counter()
+            for layer in layers:
+                layer(rows)
+            found.append(time.perf_counter() - begun)
+    return statistics.median(times[0]) / statistics.median(times[1])
+
+
+def _free_memory() -> int:
+    """Return the bytes of free memory; 0 if the system does not say."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0

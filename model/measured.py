@@ -1,0 +1,59 @@
+"""What was measured on this machine, kept on disk: a JSON file for each model, device, dtype and number
+of threads, in the folder `TOKEN_RECYCLING_CACHE` (by default `token-recycling` in the user's cache
+folder). Delete a file there to measure again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from model.hf import TargetModel
+
+
+def read_measured(name: str, key: str) -> Any:
+    """Return the content of a file; None if there is none, or it is not JSON."""
+    try:
+        return json.loads(_file(name, key).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write_measured(name: str, key: str, content: object) -> None:
+    """Keep `content` for later runs; where the folder cannot be written they measure again."""
+    file = _file(name, key)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        os.replace(temporary, file)
+    except OSError:
+        pass
+
+
+def machine_key(target: TargetModel) -> str:
+    """Return a name for everything that the time of a target model's pass depends on."""
+    is_cuda = target.device.type == "cuda"
+    device = torch.cuda.get_device_name(target.device) if is_cuda else str(target.device)
+    parts = (
+        target.config.to_json_string(use_diff=False),
+        target.model.config._attn_implementation,
+        type(target).__name__,
+        device,
+        f"{platform.processor()} {platform.machine()} {os.cpu_count()} {torch.get_num_threads()}",
+        f"{target.dtype} {torch.__version__}",
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _file(name: str, key: str) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("TOKEN_RECYCLING_CACHE") or Path(base) / "token-recycling")
+    return folder / f"{name}-{key}.json"

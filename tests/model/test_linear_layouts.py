@@ -1,0 +1,220 @@
+"""Copies of weights in other layouts: used where they were measured faster, exact, and never stale.
+
+Run: pytest tests/model/test_linear_layouts.py
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from model import linear_layouts as module
+from model.decoding import generate
+from model.drafter import METHODS
+from model.hf import TargetModel
+from model.linear_layouts import (
+    BY_COLUMNS,
+    PACKED,
+    ROWS,
+    Layout,
+    LinearLayouts,
+    measure,
+    size_of,
+    suitable_layers,
+)
+from model.self_test import self_test
+from tests.model.decoded import drafter_for, known, random_ids, referee
+
+LAYOUTS = [PACKED, BY_COLUMNS]
+LLAMA = "Llama, grouped heads"
+SIZE = (24, 40)
+
+
+@pytest.fixture(params=LAYOUTS, ids=[layout.name for layout in LAYOUTS])
+def layout(request: pytest.FixtureRequest) -> Layout:
+    """Return each layout, with no lower limit to a model's size."""
+    return replace(request.param, fewest_weights=0)
+
+
+def layer_of(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Linear:
+    """Return a layer of random weights."""
+    outputs, inputs = SIZE
+    return nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
+
+
+def with_copies(name: str, layout: Layout, rows: tuple[int, ...] = ROWS[1:]) -> TargetModel:
+    """Return a target whose linear layers all compute with copies for these numbers of rows."""
+    target = TargetModel(known(name).build())
+    layers = suitable_layers(target.model)
+    assert layers
+    target.__dict__["linear_layouts"] = LinearLayouts(
+        layout, layers, {size_of(layer): rows for layer in layers}
+    )
+    return target
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_computes_what_its_layer_computes(
+    layout: Layout, dtype: torch.dtype, bias: bool
+) -> None:
+    layer = layer_of(dtype, bias)
+    layouts = LinearLayouts(layout, [layer], {SIZE: ROWS})
+    for num_rows in (1, 3, 8, 96):
+        rows = torch.randn(1, num_rows, SIZE[1], dtype=dtype)
+        with torch.inference_mode():
+            expected = layer(rows)
+            with layouts.for_rows(num_rows):
+                assert "forward" in layer.__dict__
+                found = layer(rows)
+        assert "forward" not in layer.__dict__
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", [LLAMA, "Qwen2, sliding window", "GPT-2"])
+def test_tokens_equal_generate_with_copies(name: str, layout: Layout) -> None:
+    if not suitable_layers(known(name).build()):
+        pytest.skip("no linear layers")
+    target = with_copies(name, layout)
+    self_test(target)
+    for method in METHODS:
+        if method == "sps":
+            continue  # drafts with a model of its own, and verifies like the others
+        prompt = random_ids(28)
+        answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)
+        assert answer.token_ids == referee(target, prompt, 40)
+
+
+def test_copies_serve_the_numbers_of_rows_they_are_for(layout: Layout) -> None:
+    layer = layer_of()
+    layouts = LinearLayouts(layout, [layer], {SIZE: (4, 16)})
+    used = {}
+    for num_rows in range(1, 200):
+        with layouts.for_rows(num_rows):
+            used[num_rows] = "forward" in layer.__dict__
+    assert {rows for rows, is_used in used.items() if is_used} == {3, 4, *range(9, 17)}
+
+
+def test_a_layer_is_itself_again_after_an_error(layout: Layout) -> None:
+    layer = layer_of()
+    layouts = LinearLayouts(layout, [layer], {SIZE: ROWS})
+    with pytest.raises(RuntimeError, match="stop"), layouts.for_rows(4):
+        raise RuntimeError("stop")
+    assert "forward" not in layer.__dict__
+
+
+@pytest.mark.parametrize("change", ["in place", "through data", "another tensor", "bias"])
+def test_changed_weights_are_copied_again(layout: Layout, change: str) -> None:
+    layer = layer_of()
+    layouts = LinearLayouts(layout, [layer], {SIZE: ROWS})
+    layouts.refresh()
+    with torch.no_grad():
+        if change == "in place":
+            layer.weight[0, 0] += 1
+        elif change == "through data":
+            layer.weight.data += 0.5
+        elif change == "another tensor":
+            layer.weight = nn.Parameter(layer.weight + 1)
+        else:
+            assert layer.bias is not None
+            layer.bias = nn.Parameter(layer.bias + 1)
+    layouts.refresh()
+    rows = torch.randn(1, 8, SIZE[1])
+    with torch.inference_mode():
+        expected = layer(rows)
+        with layouts.for_rows(8):
+            torch.testing.assert_close(layer(rows), expected)
+
+
+def test_prompts_refresh_copies() -> None:
+    target = with_copies(LLAMA, PACKED)
+    prompt = random_ids(28)
+    generate(target, drafter_for("recycling", target), prompt, max_new_tokens=20)
+    with torch.no_grad():
+        for parameter in target.model.parameters():
+            parameter.data *= 1.5
+    drafter = drafter_for("recycling", target)
+    answer = generate(target, drafter, prompt, max_new_tokens=20)
+    assert answer.token_ids == referee(target, prompt, 20)
+
+
+def test_layers_that_are_not_plain_stay_as_they_are() -> None:
+    class Special(nn.Linear):
+        """A layer with a forward pass of its own."""
+
+    plain, hooked, sliced = layer_of(), layer_of(), layer_of()
+    hooked.__dict__["forward"] = hooked.forward
+    sliced.weight = nn.Parameter(torch.randn(SIZE[::-1]).t())
+    elsewhere = nn.Linear(4, 4, device="meta")
+    model = nn.ModuleList([plain, hooked, sliced, elsewhere, Special(4, 4), nn.Bilinear(2, 2, 2)])
+    assert suitable_layers(model) == [plain]
+    model._orig_mod = None  # type: ignore[assignment]
+    assert suitable_layers(model) == []
+
+
+def test_what_is_faster_is_chosen(monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
+    faster = {1: 0.5, 2: 0.94, 4: 0.96, 8: 1.2, 16: 0.3, 32: 1.0, 64: 0.949, 96: 2.0}
+    monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: faster[rows.shape[1]])
+    layers = [layer_of(torch.bfloat16)]
+    with torch.inference_mode():
+        rows = torch.randn(1, 1, SIZE[1]).bfloat16()
+        is_exact = torch.equal(layout.copied(layers[0])(rows), layers[0](rows))
+    found = measure(layout, layers)[SIZE]
+    if layout.is_for_all:
+        assert found == set(ROWS)  # the geometric mean of the usual numbers is 0.64
+        monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.96)
+        assert measure(layout, layers)[SIZE] == set()
+    else:
+        assert found == {2, 16, 64} | ({1} if is_exact else set())
+
+
+def test_a_single_row_uses_a_copy_only_if_it_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def inexact(layer: nn.Linear) -> module.Forward:
+        return lambda rows: layer(rows) * (1 + 1e-6)
+
+    monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
+    assert measure(replace(PACKED, copied=inexact), [layer_of()])[SIZE] == set(ROWS) - {1}
+
+
+def test_a_layout_that_this_torch_lacks_is_not_used() -> None:
+    def missing(layer: nn.Linear) -> module.Forward:
+        raise RuntimeError("no kernel")
+
+    assert measure(replace(PACKED, copied=missing), [layer_of()]) == {SIZE: frozenset()}
+
+
+def test_measured_once_and_read_from_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layout: Layout
+) -> None:
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
+    monkeypatch.setattr(TargetModel, "layout", layout)
+    monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
+    assert TargetModel(known(LLAMA).build()).linear_layouts
+    (file,) = tmp_path.glob(f"{layout.name}-layers-*.json")
+
+    def again(*args: object) -> float:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(module, "_time_ratio", again)
+    assert TargetModel(known(LLAMA).build()).linear_layouts
+    entries = json.loads(file.read_text())
+    file.write_text(json.dumps([[*entry[:2], []] for entry in entries]))
+    assert not TargetModel(known(LLAMA).build()).linear_layouts
+    file.write_text('{"not": "ours"}')
+    with pytest.raises(AssertionError, match="measured again"):
+        _ = TargetModel(known(LLAMA).build()).linear_layouts
+
+
+def test_no_copies_for_small_models_or_without_memory(
+    monkeypatch: pytest.MonkeyPatch, layout: Layout
+) -> None:
+    monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
+    assert not TargetModel(known(LLAMA).build()).linear_layouts, "a small model was copied"
+    monkeypatch.setattr(TargetModel, "layout", layout)
+    monkeypatch.setattr(module, "_free_memory", lambda: 1000)
+    assert not TargetModel(known(LLAMA).build()).linear_layouts
