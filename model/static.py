@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers import PreTrainedModel
 from model.draft_tree import DraftTree, TreeTopology
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
+from model.linear_layouts import BY_COLUMNS
 from model.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from model.support import UnsupportedModelError
 
@@ -70,13 +72,14 @@ class StaticTarget(TargetModel):
             raise UnsupportedModelError(
                 f"{name}: is spread over {len(devices)} devices; static shapes allow one"
             )
+        self._has_dynamic_lengths = False
         self._storage: StaticStorage | None = None
         self._lent: Callable[[], StaticTreeCache | None] = lambda: None
         # Weak, since some drafters make a new topology at every step.
         self._padded: weakref.WeakKeyDictionary[TreeTopology, tuple[torch.Tensor, torch.Tensor]] = (
             weakref.WeakKeyDictionary()
         )
-        self._shapes: set[tuple[int, int]] = set()  # buckets of nodes and rows so far
+        self._shapes: set[tuple[int, int]] = set()  # buckets of nodes and rows (0: all) so far
         self._num_warm: int | None = None  # of them known at the last warm-up
 
     def new_cache(self, capacity: int) -> StaticTreeCache:
@@ -88,7 +91,9 @@ class StaticTarget(TargetModel):
         num_rows = length_bucket(capacity + NODE_STEP)
         storage = self._storage
         if storage is None or self._lent() is not None or storage.num_rows < num_rows:
-            storage = StaticStorage(self._layer_shapes, num_rows, self.device)
+            storage = StaticStorage(
+                self._layer_shapes, num_rows, self.device, self._has_dynamic_lengths
+            )
         cache = StaticTreeCache(storage, storage.num_rows - NODE_STEP, self._move)
         self._storage, self._lent = storage, weakref.ref(cache)
         return cache
@@ -100,26 +105,32 @@ class StaticTarget(TargetModel):
         depths, mask = self._padded_topology(tree.topology)
         num_padded = depths.shape[0]
         token_ids = torch.nn.functional.pad(tree.token_ids, (0, num_padded - num_nodes))
-        view = cache.storage.view(length_bucket(base + num_padded))
+        view = cache.storage.view(self._length_shown(base + num_padded))
         cache.storage.start.fill_(base)
-        self._shapes.add((num_padded, view.num_rows))
-        with self.attention():
+        self._shapes.add(self._shape_of(num_padded, view))
+        with self.attention(), self.linear_layouts.for_rows(num_padded):
             logits = self._step(token_ids, depths, mask, view)[:num_nodes]
         cache.append(num_nodes)
         return logits
 
     @torch.inference_mode()
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
-        """Run drafts of these sizes, and of all that were seen so far, after texts of up to
-        `num_tokens` tokens, one of every bucket: what is compiled there is not compiled within a
-        timed step.
+        """Run drafts of these sizes, of all that were seen so far and, where an automatic budget
+        asked for costs, of those it chooses from, after texts of up to `num_tokens` tokens, one of
+        every bucket: what is compiled there is not compiled within a timed step.
         """
-        buckets = {1, *map(node_bucket, num_nodes), *(nodes for nodes, _ in self._shapes)}
+        priced = self.step_costs.sizes if "step_costs" in self.__dict__ else ()
+        buckets = {
+            1,
+            *map(node_bucket, (*num_nodes, *priced)),
+            *(nodes for nodes, _ in self._shapes),
+        }
         cache = self.new_cache(num_tokens + max(buckets))
         for bucket in sorted(buckets):
             tree = DraftTree.chain([0] * bucket, self.device)
             length = length_bucket(bucket)
-            while length <= length_bucket(num_tokens + bucket):
+            longest = length if self._has_dynamic_lengths else length_bucket(num_tokens + bucket)
+            while length <= longest:
                 # The shortest text of its bucket of lengths: a longer one may not fit the context.
                 cache.keep(max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0, ())
                 self.forward(tree, cache)
@@ -131,6 +142,16 @@ class StaticTarget(TargetModel):
     def num_late_shapes(self) -> int:
         """Shapes (bucket of nodes, bucket of rows) that the last warm-up did not know; 0 before it."""
         return 0 if self._num_warm is None else len(self._shapes) - self._num_warm
+
+    def _length_shown(self, num_rows: int) -> int:
+        """Return how many cache rows a pass sees that reads and writes `num_rows`."""
+        if self._has_dynamic_lengths:
+            return -(-num_rows // NODE_STEP) * NODE_STEP
+        return length_bucket(num_rows)
+
+    def _shape_of(self, num_padded: int, view: StaticView) -> tuple[int, int]:
+        """Return what a pass is compiled for: nodes, and cache rows (0: any number)."""
+        return num_padded, 0 if self._has_dynamic_lengths else view.num_rows
 
     def _step(
         self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
@@ -186,29 +207,60 @@ class CompiledTarget(StaticTarget):
     Args:
         model: as for `TargetModel`.
         backend: torch.compile's; "eager" and "aot_eager" trace without generating code.
+        has_dynamic_lengths: whether code compiled for one length of the text serves all lengths. None:
+            on a CPU, where every row shown costs time; graphs on a GPU need lengths in buckets.
     """
 
-    def __init__(self, model: PreTrainedModel, backend: str = "inductor") -> None:
+    layout = BY_COLUMNS  # the compiler does not know oneDNN's
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        backend: str = "inductor",
+        has_dynamic_lengths: bool | None = None,
+    ) -> None:
         super().__init__(model)
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, MAX_SHAPES)
-        self._has_graphs = self.device.type == "cuda" and backend == "inductor"
+        is_cuda = self.device.type == "cuda"
+        self._has_dynamic_lengths = (
+            not is_cuda if has_dynamic_lengths is None else has_dynamic_lengths
+        )
+        self._has_graphs = is_cuda and backend == "inductor"
         options: dict[str, Any] = {"backend": backend, "dynamic": False}
+        if self._has_dynamic_lengths:
+            options["dynamic"] = None  # where it is marked
         if self._has_graphs:
             options["mode"] = "reduce-overhead"
-        self._compiled_step = torch.compile(super()._step, **options)
+        elif backend == "inductor":
+            # Without graphs, calling kernels from Python takes as long as a small model's kernels.
+            options["options"] = {"cpp_wrapper": True}
+        self._options = options
+        self._compiled: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}
         self._compiled_move = torch.compile(move_rows, **options)
 
     def _step(
         self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
     ) -> torch.Tensor:
+        shape = self._shape_of(token_ids.shape[0], view)
+        if shape not in self._compiled:
+            self._compiled[shape] = torch.compile(_copied(StaticTarget._step), **self._options)
+        step = self._compiled[shape]
         if not self._has_graphs:
-            return self._compiled_step(token_ids, depths, mask, view)
+            return step(self, token_ids, depths, mask, view)
         torch.compiler.cudagraph_mark_step_begin()
         # The next replay writes over the graph's own output.
-        return self._compiled_step(token_ids, depths, mask, view).clone()
+        return step(self, token_ids, depths, mask, view).clone()
 
     def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
         if self._has_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         self._compiled_move(view, sources, targets)
+
+
+def _copied(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return the same function as another: torch keeps what it compiled with a function's code, and
+    tries one shape after the other at every call, which takes longer than a small model's pass.
+    """
+    code = function.__code__.replace()
+    return FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)

@@ -66,10 +66,15 @@ class StaticLayer(CacheLayerMixin):
 class StaticView(Cache):
     """The first `num_rows` rows of a storage, as one step sees them."""
 
-    def __init__(self, layers: Sequence[StaticLayer], start: torch.Tensor, num_rows: int) -> None:
+    def __init__(self, layers: Sequence[StaticLayer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))
         self.start = start
-        self.num_rows = num_rows
+
+    @property
+    def num_rows(self) -> int:
+        """M; while it is traced, a symbol if views are dynamic."""
+        rows: int = self.layers[0].keys.shape[2]
+        return rows
 
     def rows_after_start(self, count: int) -> torch.Tensor:
         """Return the next `count` row indices [count]."""
@@ -83,18 +88,26 @@ class StaticStorage:
         layer_shapes: one entry a layer; None for layers that read another layer's cache.
         num_rows: rows of every layer.
         device: of all layers.
+        has_dynamic_views: whether code compiled for a view of one length shall serve all lengths.
+            Graphs hold addresses, and need the other kind.
     """
 
     def __init__(
-        self, layer_shapes: Sequence[LayerShape | None], num_rows: int, device: torch.device
+        self,
+        layer_shapes: Sequence[LayerShape | None],
+        num_rows: int,
+        device: torch.device,
+        has_dynamic_views: bool = False,
     ) -> None:
         self.num_rows = num_rows
+        self._has_dynamic_views = has_dynamic_views
         self._views: dict[int, StaticView] = {}
         # Used again by texts in and out of inference mode.
         with torch.inference_mode(False):
             self.start = torch.zeros((), dtype=torch.long, device=device)
+            rows = _rows_by_head if has_dynamic_views else _rows
             self._layers = [
-                (_rows(shape.keys, num_rows), _rows(shape.values, num_rows)) if shape else None
+                (rows(shape.keys, num_rows), rows(shape.values, num_rows)) if shape else None
                 for shape in layer_shapes
             ]
 
@@ -110,7 +123,6 @@ class StaticStorage:
 
     def parts(self, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
         """Return keys and values [1, H, num_rows, D] of the first rows, one pair a layer."""
-        # Strides do not depend on the storage's size, so that a larger one fits the same graph.
         return [
             pair and tuple(tensor[:num_rows].transpose(0, 1)[None] for tensor in pair)  # type: ignore[misc]
             for pair in self._layers
@@ -122,10 +134,14 @@ class StaticStorage:
             with torch.inference_mode(False):
                 parts = self.parts(num_rows)
                 empty = torch.empty(1, 0, num_rows, 0, device=self.start.device)
-            for tensor in (self.start, *(part for pair in parts if pair for part in pair)):
-                torch._dynamo.mark_static_address(tensor)
+            torch._dynamo.mark_static_address(self.start)
+            for tensor in (empty, *(part for pair in parts if pair for part in pair)):
+                if self._has_dynamic_views:
+                    torch._dynamo.mark_dynamic(tensor, 2)
+                else:
+                    torch._dynamo.mark_static_address(tensor)
             layers = [StaticLayer(*(pair or (empty, empty)), self.start) for pair in parts]
-            self._views[num_rows] = StaticView(layers, self.start, num_rows)
+            self._views[num_rows] = StaticView(layers, self.start)
         return self._views[num_rows]
 
 
@@ -188,6 +204,18 @@ def rows_after(start: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _rows(shape: BufferShape, num_rows: int) -> torch.Tensor:
+    """Return rows [num_rows, H, D]: strides do not depend on how many, so that graphs fit them all."""
     return torch.zeros(
         (num_rows, shape.num_heads, shape.head_dim), dtype=shape.dtype, device=shape.device
     )
+
+
+def _rows_by_head(shape: BufferShape, num_rows: int) -> torch.Tensor:
+    """Return rows [num_rows, H, D], stored head by head: code compiled for a CPU copies others before
+    it attends to them.
+    """
+    # A row to spare: strides of a view of all rows are then like any other's.
+    rows = torch.zeros(
+        (shape.num_heads, num_rows + 1, shape.head_dim), dtype=shape.dtype, device=shape.device
+    )
+    return rows.transpose(0, 1)[:num_rows]

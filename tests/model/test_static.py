@@ -31,11 +31,11 @@ SMALL = Family("small", "LlamaConfig", {"num_hidden_layers": 1})
 NUM_NEW = 40
 
 
-@pytest.fixture
-def compiled() -> Iterator[CompiledTarget]:
+@pytest.fixture(params=[False, True], ids=["buckets", "any length"])
+def compiled(request: pytest.FixtureRequest) -> Iterator[CompiledTarget]:
     """Return a target whose steps are traced but not turned into other code."""
     torch._dynamo.reset()
-    yield CompiledTarget(SMALL.build(), backend="eager")
+    yield CompiledTarget(SMALL.build(), backend="eager", has_dynamic_lengths=request.param)
     torch._dynamo.reset()
 
 
@@ -100,6 +100,20 @@ def test_compiled_steps_give_the_tokens_of_generate(method: str, compiled: Compi
     assert answer.token_ids == referee(compiled, prompt, NUM_NEW)
 
 
+@pytest.mark.parametrize("name", [LLAMA, "Qwen2, sliding window", "DeepSeek-V3", "Gemma 3n text"])
+def test_lengths_of_any_family_may_be_symbols(name: str) -> None:
+    torch._dynamo.reset()
+    target = CompiledTarget(known(name).build(), backend="eager", has_dynamic_lengths=True)
+    drafter = drafter_for("recycling", target, tree_version="2.2.2")
+    before = num_compiled()
+    for prompt in ([5], random_ids(80)):
+        answer = generate(target, drafter, prompt, max_new_tokens=30)
+        assert answer.token_ids == referee(target, prompt, 30)
+    num_moves = 1  # the code that moves rows, besides
+    assert num_compiled() - before == len(target._shapes) + num_moves, "a length has its own code"
+    torch._dynamo.reset()
+
+
 def test_a_growing_text_is_compiled_once_for_a_bucket(
     compiled: CompiledTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +129,10 @@ def test_a_growing_text_is_compiled_once_for_a_bucket(
     assert held.storage is not compiled._storage
     assert num_compiled() == before + 1, "rows at another address were compiled anew"
     generate(compiled, drafter, random_ids(30), max_new_tokens=60)
-    assert num_compiled() == before + 2, "the count does not see the next bucket"
+    if compiled._has_dynamic_lengths:
+        assert num_compiled() == before + 1, "a longer text was compiled anew"
+    else:
+        assert num_compiled() == before + 2, "the count does not see the next bucket"
 
 
 def test_nothing_is_compiled_after_a_warm_up(compiled: CompiledTarget) -> None:
@@ -128,6 +145,14 @@ def test_nothing_is_compiled_after_a_warm_up(compiled: CompiledTarget) -> None:
     assert compiled.num_late_shapes == 0
     generate(compiled, drafter_for("pld", compiled), [1, 2, 3] * 5, max_new_tokens=30)
     assert compiled.num_late_shapes > 0, "shapes outside the warm-up are not counted"
+
+
+def test_sizes_of_an_automatic_budget_are_warmed_up(compiled: CompiledTarget) -> None:
+    drafter = drafter_for("recycling", compiled, tree_version="auto")
+    generate(compiled, drafter, [5], max_new_tokens=2)  # asks for costs
+    compiled.warm_up(100)
+    buckets = {node_bucket(size) for size in compiled.step_costs.sizes}
+    assert buckets <= {nodes for nodes, _ in compiled._shapes}
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs g++")
