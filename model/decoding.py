@@ -47,7 +47,8 @@ class StepRecord:
             (max_new_tokens) or "context" (full).
         prefill_ns: time of reading the prompt, on the first step; 0 on others.
         draft_ns, forward_ns, verify_ns, keep_ns, observe_ns: time of each part. The host waits for
-            the device in verify alone, so that on a GPU the forward pass is paid there.
+            the device in verify alone, so that on a GPU the forward pass is paid there. A whole step
+            on the device is one part, counted as forward.
     """
 
     tokens: list[int]
@@ -155,6 +156,8 @@ def decode(
     # Rows computed as plain decoding computes them.
     num_plain = 0 if num_reused else cache.length
     tie_margin = _tie_margin(target)
+    is_greedy = rule is None and stop is None
+    whole_step = target.whole_step(drafter, tie_margin, eos_ids) if is_greedy else None
     stop_reason = None
     while stop_reason is None:
         base = cache.length
@@ -164,24 +167,31 @@ def decode(
             target.chain_only_at(base, drafter.max_nodes),
             costs.at(base) if costs else None,
         )
+        whole = whole_step if whole_step and whole_step.fits(budget) else None
         is_resting = costs is not None and costs.pace.is_resting
-        if is_resting:
-            tree = DraftTree.chain(sequence[-1:], target.device)
-        else:
-            tree = drafter.propose(sequence, budget)
-            budget.check(tree.topology)
-        times.append(clock())
-        logits = target.forward(tree, cache)
-        times.append(clock())
-        is_plain = tree.topology.num_nodes == 1 and num_plain == base
         room = limits.num_total - num_emitted
-        margin = 0.0 if is_plain else tie_margin
-        num_candidates = 0 if is_resting else drafter.num_candidates
-        acceptance = verify(
-            tree, logits, rule, sequence, eos_ids, room, margin, num_candidates, stop
-        )
-        times.append(clock())
-        cache.keep(base, acceptance.path)
+        if whole:
+            times.append(clock())
+            tree, acceptance = whole.run(sequence[-1], cache, room)
+            is_plain = False
+            times += [clock()] * 2
+        else:
+            if is_resting:
+                tree = DraftTree.chain(sequence[-1:], target.device)
+            else:
+                tree = drafter.propose(sequence, budget)
+                budget.check(tree.topology)
+            times.append(clock())
+            logits = target.forward(tree, cache)
+            times.append(clock())
+            is_plain = tree.topology.num_nodes == 1 and num_plain == base
+            margin = 0.0 if is_plain else tie_margin
+            num_candidates = 0 if is_resting else drafter.num_candidates
+            acceptance = verify(
+                tree, logits, rule, sequence, eos_ids, room, margin, num_candidates, stop
+            )
+            times.append(clock())
+            cache.keep(base, acceptance.path)
         if not acceptance.is_decided:
             text = sequence + acceptance.tokens
             start = len(prompt_ids)
@@ -204,7 +214,7 @@ def decode(
         )
         if is_resting:
             drafter.skip(tokens)
-        else:
+        elif not whole:
             drafter.observe(VerifiedStep(tree, acceptance, stop_reason))
         times.append(clock())
         if costs:

@@ -11,13 +11,16 @@ import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
 from model.step_costs import StepCosts
 from model.verification import Acceptance
+
+if TYPE_CHECKING:
+    from model.whole_step import DeviceDrafting
 
 METHODS: dict[str, str] = {
     "vanilla": "model.vanilla.drafter:VanillaDrafter",
@@ -97,6 +100,12 @@ class Drafter:
 
     def observe(self, step: VerifiedStep) -> None:
         """Learn from a verified step."""
+
+    def on_device(self) -> DeviceDrafting | None:
+        """Return this drafter's part of steps that run whole on the device, and take the place of
+        `propose` and `observe`; None if it works on the host.
+        """
+        return None
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Take over tokens that were decoded plainly, without a proposal: drafting did not pay.

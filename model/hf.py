@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import (
@@ -40,6 +40,10 @@ from model.support import (
     use_masked_attention,
     why_chain_only,
 )
+
+if TYPE_CHECKING:
+    from model.drafter import Drafter
+    from model.whole_step import WholeStep
 
 # Prompt tokens C in one forward pass, at most, and how many logits [C, V] may be held at once. The
 # same for all methods, whether they want logits or not: other passes would round otherwise. A
@@ -178,6 +182,12 @@ class TargetModel:
     def num_late_shapes(self) -> int:
         """Shapes that were compiled for drafts after the last warm-up: none, where none is."""
         return 0
+
+    def whole_step(
+        self, drafter: Drafter, tie_margin: float, eos_ids: Collection[int]
+    ) -> WholeStep | None:
+        """Return what runs this drafter's steps whole on the device: nothing, without static shapes."""
+        return None
 
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next counts finished work."""

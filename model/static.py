@@ -15,7 +15,8 @@ head dimension, V vocabulary.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -23,11 +24,13 @@ import torch
 from transformers import PreTrainedModel
 
 from model.draft_tree import DraftTree, TreeTopology
+from model.drafter import Drafter
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
 from model.linear_layouts import BY_COLUMNS
 from model.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from model.support import UnsupportedModelError
+from model.whole_step import WholeStep
 
 # Kernels work in tiles of 8 rows, and every bucket is compiled; 88 holds the paper's 81 nodes.
 NODE_BUCKETS = (1, 4, 8, 16, 32, 48, 64, 88, 128)
@@ -35,6 +38,8 @@ NODE_STEP = 64  # beyond them
 SHORTEST_LENGTH = 512
 # Compiled shapes of one function after which torch, with no more than a warning, stops compiling it.
 MAX_SHAPES = 256
+# Drafters whose steps on the device are kept, with what was compiled for them.
+MAX_WHOLE_STEPS = 4
 
 
 def node_bucket(num_nodes: int) -> int:
@@ -79,8 +84,10 @@ class StaticTarget(TargetModel):
         self._padded: weakref.WeakKeyDictionary[TreeTopology, tuple[torch.Tensor, torch.Tensor]] = (
             weakref.WeakKeyDictionary()
         )
-        self._shapes: set[tuple[int, int]] = set()  # buckets of nodes and rows (0: all) so far
-        self._num_warm: int | None = None  # of them known at the last warm-up
+        # What runs a pass of a shape: buckets of nodes and of rows (0: all).
+        self._functions: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}
+        self._whole_steps: list[WholeStep] = []  # of the last drafters
+        self._num_warm: int | None = None  # shapes known at the last warm-up
 
     def new_cache(self, capacity: int) -> StaticTreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree).
@@ -102,14 +109,16 @@ class StaticTarget(TargetModel):
         """Append all nodes to the cache and return the logits after every node [N, V]."""
         assert isinstance(cache, StaticTreeCache)
         num_nodes, base = tree.topology.num_nodes, cache.length
-        depths, mask = self._padded_topology(tree.topology)
+        depths, mask = self.padded_topology(tree.topology)
         num_padded = depths.shape[0]
         token_ids = torch.nn.functional.pad(tree.token_ids, (0, num_padded - num_nodes))
-        view = cache.storage.view(self._length_shown(base + num_padded))
+        view = self.view_of(cache, base + num_padded)
         cache.storage.start.fill_(base)
-        self._shapes.add(self._shape_of(num_padded, view))
-        with self.attention(), self.linear_layouts.for_rows(num_padded):
-            logits = self._step(token_ids, depths, mask, view)[:num_nodes]
+        shape = self.shape_of(num_padded, view)
+        if shape not in self._functions:
+            self._functions[shape] = self.as_one(StaticTarget.logits_of)
+        with self.computing(num_padded):
+            logits = self._functions[shape](self, token_ids, depths, mask, view)[:num_nodes]
         cache.append(num_nodes)
         return logits
 
@@ -123,7 +132,7 @@ class StaticTarget(TargetModel):
         buckets = {
             1,
             *map(node_bucket, (*num_nodes, *priced)),
-            *(nodes for nodes, _ in self._shapes),
+            *(nodes for nodes, _ in self.shapes),
         }
         cache = self.new_cache(num_tokens + max(buckets))
         for bucket in sorted(buckets):
@@ -135,13 +144,50 @@ class StaticTarget(TargetModel):
                 cache.keep(max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0, ())
                 self.forward(tree, cache)
                 length *= 2
+        for step in self._whole_steps:
+            for _, length in list(self._functions):
+                cache.keep(length // 2, ())
+                step.warm_up(cache)
         cache.keep(0, (1,))
-        self._num_warm = len(self._shapes)
+        self._num_warm = len(self.shapes)
 
     @property
     def num_late_shapes(self) -> int:
         """Shapes (bucket of nodes, bucket of rows) that the last warm-up did not know; 0 before it."""
-        return 0 if self._num_warm is None else len(self._shapes) - self._num_warm
+        return 0 if self._num_warm is None else len(self.shapes) - self._num_warm
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Shapes (bucket of nodes, bucket of rows or 0 for any) so far, of passes and of whole steps."""
+        return [*self._functions, *(shape for step in self._whole_steps for shape in step.shapes)]
+
+    def whole_step(
+        self, drafter: Drafter, tie_margin: float, eos_ids: Collection[int]
+    ) -> WholeStep | None:
+        """Return what runs this drafter's steps whole on the device; None if it works on the host."""
+        drafting = drafter.on_device()
+        if drafting is None:
+            return None
+        for step in self._whole_steps:
+            if step.is_for(drafting, tie_margin, eos_ids):
+                return step
+        step = WholeStep(self, drafting, tie_margin, eos_ids)
+        self._whole_steps = [step, *self._whole_steps[: MAX_WHOLE_STEPS - 1]]
+        return step
+
+    def view_of(self, cache: StaticTreeCache, num_rows: int) -> StaticView:
+        """Return the view for a pass that reads and writes `num_rows` rows."""
+        return cache.storage.view(self._length_shown(num_rows))
+
+    @contextmanager
+    def computing(self, num_rows: int) -> Iterator[None]:
+        """Return the block to run a pass over `num_rows` rows in."""
+        with self.attention(), self.linear_layouts.for_rows(num_rows):
+            yield
+
+    def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """Return what runs a function of tensors in one shape: here itself."""
+        return function
 
     def _length_shown(self, num_rows: int) -> int:
         """Return how many cache rows a pass sees that reads and writes `num_rows`."""
@@ -149,11 +195,11 @@ class StaticTarget(TargetModel):
             return -(-num_rows // NODE_STEP) * NODE_STEP
         return length_bucket(num_rows)
 
-    def _shape_of(self, num_padded: int, view: StaticView) -> tuple[int, int]:
+    def shape_of(self, num_padded: int, view: StaticView) -> tuple[int, int]:
         """Return what a pass is compiled for: nodes, and cache rows (0: any number)."""
         return num_padded, 0 if self._has_dynamic_lengths else view.num_rows
 
-    def _step(
+    def logits_of(
         self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
     ) -> torch.Tensor:
         """Return the logits [P, V] of a padded tree: token ids and depths [P], tree mask [P, P]."""
@@ -180,7 +226,7 @@ class StaticTarget(TargetModel):
         """Copy cache rows `sources` to `targets`."""
         move_rows(view, sources, targets)
 
-    def _padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
+    def padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
         """Return depths [P] and additive mask [P, P] of a tree whose padding sees itself and is
         seen by no node.
         """
@@ -227,7 +273,7 @@ class CompiledTarget(StaticTarget):
             not is_cuda if has_dynamic_lengths is None else has_dynamic_lengths
         )
         self._has_graphs = is_cuda and backend == "inductor"
-        options: dict[str, Any] = {"backend": backend, "dynamic": False}
+        options: dict[str, Any] = {"backend": backend, "dynamic": False, "fullgraph": True}
         if self._has_dynamic_lengths:
             options["dynamic"] = None  # where it is marked
         if self._has_graphs:
@@ -236,21 +282,20 @@ class CompiledTarget(StaticTarget):
             # Without graphs, calling kernels from Python takes as long as a small model's kernels.
             options["options"] = {"cpp_wrapper": True}
         self._options = options
-        self._compiled: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}
         self._compiled_move = torch.compile(move_rows, **options)
 
-    def _step(
-        self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
-    ) -> torch.Tensor:
-        shape = self._shape_of(token_ids.shape[0], view)
-        if shape not in self._compiled:
-            self._compiled[shape] = torch.compile(_copied(StaticTarget._step), **self._options)
-        step = self._compiled[shape]
+    def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """Return the function, compiled, for one shape."""
+        compiled: Callable[..., torch.Tensor] = torch.compile(_copied(function), **self._options)
         if not self._has_graphs:
-            return step(self, token_ids, depths, mask, view)
-        torch.compiler.cudagraph_mark_step_begin()
-        # The next replay writes over the graph's own output.
-        return step(self, token_ids, depths, mask, view).clone()
+            return compiled
+
+        def replay(*arguments: Any) -> torch.Tensor:
+            torch.compiler.cudagraph_mark_step_begin()
+            # The next replay writes over the graph's own output.
+            return compiled(*arguments).clone()
+
+        return replay
 
     def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
         if self._has_graphs:

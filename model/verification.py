@@ -191,8 +191,7 @@ def verify(
     while True:
         node = frontier[0]
         largest, *others = leads[node]
-        if not math.isfinite(largest):
-            raise InvalidLogitsError(f"the largest logit is {largest}; allowed: a finite number")
+        check_finite(largest)
         token: int | None
         if rule is not None:
             token = rule.choose(logits[node], [*prefix, *emitted], tie_margin)
@@ -219,6 +218,12 @@ def verify(
                 path, emitted, node_tokens, predictions, candidates, is_stopped=is_stopped
             )
         frontier = matching
+
+
+def check_finite(largest: float) -> None:
+    """Raise InvalidLogitsError if the largest logit of a node is not a finite number."""
+    if not math.isfinite(largest):
+        raise InvalidLogitsError(f"the largest logit is {largest}; allowed: a finite number")
 
 
 def read_out(

@@ -94,6 +94,9 @@ class ReplayTarget:
         """Whether drafts must be chains; models where that changes in the text are not recorded."""
         return self.chain_only
 
+    def whole_step(self, *arguments: object) -> None:
+        """Return None: steps are replayed part by part."""
+
     def synchronize(self) -> None:
         """Do nothing: the rows are on the host."""
 

@@ -26,6 +26,7 @@ import torch
 from model.best_first import Growth
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep
+from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
 from model.recycling.row_guesses import RowGuesses
 from model.recycling.tree_template import TreeTemplate, load_template
 from model.step_costs import LARGEST
@@ -143,12 +144,26 @@ class RecyclingDrafter(Drafter):
             self._template = load_template(config.tree_version)
             self.max_nodes = self._template.topology.num_nodes
         self._levels: dict[TreeTemplate, list[_Level]] = {}
-        # Rows not seen yet hold token id 0, as in the published code: even such nodes bring useful
-        # rows.
-        # On the host: filling a tree there takes microseconds, and verification brings the rows to
-        # write in its one transfer.
-        self._matrix = np.zeros((vocab_size, config.output_id_topk), dtype=np.int32)
+        self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device)
+        self._on_device: DeviceTemplate | None = None
         self.num_candidates = config.output_id_topk
+
+    @property
+    def _matrix(self) -> np.ndarray:
+        """The matrix on the host: filling a tree there takes microseconds, and verification brings the
+        rows to write in its one transfer.
+        """
+        return self._adjacency.host
+
+    def on_device(self) -> DeviceTemplate | None:
+        """Return the static template's part of whole steps; not with the published order of writing,
+        which depends on why a text stops.
+        """
+        if self._guesses or self._is_original:
+            return None
+        if self._on_device is None:
+            self._on_device = DeviceTemplate(self._adjacency, self._template, self.device)
+        return self._on_device
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Fill the template from the matrix, level by level; or grow a tree as long as it pays."""

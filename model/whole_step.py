@@ -1,0 +1,198 @@
+"""A whole step as one function of tensors: draft, forward pass, verification, keep and learn.
+
+A GPU waits for the host wherever the host decides something. Here it decides nothing: it says which
+token is the root, and reads in one transfer what was drafted, chosen and accepted. The function has
+the same static shapes as a pass of `model.static`, and is compiled, or replayed as one graph, like it.
+
+What is accepted is what `model.verification.verify` accepts in greedy decoding, near-ties, the end of
+the text and the limit included; drafters that can work so say so (`Drafter.on_device`).
+
+Shapes: N nodes, P nodes of their bucket, D the deepest node's depth, V vocabulary, k candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from model.draft_tree import DraftBudget, DraftTree, TreeTopology
+from model.static_cache import StaticTreeCache, StaticView, move_rows
+from model.top_k import top_k
+from model.verification import Acceptance, Candidates, check_finite
+
+if TYPE_CHECKING:
+    from model.static import StaticTarget
+
+# Columns of what the host reads for every node, before the candidates.
+TOKEN, CHOSEN, IS_OPEN, LAST_ACCEPTED, NUM_COLUMNS = range(5)
+
+
+class DeviceDrafting(Protocol):
+    """What a drafter does within a step, on tensors of the target model's device.
+
+    Attributes:
+        topology: of every draft, N nodes.
+        num_candidates: the likeliest tokens k that it learns from after every node.
+    """
+
+    topology: TreeTopology
+    num_candidates: int
+
+    def begin_step(self) -> None:
+        """Bring to the device what the host has learned since, by other kinds of steps."""
+
+    def fill(self, root: torch.Tensor) -> torch.Tensor:
+        """Return the draft's token ids [N], given the root's []."""
+
+    def learn(
+        self, token_ids: torch.Tensor, candidates: torch.Tensor, is_accepted: torch.Tensor
+    ) -> None:
+        """Learn from the likeliest tokens [N, k] after every node, and which were accepted [N]."""
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return what undoes all that is learned from now on."""
+
+
+class WholeStep:
+    """Steps of one drafter on one target model.
+
+    Args:
+        target: in static shapes.
+        drafting: the drafter's part.
+        tie_margin: as in `verify`.
+        eos_ids: token ids that end the text.
+    """
+
+    def __init__(
+        self,
+        target: StaticTarget,
+        drafting: DeviceDrafting,
+        tie_margin: float,
+        eos_ids: Collection[int],
+    ) -> None:
+        topology, device = drafting.topology, target.device
+        self.topology = topology
+        self.shapes: set[tuple[int, int]] = set()
+        self._target, self._drafting = target, drafting
+        self._tie_margin, self._eos_ids = tie_margin, frozenset(eos_ids)
+        self._functions: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}
+        paths = [topology.path_to(node) for node in range(topology.num_nodes)]
+        length = topology.max_depth + 1
+        # Of the deepest accepted nodes the one that branches off first: the last in this order.
+        ranked = sorted(range(len(paths)), key=lambda node: (-len(paths[node]), paths[node]))
+        orders = [0] * len(paths)
+        for place, node in enumerate(reversed(ranked), start=1):
+            orders[node] = place
+        # Used by texts in and out of inference mode, at addresses that graphs hold.
+        with torch.inference_mode(False):
+            self._root = torch.zeros((), dtype=torch.long, device=device)
+            self._room = torch.zeros((), dtype=torch.long, device=device)  # tokens still allowed
+            self._ends = torch.tensor(sorted(self._eos_ids), dtype=torch.long, device=device)
+            self._parents = torch.tensor([0, *topology.parents[1:]], device=device)  # [N]
+            self._depths = torch.tensor(topology.depths, device=device)  # [N]
+            self._sees = topology.ancestor_mask.to(device)  # [N, N]
+            self._orders = torch.tensor(orders, device=device)  # [N]
+            # The nodes on the way to each, then places that stay as they are.  [N, D + 1]
+            self._paths = torch.tensor(
+                [[*path, *range(len(path), length)] for path in paths], device=device
+            )
+            depths, mask = target.padded_topology(topology)
+            self._padded_depths, self._mask = depths.clone(), mask.clone()  # [P], [P, P]
+        for tensor in vars(self).values():
+            if isinstance(tensor, torch.Tensor):
+                torch._dynamo.mark_static_address(tensor)
+
+    def is_for(self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]) -> bool:
+        """Whether these are the steps of this drafter, decided by this margin, ended by these tokens."""
+        is_same = self._drafting is drafting and self._tie_margin == tie_margin
+        return is_same and self._eos_ids == frozenset(eos_ids)
+
+    def fits(self, budget: DraftBudget) -> bool:
+        """Whether the budget allows the draft."""
+        is_shallow = self.topology.max_depth <= budget.max_depth
+        return is_shallow and (self.topology.is_chain or not budget.chain_only)
+
+    def run(self, root: int, cache: StaticTreeCache, room: int) -> tuple[DraftTree, Acceptance]:
+        """Take a step: append the accepted rows to the cache, and let the drafter learn.
+
+        Args:
+            root: the last committed token.
+            cache: everything before it.
+            room: most tokens to emit.
+
+        Returns:
+            The draft, and what was accepted, as from `verify`.
+
+        Raises:
+            InvalidLogitsError: as in `verify`.
+        """
+        num_padded = len(self._padded_depths)
+        view = self._target.view_of(cache, cache.length + num_padded)
+        shape = self._target.shape_of(num_padded, view)
+        if shape not in self.shapes:
+            self.shapes.add(shape)
+            self._functions[shape] = self._target.as_one(WholeStep._step)
+        self._drafting.begin_step()
+        cache.storage.start.fill_(cache.length)
+        self._root.fill_(root)
+        self._room.fill_(room)
+        with self._target.computing(num_padded):
+            packed = self._functions[shape](self, view)
+        acceptance = self._read(packed.cpu().numpy(), room)
+        cache.append(len(acceptance.path))
+        token_ids = packed[:, TOKEN].long()
+        return DraftTree(token_ids, self.topology), acceptance
+
+    def warm_up(self, cache: StaticTreeCache) -> None:
+        """Run a step after the cache's rows, and forget it."""
+        length, undo = cache.length, self._drafting.snapshot()
+        self.run(0, cache, room=1)
+        cache.keep(length, ())
+        undo()
+
+    def _step(self, view: StaticView) -> torch.Tensor:
+        """Return [N, NUM_COLUMNS + 2k]: the columns above, the candidates' ids, the bits of their logits."""
+        target, drafting = self._target, self._drafting
+        num_nodes, num_padded = self.topology.num_nodes, len(self._padded_depths)
+        token_ids = drafting.fill(self._root)  # [N]
+        padded = torch.nn.functional.pad(token_ids, (0, num_padded - num_nodes))
+        logits = target.logits_of(padded, self._padded_depths, self._mask, view)[:num_nodes]
+        count = min(max(drafting.num_candidates, 2), logits.shape[1])
+        values, candidates = top_k(logits, count)  # [N, k], [N, k]
+        values = values.float()
+        chosen = logits.argmax(dim=-1)  # [N]: of equals the first, as plain decoding takes
+        is_open = torch.zeros_like(chosen, dtype=torch.bool)
+        if self._tie_margin and count > 1:
+            is_open = values[:, 0] - values[:, 1] < self._tie_margin * values[:, 0].abs()
+        is_root = self._depths == 0
+        ends_text = torch.isin(token_ids, self._ends) & ~is_root
+        goes_on = ~is_open & ~ends_text & (self._depths < self._room)
+        matches = (token_ids == chosen[self._parents]) & goes_on[self._parents]
+        is_accepted = ((matches | is_root) | ~self._sees).all(dim=1)  # all on the way match
+        last = (is_accepted * self._orders).argmax(dim=0, keepdim=True)  # [1]
+        sources = self._paths[last][0] + view.start  # [D + 1]
+        move_rows(view, sources, torch.arange(len(sources), device=sources.device) + view.start)
+        drafting.learn(token_ids, candidates[:, : drafting.num_candidates], self._sees[last][0])
+        columns = (token_ids, chosen, is_open, last.expand(num_nodes))
+        numbers = torch.stack([column.int() for column in columns], dim=1)
+        return torch.cat((numbers, candidates.int(), values.view(torch.int32)), dim=1)
+
+    def _read(self, packed: np.ndarray, room: int) -> Acceptance:
+        """Return what the host needs to know."""
+        num_candidates = (packed.shape[1] - NUM_COLUMNS) // 2
+        last = int(packed[0, LAST_ACCEPTED])
+        path = self.topology.path_to(last)
+        node_tokens, chosen = packed[:, TOKEN].tolist(), packed[:, CHOSEN].tolist()
+        ids, scores = packed[:, NUM_COLUMNS:][:, :num_candidates], packed[:, -num_candidates:]
+        candidates = Candidates(ids, np.ascontiguousarray(scores).view(np.float32))
+        tokens = [node_tokens[node] for node in path[1:]]
+        is_over = len(tokens) == room or (bool(tokens) and tokens[-1] in self._eos_ids)
+        for node in path[:-1] if is_over else path:
+            check_finite(float(candidates.logits[node, 0]))
+        is_decided = is_over or not packed[last, IS_OPEN]
+        if is_decided and not is_over:
+            tokens.append(chosen[last])
+        return Acceptance(path, tokens, node_tokens, chosen, candidates, is_decided)
