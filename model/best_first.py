@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -54,7 +55,7 @@ class Growth(Generic[Context]):
         self.tokens = [root_token]
         self.parents = [-1]
         self._kinds = [0]
-        self._contexts = [root]
+        self._contexts: list[Context | None] = [root]
         self._depths = [0]
         self._guesses = guesses
         self._follow = follow
@@ -85,35 +86,43 @@ class Growth(Generic[Context]):
 
     def __iter__(self) -> Iterator[float]:
         """Add node after node; yield the probability that each is accepted, in falling order."""
-        # (minus the probability, running number, parent, its probability, its guesses, which one)
-        heap: list[tuple[float, int, int, float, Sequence[Guess], int]] = []
-        number = 0
-
-        def push(parent: int, reached: float, guesses: Sequence[Guess], index: int) -> None:
-            nonlocal number
-            number += 1
-            probability = reached * guesses[index][0]
-            heapq.heappush(heap, (-probability, number, parent, reached, guesses, index))
-
-        def open_node(node: int, reached: float) -> None:
-            if self._depths[node] < self._max_depth:
-                guesses = self._guesses(self._contexts[node])
-                if guesses:
-                    push(node, reached, guesses, 0)
-
-        open_node(0, 1.0)
+        # (minus the probability, running number, parent, its probability, its guesses, which one). No
+        # child is more probable than its parent, which therefore waits with its own probability until
+        # its guesses are needed: most of a tree's last nodes never are.
+        heap: list[tuple[float, int, int, float, Sequence[Guess] | None, int]] = []
+        number = count()
+        if self._max_depth > 0:
+            heap.append((-1.0, next(number), 0, 1.0, None, 0))
         while heap:
             negative, _, parent, reached, guesses, index = heapq.heappop(heap)
+            if guesses is None:
+                guesses = self._guesses(self._context_of(parent))
+                if guesses:
+                    entry = (-reached * guesses[0][0], next(number), parent, reached, guesses, 0)
+                    heapq.heappush(heap, entry)
+                continue
             _, token, kind = guesses[index]
+            node = len(self.tokens)
             self.tokens.append(token)
             self.parents.append(parent)
             self._kinds.append(kind)
-            self._contexts.append(self._follow(self._contexts[parent], token))
+            self._contexts.append(None)
             self._depths.append(self._depths[parent] + 1)
             yield -negative
             if index + 1 < len(guesses) and not self._chain_only:
-                push(parent, reached, guesses, index + 1)
-            open_node(len(self.tokens) - 1, -negative)
+                probability = reached * guesses[index + 1][0]
+                entry = (-probability, next(number), parent, reached, guesses, index + 1)
+                heapq.heappush(heap, entry)
+            if self._depths[node] < self._max_depth:
+                heapq.heappush(heap, (negative, next(number), node, -negative, None, 0))
+
+    def _context_of(self, node: int) -> Context:
+        """Return a node's context, which nodes that are never asked for guesses do not need."""
+        context = self._contexts[node]
+        if context is None:
+            parent = self._context_of(self.parents[node])
+            context = self._contexts[node] = self._follow(parent, self.tokens[node])
+        return context
 
 
 class AcceptanceRates:

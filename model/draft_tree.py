@@ -130,11 +130,8 @@ class TreeTopology:
         """
         key = ("mask", device, dtype)
         if key not in self._on_device:
-            blocked = ~self.ancestor_mask
-            mask = torch.zeros(blocked.shape, dtype=dtype).masked_fill_(
-                blocked, torch.finfo(dtype).min
-            )
-            self._on_device[key] = mask.to(device)
+            mask = np.where(self.ancestor_mask.numpy(), 0.0, torch.finfo(dtype).min)
+            self._on_device[key] = torch.from_numpy(mask).to(device, dtype)
         return self._on_device[key]
 
 

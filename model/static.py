@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -231,16 +232,16 @@ class StaticTarget(TargetModel):
         seen by no node.
         """
         if topology not in self._padded:
-            num_nodes = topology.num_nodes
-            num_padded = node_bucket(num_nodes)
-            depths = torch.zeros(num_padded, dtype=torch.long, device=self.device)
-            depths[:num_nodes] = topology.depth_tensor(self.device)
-            lowest = torch.finfo(self.dtype).min
-            mask = torch.full(
-                (num_padded, num_padded), lowest, dtype=self.dtype, device=self.device
+            # numpy: a topology may be new at every step, and a handful of torch's operations take as
+            # long as a layer of a small model.
+            num_nodes, num_padded = topology.num_nodes, node_bucket(topology.num_nodes)
+            sees = np.eye(num_padded, dtype=bool)  # [P, P]
+            sees[:num_nodes, :num_nodes] = topology.ancestor_mask.numpy()
+            host_mask = np.where(sees, 0.0, torch.finfo(self.dtype).min)  # [P, P]
+            mask = torch.from_numpy(host_mask).to(self.device, self.dtype)
+            depths = torch.tensor(
+                topology.depths + (0,) * (num_padded - num_nodes), device=self.device
             )
-            mask.fill_diagonal_(0)
-            mask[:num_nodes, :num_nodes] = topology.additive_mask(self.device, self.dtype)
             self._padded[topology] = (depths, mask)
         return self._padded[topology]
 

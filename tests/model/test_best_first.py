@@ -56,6 +56,22 @@ def all_paths(guesses: dict[Path, list[Guess]], max_depth: int) -> dict[Path, fl
     return reached
 
 
+def test_guesses_are_asked_for_only_where_a_child_could_be_next() -> None:
+    guesses: dict[Path, list[Guess]] = {
+        (): [(0.9, 1, 0), (0.4, 2, 0), (0.05, 3, 0)],
+        (1,): [(0.6, 4, 0)],  # 0.54
+    }
+    asked = []
+
+    def looked_up(path: Path) -> list[Guess]:
+        asked.append(path)
+        return guesses.get(path, [])
+
+    growth = Growth(99, (), looked_up, lambda path, token: (*path, token), max_depth=3)
+    assert list(islice(growth, 3)) == pytest.approx([0.9, 0.54, 0.4])
+    assert asked == [(), (1,), (1, 4)], "no child of (2,) could have been among the first three"
+
+
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("max_depth", [0, 1, 3])
 def test_the_first_n_nodes_are_the_n_most_probable_paths(seed: int, max_depth: int) -> None:
