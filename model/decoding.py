@@ -162,13 +162,13 @@ def decode(
     while stop_reason is None:
         base = cache.length
         times = [clock()]
+        is_resting = costs is not None and costs.pace.is_resting
         budget = DraftBudget(
             limits.context - 1 - base,
             target.chain_only_at(base, drafter.max_nodes),
-            costs.at(base) if costs else None,
+            costs.at(base) if costs and not is_resting else None,
         )
         whole = whole_step if whole_step and whole_step.fits(budget) else None
-        is_resting = costs is not None and costs.pace.is_resting
         room = limits.num_total - num_emitted
         if whole:
             times.append(clock())

@@ -125,10 +125,10 @@ class StepCosts:
 
     def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
         """Take note of a whole step with this many nodes after `context` cached tokens."""
-        curve, index = self._curve(context // BLOCK), bisect_left(self.sizes, num_nodes)
         if self.pace.is_resting:
-            self.pace.rest(nanoseconds / 1e6 / curve[0])
+            self.pace.rest(nanoseconds / 1e6 / self._cost(0, context // BLOCK))
             return
+        curve, index = self._curve(context // BLOCK), bisect_left(self.sizes, num_nodes)
         if index == len(self.sizes):
             return  # larger than was measured
         drift, expected = self._drifts[index], curve[index] * self._expected_factor(index)
@@ -154,11 +154,13 @@ class StepCosts:
 
     def _curve(self, block: int) -> list[float]:
         """Return the milliseconds of a pass, by size, in the middle of a block of contexts."""
+        return [self._cost(index, block) for index in range(len(self.sizes))]
+
+    def _cost(self, index: int, block: int) -> float:
+        """Return the milliseconds of a pass of the size with this index."""
         share = (block * BLOCK + BLOCK // 2 - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0])
-        return [
-            near + max(share * (far - near), -0.5 * near)
-            for near, far in zip(self.near, self.far, strict=True)
-        ]
+        near = self.near[index]
+        return near + max(share * (self.far[index] - near), -0.5 * near)
 
 
 @torch.inference_mode()

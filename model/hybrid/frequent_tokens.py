@@ -35,6 +35,8 @@ class FrequentTokens:
         for token in tokens:
             self._count_of[token] += 1
             if token not in top:
+                if len(top) == NUM_TOKENS and self._rank(token) > self._rank(top[-1]):
+                    continue
                 top.append(token)
             top.sort(key=self._rank)
             del top[NUM_TOKENS:]
