@@ -75,17 +75,14 @@ class WholeStep:
     ) -> None:
         topology, device = drafting.topology, target.device
         self.topology = topology
-        self.shapes: set[tuple[int, int]] = set()
         self._target, self._drafting = target, drafting
         self._tie_margin, self._eos_ids = tie_margin, frozenset(eos_ids)
         self._functions: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}
         paths = [topology.path_to(node) for node in range(topology.num_nodes)]
         length = topology.max_depth + 1
-        # Of the deepest accepted nodes the one that branches off first: the last in this order.
-        ranked = sorted(range(len(paths)), key=lambda node: (-len(paths[node]), paths[node]))
-        orders = [0] * len(paths)
-        for place, node in enumerate(reversed(ranked), start=1):
-            orders[node] = place
+        # Of the accepted nodes the deepest one counts, of several the one that branches off first.
+        preferred = sorted(range(len(paths)), key=lambda node: (-len(paths[node]), paths[node]))
+        orders = [len(paths) - preferred.index(node) for node in range(len(paths))]
         # Used by texts in and out of inference mode, at addresses that graphs hold.
         with torch.inference_mode(False):
             self._root = torch.zeros((), dtype=torch.long, device=device)
@@ -104,6 +101,11 @@ class WholeStep:
         for tensor in vars(self).values():
             if isinstance(tensor, torch.Tensor):
                 torch._dynamo.mark_static_address(tensor)
+
+    @property
+    def shapes(self) -> Collection[tuple[int, int]]:
+        """Shapes (bucket of nodes, bucket of rows or 0 for any) so far."""
+        return self._functions.keys()
 
     def is_for(self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]) -> bool:
         """Whether these are the steps of this drafter, decided by this margin, ended by these tokens."""
@@ -132,8 +134,7 @@ class WholeStep:
         num_padded = len(self._padded_depths)
         view = self._target.view_of(cache, cache.length + num_padded)
         shape = self._target.shape_of(num_padded, view)
-        if shape not in self.shapes:
-            self.shapes.add(shape)
+        if shape not in self._functions:
             self._functions[shape] = self._target.as_one(WholeStep._step)
         self._drafting.begin_step()
         cache.storage.start.fill_(cache.length)
