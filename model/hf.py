@@ -252,11 +252,9 @@ class TargetModel:
         full = torch.nn.functional.pad(
             topology.additive_mask(self.device, self.dtype), (base, 0)
         )  # [N, T + N]
-        if self._mask_kinds == ["full_attention"]:
-            masks = full[None, None]
-            return {"full_attention": masks} if self._layer_types else masks
-        depths = topology.depth_tensor(self.device) + base
-        keys = torch.cat((torch.arange(base, device=self.device), depths))
+        depths = keys = topology.depth_tensor(self.device) + base
+        if self._mask_kinds != ["full_attention"]:  # which does not ask where its keys stand
+            keys = torch.cat((torch.arange(base, device=self.device), depths))
         return self.masks_by_layer_type(full, depths, keys)
 
     def masks_by_layer_type(

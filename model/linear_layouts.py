@@ -139,6 +139,7 @@ class LinearLayouts:
             for layer in layers
             if rows.get(size_of(layer))
         ]
+        self._used = {n: [copy for copy in self._copies if n in copy.rows] for n in ROWS}
 
     def __bool__(self) -> bool:
         """Whether any layer has a copy."""
@@ -149,7 +150,7 @@ class LinearLayouts:
         place = bisect_left(ROWS, num_rows)
         if place == len(ROWS):
             return nullcontext()
-        used = [copy for copy in self._copies if ROWS[place] in copy.rows]
+        used = self._used[ROWS[place]]
         return _computing_with(used) if used else nullcontext()
 
     def refresh(self) -> None:

@@ -15,8 +15,7 @@ head dimension, V vocabulary.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from types import FunctionType
 from typing import Any
 
@@ -109,17 +108,14 @@ class StaticTarget(TargetModel):
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
         """Append all nodes to the cache and return the logits after every node [N, V]."""
         assert isinstance(cache, StaticTreeCache)
-        num_nodes, base = tree.topology.num_nodes, cache.length
+        num_nodes = tree.topology.num_nodes
         depths, mask = self.padded_topology(tree.topology)
         num_padded = depths.shape[0]
         token_ids = torch.nn.functional.pad(tree.token_ids, (0, num_padded - num_nodes))
-        view = self.view_of(cache, base + num_padded)
-        cache.storage.start.fill_(base)
-        shape = self.shape_of(num_padded, view)
-        if shape not in self._functions:
-            self._functions[shape] = self.as_one(StaticTarget.logits_of)
-        with self.computing(num_padded):
-            logits = self._functions[shape](self, token_ids, depths, mask, view)[:num_nodes]
+        arguments = (self, token_ids, depths, mask)
+        logits = self.call(StaticTarget.logits_of, self._functions, arguments, cache, num_padded)[
+            :num_nodes
+        ]
         cache.append(num_nodes)
         return logits
 
@@ -176,15 +172,30 @@ class StaticTarget(TargetModel):
         self._whole_steps = [step, *self._whole_steps[: MAX_WHOLE_STEPS - 1]]
         return step
 
-    def view_of(self, cache: StaticTreeCache, num_rows: int) -> StaticView:
-        """Return the view for a pass that reads and writes `num_rows` rows."""
-        return cache.storage.view(self._length_shown(num_rows))
+    def call(
+        self,
+        function: Callable[..., torch.Tensor],
+        functions: dict[tuple[int, int], Callable[..., torch.Tensor]],
+        arguments: tuple[object, ...],
+        cache: StaticTreeCache,
+        num_padded: int,
+    ) -> torch.Tensor:
+        """Call a function of a pass over `num_padded` rows after the cache's.
 
-    @contextmanager
-    def computing(self, num_rows: int) -> Iterator[None]:
-        """Return the block to run a pass over `num_rows` rows in."""
-        with self.attention(), self.linear_layouts.for_rows(num_rows):
-            yield
+        Args:
+            function: takes the arguments, then the view of the cache.
+            functions: what stands for it in each shape so far.
+            arguments: of the function.
+            cache: the rows before.
+            num_padded: a bucket of nodes.
+        """
+        view = cache.storage.view(self._length_shown(cache.length + num_padded))
+        cache.storage.start.fill_(cache.length)
+        shape = (num_padded, 0 if self._has_dynamic_lengths else view.num_rows)
+        if shape not in functions:
+            functions[shape] = self.as_one(function)
+        with self.attention(), self.linear_layouts.for_rows(num_padded):
+            return functions[shape](*arguments, view)
 
     def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Return what runs a function of tensors in one shape: here itself."""
@@ -195,10 +206,6 @@ class StaticTarget(TargetModel):
         if self._has_dynamic_lengths:
             return -(-num_rows // NODE_STEP) * NODE_STEP
         return length_bucket(num_rows)
-
-    def shape_of(self, num_padded: int, view: StaticView) -> tuple[int, int]:
-        """Return what a pass is compiled for: nodes, and cache rows (0: any number)."""
-        return num_padded, 0 if self._has_dynamic_lengths else view.num_rows
 
     def logits_of(
         self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView

@@ -132,16 +132,10 @@ class WholeStep:
             InvalidLogitsError: as in `verify`.
         """
         num_padded = len(self._padded_depths)
-        view = self._target.view_of(cache, cache.length + num_padded)
-        shape = self._target.shape_of(num_padded, view)
-        if shape not in self._functions:
-            self._functions[shape] = self._target.as_one(WholeStep._step)
         self._drafting.begin_step()
-        cache.storage.start.fill_(cache.length)
         self._root.fill_(root)
         self._room.fill_(room)
-        with self._target.computing(num_padded):
-            packed = self._functions[shape](self, view)
+        packed = self._target.call(WholeStep._step, self._functions, (self,), cache, num_padded)
         acceptance = self._read(packed.cpu().numpy(), room)
         cache.append(len(acceptance.path))
         token_ids = packed[:, TOKEN].long()
