@@ -31,9 +31,10 @@ from evaluation.loading import (
 )
 from evaluation.memory_file import check_folder_of, make_drafter, read_memory, save_memory
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
-from evaluation.provenance import device_name, git_commit, model_fingerprint, versions
+from evaluation.provenance import git_commit, model_fingerprint, versions
 from evaluation.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
+from model.measured import device_name
 
 # The options that make a run what it is, beside the method's own.
 RECORDED = (

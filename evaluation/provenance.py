@@ -8,8 +8,6 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 PACKAGES = ("torch", "transformers", "tokenizers", "fschat", "numpy", "safetensors")
 
@@ -23,22 +21,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name of the hardware behind a device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if device.type != "cpu":
-        return str(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"cpu ({name})"
 
 
 def model_fingerprint(model_path: str, hub_commit: str | None) -> str:

@@ -40,17 +40,31 @@ def write_measured(name: str, key: str, content: object) -> None:
 
 def machine_key(target: TargetModel) -> str:
     """Return a name for everything that the time of a target model's pass depends on."""
-    is_cuda = target.device.type == "cuda"
-    device = torch.cuda.get_device_name(target.device) if is_cuda else str(target.device)
     parts = (
         target.config.to_json_string(use_diff=False),
         target.model.config._attn_implementation,
         type(target).__name__,
-        device,
-        f"{platform.processor()} {platform.machine()} {os.cpu_count()} {torch.get_num_threads()}",
+        f"{target.device} {device_name(target.device)} {torch.backends.cpu.get_cpu_capability()}",
+        f"{platform.machine()} {os.cpu_count()} {torch.get_num_threads()}",
         f"{target.dtype} {torch.__version__}",
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the hardware behind a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return str(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"cpu ({name})"
 
 
 def _file(name: str, key: str) -> Path:

@@ -37,13 +37,14 @@ from evaluation.loading import (
     load_target,
 )
 from evaluation.metrics import task_of
-from evaluation.provenance import device_name, git_commit, versions
+from evaluation.provenance import git_commit, versions
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.run_config import DTYPES, RunConfig
 from evaluation.tables import json_line
 from model.decoding import generate
 from model.drafter import METHODS, Drafter, drafter_class, unknown_name
 from model.hf import TargetModel
+from model.measured import device_name
 from model.static import CompiledTarget
 from scripts.benchmark_report import PARTS, REFEREES, Answer, print_tables, summarise
 from scripts.device_costs import cost_curve, roofline

@@ -32,12 +32,13 @@ from evaluation.loading import (
     load_config_and_tokenizer,
     load_target,
 )
-from evaluation.provenance import device_name, git_commit, versions
+from evaluation.provenance import git_commit, versions
 from evaluation.run_config import DTYPES, RunConfig
 from evaluation.tables import markdown_table
 from model.draft_tree import DraftTree
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
+from model.measured import device_name
 
 NUM_ROUNDS = 7
 
