@@ -34,13 +34,15 @@ class GivenCosts(StepCosts):
         """Do nothing: times differ from run to run."""
 
 
-@pytest.fixture(autouse=True)
-def given_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def given_costs() -> Iterator[None]:
     """Give every target model the same costs: nearly flat, as on a GPU, so that drafters with an
-    automatic budget draft large trees.
+    automatic budget draft large trees. Other fixtures decode, too.
     """
 
     def costs(target: object) -> StepCosts:
         return GivenCosts((1, 4, 8, 16), near=(1.0, 1.02, 1.05, 1.1), far=(1.1, 1.2, 1.3, 1.4))
 
-    monkeypatch.setattr("model.hf.step_costs", costs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("model.hf.step_costs", costs)
+        yield
