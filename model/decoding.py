@@ -184,7 +184,9 @@ def decode(
             times.append(clock())
             logits = target.forward(tree, cache)
             times.append(clock())
-            is_plain = tree.topology.num_nodes == 1 and num_plain == base
+            is_plain = (
+                tree.topology.num_nodes == 1 and num_plain == base and target.single_rows_are_plain
+            )
             margin = 0.0 if is_plain else tie_margin
             num_candidates = 0 if is_resting else drafter.num_candidates
             acceptance = verify(
@@ -271,8 +273,9 @@ def _plain_token(
     cache.keep(num_plain, ())
     for _ in target.prefill(text[:prompt_length], cache, with_logits=False):
         pass  # rows taken over from an earlier text; nothing is left to read otherwise
-    for token in text[cache.length :]:
-        logits = target.forward(DraftTree.chain([token], target.device), cache)
+    with target.plainly():
+        for token in text[cache.length :]:
+            logits = target.forward(DraftTree.chain([token], target.device), cache)
     chosen = None if rule is None else rule.choose(logits[-1], text)
     return int(logits[-1].argmax()) if chosen is None else chosen
 

@@ -112,6 +112,15 @@ class TargetModel:
         """Copies of weights that make passes over drafts faster; measured at the first call, like costs."""
         return linear_layouts(self)
 
+    @property
+    def single_rows_are_plain(self) -> bool:
+        """Whether a pass over one row is plain decoding, bit for bit, without `plainly`."""
+        return self.linear_layouts.single_rows_are_plain
+
+    def plainly(self) -> AbstractContextManager[None]:
+        """Return the block in which a pass over one row is plain decoding, bit for bit."""
+        return self.linear_layouts.plainly()
+
     @cached_property
     def head_share(self) -> float:
         """Share of the output head in the model's weights, 0 to 1."""

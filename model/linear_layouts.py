@@ -6,9 +6,10 @@ three times as much as one, and in bfloat16 the weights are rearranged at every 
 rearranged once does better. Which layout wins depends on the layer, the number of rows, the dtype and
 the machine, so it is measured, once, and kept on disk.
 
-The model stays as it is: its layers compute with the copies within `for_rows` alone. A single row,
-which is plain decoding, uses a packed copy only where the results are the same to the last bit, and
-the prompt never does; other sums differ by rounding, as those of any pass over several rows do.
+The model stays as it is: its layers compute with the copies within `for_rows` alone, and the prompt is
+read without. Sums may differ by rounding, as those of any pass over several rows do. A single row is
+plain decoding: it uses a copy to the same bits, or in float32, where decoding decides near-ties with
+the layers as they are (`plainly`).
 
 Shapes: n rows, I inputs and O outputs of a layer.
 """
@@ -36,11 +37,15 @@ if TYPE_CHECKING:
 # Numbers of rows that are measured; a pass counts as the next of them. Longer ones are prompts.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96)
 USUAL_ROWS = (1, 4, 8, 16)
+# A smaller model spends its time elsewhere.
+FEWEST_WEIGHTS = 2**20
 # Rows that packed weights are laid out for; the layout serves other numbers of rows as well.
 PACKED_ROWS = 8
 # Share of a layer's time that a copy must save.
 WORTHWHILE = 0.05
 NUM_TIMES = 3
+# Weights below which a model may fit the processor's cache, originals or copies, but hardly both.
+SMALL = 2**24
 # Weights that are read in turn while a layer is timed, since in a pass each layer's come from memory.
 TIMED_BYTES = 2**25
 # Share of the free memory that copies may take.
@@ -73,20 +78,17 @@ class Layout:
     Attributes:
         name: its name on disk.
         copied: makes a layer's function on copied weights.
-        fewest_weights: a smaller model stays as it is: it spends its time elsewhere.
-        is_for_all: whether a layer has one layout for all numbers of rows, or for each the faster one.
+        is_compiled: whether passes are compiled, which round in their own way: their single rows are
+            plain decoding whatever the layout, and a layer has one for all numbers of rows.
     """
 
     name: str
     copied: Callable[[nn.Linear], Forward]
-    fewest_weights: int
-    is_for_all: bool
+    is_compiled: bool
 
 
-PACKED = Layout("packed", packed, 2**24, is_for_all=False)
-# What a compiler can trace. Its code rounds in its own way anyhow, and a small model's weights stay in
-# the processor's cache only if all passes read the same ones.
-BY_COLUMNS = Layout("by-columns", by_columns, 2**20, is_for_all=True)
+PACKED = Layout("packed", packed, is_compiled=False)
+BY_COLUMNS = Layout("by-columns", by_columns, is_compiled=True)  # a compiler can trace it
 
 
 class _Copy:
@@ -129,6 +131,9 @@ class LinearLayouts:
         layout: of the copies.
         layers: of the model, see `suitable_layers`.
         rows: for which of `ROWS` layers use copies, by their size; others stay as they are.
+
+    Attributes:
+        single_rows_are_plain: whether a pass over one row is plain decoding, bit for bit.
     """
 
     def __init__(
@@ -140,6 +145,10 @@ class LinearLayouts:
             if rows.get(size_of(layer))
         ]
         self._used = {n: [copy for copy in self._copies if n in copy.rows] for n in ROWS}
+        self._is_off = False
+        self.single_rows_are_plain = layout.is_compiled or not any(
+            may_round(copy.layer.weight.dtype) for copy in self._used[1]
+        )
 
     def __bool__(self) -> bool:
         """Whether any layer has a copy."""
@@ -148,10 +157,19 @@ class LinearLayouts:
     def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
         """Return the block to run a pass over `num_rows` rows in."""
         place = bisect_left(ROWS, num_rows)
-        if place == len(ROWS):
+        if place == len(ROWS) or self._is_off:
             return nullcontext()
         used = self._used[ROWS[place]]
         return _computing_with(used) if used else nullcontext()
+
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """Within the block single rows are plain decoding, bit for bit."""
+        self._is_off = not self.single_rows_are_plain
+        try:
+            yield
+        finally:
+            self._is_off = False
 
     def refresh(self) -> None:
         """Copy again what has changed since, such as by merging an adapter.
@@ -174,6 +192,11 @@ def _computing_with(copies: Sequence[_Copy]) -> Iterator[None]:
     finally:
         for copy in copies:
             del copy.layer.__dict__["forward"]
+
+
+def may_round(dtype: torch.dtype) -> bool:
+    """Whether single rows of this dtype may round: where decoding decides near-ties (`model.decoding`)."""
+    return dtype.itemsize >= 4
 
 
 def size_of(layer: nn.Linear) -> Size:
@@ -209,7 +232,7 @@ def linear_layouts(target: TargetModel) -> LinearLayouts:
     """
     layout, layers = target.layout, suitable_layers(target.model)
     num_weights = sum(layer.weight.numel() for layer in layers)
-    if num_weights < layout.fewest_weights:
+    if num_weights < FEWEST_WEIGHTS:
         return LinearLayouts(layout, [], {})
     if num_weights * target.dtype.itemsize > MEMORY_SHARE * _free_memory():
         return LinearLayouts(layout, [], {})
@@ -232,6 +255,7 @@ def measure(layout: Layout, layers: Sequence[nn.Linear]) -> dict[Size, frozenset
     Returns:
         For which of `ROWS` copies are worthwhile, by size.
     """
+    is_small = sum(layer.weight.numel() for layer in layers) < SMALL
     by_size: dict[Size, list[nn.Linear]] = {}
     for layer in layers:
         by_size.setdefault(size_of(layer), []).append(layer)
@@ -239,25 +263,33 @@ def measure(layout: Layout, layers: Sequence[nn.Linear]) -> dict[Size, frozenset
     for size, alike in by_size.items():
         weight = alike[0].weight
         count = max(1, TIMED_BYTES // (weight.numel() * weight.element_size()))
-        found[size] = _worthwhile_rows(layout, alike[:count])
+        found[size] = _worthwhile_rows(layout, alike[:count], is_small or layout.is_compiled)
     return found
 
 
-def _worthwhile_rows(layout: Layout, layers: Sequence[nn.Linear]) -> frozenset[int]:
-    """Return for which of `ROWS` layers of one size are faster with copies."""
+def _worthwhile_rows(
+    layout: Layout, layers: Sequence[nn.Linear], is_for_all: bool
+) -> frozenset[int]:
+    """Return for which of `ROWS` layers of one size are faster with copies: for all or for none of them,
+    or for each by itself.
+    """
     stock, weight = [layer.forward for layer in layers], layers[0].weight
     inputs = {n: torch.randn(1, n, weight.shape[1]).to(weight.dtype) for n in ROWS}
     try:
         copied = [layout.copied(layer) for layer in layers]
         ratios = {n: _time_ratio(copied, stock, rows) for n, rows in inputs.items()}
-        is_exact = torch.equal(stock[0](inputs[1]), copied[0](inputs[1]))
+        may_use_one = (
+            layout.is_compiled
+            or may_round(weight.dtype)
+            or torch.equal(stock[0](inputs[1]), copied[0](inputs[1]))
+        )
     except (RuntimeError, AttributeError):
         return frozenset()  # this build of torch has no such kernel
-    if layout.is_for_all:
+    if is_for_all:
         is_faster = statistics.geometric_mean(ratios[n] for n in USUAL_ROWS) < 1 - WORTHWHILE
-        return frozenset(ROWS) if is_faster else frozenset()
+        return frozenset(ROWS if is_faster and may_use_one else ())
     fast = {n for n, ratio in ratios.items() if ratio < 1 - WORTHWHILE}
-    return frozenset(fast if is_exact else fast - {1})
+    return frozenset(fast if may_use_one else fast - {1})
 
 
 def _time_ratio(some: Sequence[Forward], others: Sequence[Forward], rows: torch.Tensor) -> float:

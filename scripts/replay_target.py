@@ -13,6 +13,7 @@ Shapes: N nodes, V vocabulary, K likeliest tokens kept.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import numpy as np
@@ -69,7 +70,10 @@ class ReplayTarget:
 
     Attributes:
         turn: the recorded turn that is replayed; it knows the limit of its context.
+        single_rows_are_plain: yes: a recorded row is the same in whatever pass.
     """
+
+    single_rows_are_plain = True
 
     def __init__(self, recording: Recording, target: TargetModel | None = None) -> None:
         source = recording.source
@@ -93,6 +97,10 @@ class ReplayTarget:
     def chain_only_at(self, base: int, num_nodes: int) -> bool:
         """Whether drafts must be chains; models where that changes in the text are not recorded."""
         return self.chain_only
+
+    def plainly(self) -> AbstractContextManager[None]:
+        """Return a block that changes nothing."""
+        return nullcontext()
 
     def whole_step(self, *arguments: object) -> None:
         """Return None: steps are replayed part by part."""
