@@ -179,8 +179,15 @@ class TargetModel:
         for begin in range(cache.length, len(read), size):
             chunk = read[begin : begin + size]
             token_ids = torch.tensor(chunk, device=self.device)
-            logits = self.run(token_ids, begin, cache, None, last_logits_only=not with_logits)
+            logits = self.read(token_ids, begin, cache, last_logits_only=not with_logits)
             yield PromptChunk(chunk, logits if with_logits else None)
+
+    def read(
+        self, token_ids: torch.Tensor, base: int, cache: TreeCache, last_logits_only: bool
+    ) -> torch.Tensor:
+        """Run the model on a chunk of the prompt; as `run`."""
+        with self.linear_layouts.for_prompt():
+            return self.run(token_ids, base, cache, None, last_logits_only=last_logits_only)
 
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
         """Do what would delay the first drafts of these sizes, after texts of up to `num_tokens`

@@ -2,14 +2,16 @@
 
 A pass over a draft multiplies a handful of rows with every weight matrix. On a CPU torch's kernels
 for that stay far below what memory and cores allow: in float32 eight rows of a layer cost two or
-three times as much as one, and in bfloat16 the weights are rearranged at every call. A copy that is
-rearranged once does better. Which layout wins depends on the layer, the number of rows, the dtype and
-the machine, so it is measured, once, and kept on disk.
+three times as much as one, and in bfloat16 the weights are rearranged at every call, or, without
+AVX-512, eight rows cost eight times as much as one. A copy that is rearranged once does better. Which
+layout wins depends on the layer, the number of rows, the dtype and the machine, so it is measured,
+once, and kept on disk.
 
-The model stays as it is: its layers compute with the copies within `for_rows` alone, and the prompt is
-read without. Sums may differ by rounding, as those of any pass over several rows do. A single row is
-plain decoding: it uses a copy to the same bits, or in float32, where decoding decides near-ties with
-the layers as they are (`plainly`).
+The model stays as it is: its layers compute with the copies within `for_rows` and `for_prompt` alone.
+Sums may differ by rounding, as those of any pass over several rows do. Single rows and the prompt are
+plain decoding. In float32 single rows may use a copy, since decoding decides near-ties with the layers
+as they are (`plainly`), and the prompt never does; in half precision single rows use one to the same
+bits only, and the prompt, which all methods read alike, any.
 
 Shapes: n rows, I inputs and O outputs of a layer.
 """
@@ -23,6 +25,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,8 +37,9 @@ from model.measured import machine_key, read_measured, write_measured
 if TYPE_CHECKING:
     from model.hf import TargetModel
 
-# Numbers of rows that are measured; a pass counts as the next of them. Longer ones are prompts.
+# Numbers of rows that are measured; a pass counts as the next of them. Longer drafts use no copies.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96)
+PROMPT_ROWS = 128  # of the pass that stands for prompts
 USUAL_ROWS = (1, 4, 8, 16)
 # A smaller model spends its time elsewhere.
 FEWEST_WEIGHTS = 2**20
@@ -44,6 +48,7 @@ PACKED_ROWS = 8
 # Share of a layer's time that a copy must save.
 WORTHWHILE = 0.05
 NUM_TIMES = 3
+ENOUGH_SECONDS = 0.3  # of timing one layout, after which it is not repeated
 # Weights below which a model may fit the processor's cache, originals or copies, but hardly both.
 SMALL = 2**24
 # Weights that are read in turn while a layer is timed, since in a pass each layer's come from memory.
@@ -58,11 +63,28 @@ Size = tuple[int, int]  # (O, I)
 
 
 def packed(layer: nn.Linear) -> Forward:
-    """Return the layer's function on weights in oneDNN's blocks."""
+    """Return the layer's function on weights in oneDNN's blocks: of float32, where it has none for half
+    precision, with results rounded once.
+    """
     weight, bias = layer.weight.detach(), layer.bias
-    blocks = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+    dtype = weight.dtype
     run = torch.ops.mkldnn._linear_pointwise.default
-    return lambda rows: run(rows, blocks, bias, "none", [], "")
+    if has_blocks(dtype):
+        blocks = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+        return lambda rows: run(rows, blocks, bias, "none", [], "")
+    blocks = torch.ops.mkldnn._reorder_linear_weight(weight.float(), PACKED_ROWS)
+    wide_bias = None if bias is None else bias.detach().float()
+    return lambda rows: run(rows.float(), blocks, wide_bias, "none", [], "").to(dtype)
+
+
+@cache
+def has_blocks(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has blocks for weights of this dtype on this processor."""
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), PACKED_ROWS)
+    except (RuntimeError, AttributeError):
+        return False
+    return True
 
 
 def by_columns(layer: nn.Linear) -> Forward:
@@ -95,7 +117,7 @@ class _Copy:
     """A layer's weights in another layout.
 
     Attributes:
-        rows: for which of `ROWS` the copy is used.
+        rows: for which of `ROWS` and `PROMPT_ROWS` the copy is used.
     """
 
     def __init__(self, layer: nn.Linear, layout: Layout, rows: Collection[int]) -> None:
@@ -130,7 +152,8 @@ class LinearLayouts:
     Args:
         layout: of the copies.
         layers: of the model, see `suitable_layers`.
-        rows: for which of `ROWS` layers use copies, by their size; others stay as they are.
+        rows: for which of `ROWS` and `PROMPT_ROWS` layers use copies, by their size; others stay as they
+            are.
 
     Attributes:
         single_rows_are_plain: whether a pass over one row is plain decoding, bit for bit.
@@ -144,7 +167,9 @@ class LinearLayouts:
             for layer in layers
             if rows.get(size_of(layer))
         ]
-        self._used = {n: [copy for copy in self._copies if n in copy.rows] for n in ROWS}
+        self._used = {
+            n: [copy for copy in self._copies if n in copy.rows] for n in (*ROWS, PROMPT_ROWS)
+        }
         self._is_off = False
         self.single_rows_are_plain = layout.is_compiled or not any(
             may_round(copy.layer.weight.dtype) for copy in self._used[1]
@@ -159,8 +184,11 @@ class LinearLayouts:
         place = bisect_left(ROWS, num_rows)
         if place == len(ROWS) or self._is_off:
             return nullcontext()
-        used = self._used[ROWS[place]]
-        return _computing_with(used) if used else nullcontext()
+        return _computing_with(self._used[ROWS[place]])
+
+    def for_prompt(self) -> AbstractContextManager[None]:
+        """Return the block to read a prompt in."""
+        return _computing_with(self._used[PROMPT_ROWS])
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
@@ -181,9 +209,13 @@ class LinearLayouts:
                 copy.make()
 
 
+def _computing_with(copies: Sequence[_Copy]) -> AbstractContextManager[None]:
+    """Return the block in which layers compute with their copies."""
+    return _exchanged(copies) if copies else nullcontext()
+
+
 @contextmanager
-def _computing_with(copies: Sequence[_Copy]) -> Iterator[None]:
-    """Let layers compute with their copies within the block."""
+def _exchanged(copies: Sequence[_Copy]) -> Iterator[None]:
     # Past `nn.Module.__setattr__`, which takes longer than a small layer.
     for copy in copies:
         copy.layer.__dict__["forward"] = copy.forward
@@ -234,7 +266,8 @@ def linear_layouts(target: TargetModel) -> LinearLayouts:
     num_weights = sum(layer.weight.numel() for layer in layers)
     if num_weights < FEWEST_WEIGHTS:
         return LinearLayouts(layout, [], {})
-    if num_weights * target.dtype.itemsize > MEMORY_SHARE * _free_memory():
+    itemsize = target.dtype.itemsize if layout.is_compiled or has_blocks(target.dtype) else 4
+    if num_weights * itemsize > MEMORY_SHARE * _free_memory():
         return LinearLayouts(layout, [], {})
     name, key = f"{layout.name}-layers", machine_key(target)
     try:
@@ -253,7 +286,7 @@ def measure(layout: Layout, layers: Sequence[nn.Linear]) -> dict[Size, frozenset
     """Time copies of layers of every size, in about two seconds for a model of a billion weights.
 
     Returns:
-        For which of `ROWS` copies are worthwhile, by size.
+        For which of `ROWS` and `PROMPT_ROWS` copies are worthwhile, by size.
     """
     is_small = sum(layer.weight.numel() for layer in layers) < SMALL
     by_size: dict[Size, list[nn.Linear]] = {}
@@ -270,37 +303,41 @@ def measure(layout: Layout, layers: Sequence[nn.Linear]) -> dict[Size, frozenset
 def _worthwhile_rows(
     layout: Layout, layers: Sequence[nn.Linear], is_for_all: bool
 ) -> frozenset[int]:
-    """Return for which of `ROWS` layers of one size are faster with copies: for all or for none of them,
-    or for each by itself.
+    """Return for which numbers of rows layers of one size are faster with copies: for all drafts or for
+    none, if that can be, or for each by itself.
     """
     stock, weight = [layer.forward for layer in layers], layers[0].weight
-    inputs = {n: torch.randn(1, n, weight.shape[1]).to(weight.dtype) for n in ROWS}
+    is_decided = layout.is_compiled or may_round(weight.dtype)
+    numbers = ROWS if is_decided else (*ROWS, PROMPT_ROWS)
+    inputs = {n: torch.randn(1, n, weight.shape[1]).to(weight.dtype) for n in numbers}
     try:
         copied = [layout.copied(layer) for layer in layers]
         ratios = {n: _time_ratio(copied, stock, rows) for n, rows in inputs.items()}
-        may_use_one = (
-            layout.is_compiled
-            or may_round(weight.dtype)
-            or torch.equal(stock[0](inputs[1]), copied[0](inputs[1]))
-        )
+        may_use_one = is_decided or torch.equal(stock[0](inputs[1]), copied[0](inputs[1]))
     except (RuntimeError, AttributeError):
         return frozenset()  # this build of torch has no such kernel
-    if is_for_all:
-        is_faster = statistics.geometric_mean(ratios[n] for n in USUAL_ROWS) < 1 - WORTHWHILE
-        return frozenset(ROWS if is_faster and may_use_one else ())
     fast = {n for n, ratio in ratios.items() if ratio < 1 - WORTHWHILE}
-    return frozenset(fast if may_use_one else fast - {1})
+    if not may_use_one:
+        fast -= {1}
+    elif is_for_all:
+        is_faster = statistics.geometric_mean(ratios[n] for n in USUAL_ROWS) < 1 - WORTHWHILE
+        fast = fast.union(ROWS) if is_faster else fast.difference(ROWS)
+    return frozenset(fast)
 
 
 def _time_ratio(some: Sequence[Forward], others: Sequence[Forward], rows: torch.Tensor) -> float:
     """Return the time that some layers take for the same rows as a share of what others take."""
     times: tuple[list[float], list[float]] = ([], [])
+    # Many rows are computed for longer than weights are read.
+    count = max(1, len(some) * PACKED_ROWS // max(PACKED_ROWS, rows.shape[1]))
     for _ in range(NUM_TIMES):
         for layers, found in zip((some, others), times, strict=True):
             begun = time.perf_counter()
-            for layer in layers:
+            for layer in layers[:count]:
                 layer(rows)
             found.append(time.perf_counter() - begun)
+        if sum(times[1]) > ENOUGH_SECONDS:
+            break
     return statistics.median(times[0]) / statistics.median(times[1])
 
 

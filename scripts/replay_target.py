@@ -153,7 +153,7 @@ class ReplayTarget:
         unread = [self.recording.token(node) for node in cache.nodes[live.length :]]
         for begin in range(0, len(unread), PREFILL_CHUNK):
             token_ids = torch.tensor(unread[begin : begin + PREFILL_CHUNK], device=target.device)
-            target.run(token_ids, live.length, live, None, last_logits_only=True)
+            target.read(token_ids, live.length, live, last_logits_only=True)
         asked = DraftTree(tree.token_ids.to(target.device), tree.topology)
         values, ids = top_k(target.forward(asked, live), self.recording.source.top_k)
         return ids.int().cpu().numpy(), values.float().cpu().numpy()

@@ -21,6 +21,7 @@ from model.hf import TargetModel
 from model.linear_layouts import (
     BY_COLUMNS,
     PACKED,
+    PROMPT_ROWS,
     ROWS,
     Layout,
     LinearLayouts,
@@ -55,15 +56,6 @@ def layer_of(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Linear
     return nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
 
 
-def is_available(layout: Layout, dtype: torch.dtype) -> bool:
-    """Whether this machine can copy weights so: oneDNN needs AVX-512 for bfloat16. Float32 it can."""
-    try:
-        layout.copied(layer_of(dtype))
-    except RuntimeError:
-        return dtype == torch.float32
-    return True
-
-
 def with_copies(name: str, layout: Layout, rows: tuple[int, ...] = ROWS[1:]) -> TargetModel:
     """Return a target whose linear layers all compute with copies for these numbers of rows."""
     target = TargetModel(known(name).build())
@@ -75,20 +67,26 @@ def with_copies(name: str, layout: Layout, rows: tuple[int, ...] = ROWS[1:]) -> 
     return target
 
 
+@pytest.fixture(params=[False, True], ids=["as it is", "without blocks for half precision"])
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this processor be itself, or one for which oneDNN packs float32 alone."""
+    if request.param:
+        monkeypatch.setattr(module, "has_blocks", lambda dtype: dtype == torch.float32)
+
+
+@pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_copy_computes_what_its_layer_computes(
     layout: Layout, dtype: torch.dtype, bias: bool
 ) -> None:
     layer = layer_of(dtype, bias)
-    if not is_available(layout, dtype):
-        pytest.skip(f"this processor has no kernel for {layout.name} weights in {dtype}")
-    layouts = LinearLayouts(layout, [layer], {SIZE: ROWS})
-    for num_rows in (1, 3, 8, 96):
+    layouts = LinearLayouts(layout, [layer], {SIZE: (*ROWS, PROMPT_ROWS)})
+    for num_rows in (1, 3, 8, 96, 300):
         rows = torch.randn(1, num_rows, SIZE[1], dtype=dtype)
         with torch.inference_mode():
             expected = layer(rows)
-            with layouts.for_rows(num_rows):
+            with layouts.for_rows(num_rows) if num_rows <= ROWS[-1] else layouts.for_prompt():
                 assert "forward" in layer.__dict__
                 found = layer(rows)
         assert "forward" not in layer.__dict__
@@ -139,6 +137,30 @@ def test_copies_serve_the_numbers_of_rows_they_are_for(layout: Layout) -> None:
         with layouts.for_rows(num_rows):
             used[num_rows] = "forward" in layer.__dict__
     assert {rows for rows, is_used in used.items() if is_used} == {3, 4, *range(9, 17)}
+
+
+def test_prompts_use_copies_in_half_precision_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
+    monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(module, "read_measured", lambda name, key: None)
+    for dtype in (torch.float32, torch.bfloat16):
+        target = TargetModel(known(LLAMA).build().to(dtype))
+        (layer, *_) = suitable_layers(target.model)
+        with target.linear_layouts.for_prompt():
+            assert ("forward" in layer.__dict__) == (dtype == torch.bfloat16)
+
+
+def test_prompts_in_half_precision_are_read_with_copies() -> None:
+    model = known(LLAMA).build().bfloat16()
+    target = TargetModel(model)
+    layers = suitable_layers(model)
+    sizes = {size_of(layer): (PROMPT_ROWS,) for layer in layers}
+    target.__dict__["linear_layouts"] = LinearLayouts(replace(PACKED, copied=noisy), layers, sizes)
+    token_ids = torch.tensor(random_ids(28))
+    with torch.inference_mode():
+        plain = target.run(token_ids, 0, target.new_cache(30), None)
+        read = target.read(token_ids, 0, target.new_cache(30), last_logits_only=False)
+    assert not torch.allclose(plain, read)
 
 
 def test_a_layer_is_itself_again_after_an_error(layout: Layout) -> None:
@@ -224,12 +246,12 @@ def test_a_single_row_uses_a_copy_where_near_ties_are_decided_or_bits_are_the_sa
 
     monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
     layers, may_round = [layer_of(dtype)], dtype == torch.float32
-    assert measure(replace(PACKED, copied=exact), layers)[SIZE] == set(ROWS)
-    found = measure(replace(PACKED, copied=noisy), layers)[SIZE]
-    assert found == (set(ROWS) if may_round else set()), "one layout for a small model"
-    monkeypatch.setattr(module, "SMALL", 0)
-    found = measure(replace(PACKED, copied=noisy), layers)[SIZE]
-    assert found == set(ROWS) - (set() if may_round else {1})
+    everywhere = set(ROWS) if may_round else {*ROWS, PROMPT_ROWS}
+    for _ in range(2):
+        assert measure(replace(PACKED, copied=exact), layers)[SIZE] == everywhere
+        found = measure(replace(PACKED, copied=noisy), layers)[SIZE]
+        assert found == everywhere - (set() if may_round else {1})
+        monkeypatch.setattr(module, "SMALL", 0)
 
 
 def test_a_layout_that_this_torch_lacks_is_not_used() -> None:
