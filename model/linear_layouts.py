@@ -37,9 +37,9 @@ from model.measured import machine_key, read_measured, write_measured
 if TYPE_CHECKING:
     from model.hf import TargetModel
 
-# Numbers of rows that are measured; a pass counts as the next of them. Longer drafts use no copies.
+# Numbers of rows that are measured; a pass counts as the next of them.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96)
-PROMPT_ROWS = 128  # of the pass that stands for prompts
+PROMPT_ROWS = 128  # of the pass that stands for prompts, and for longer drafts
 USUAL_ROWS = (1, 4, 8, 16)
 # A smaller model spends its time elsewhere.
 FEWEST_WEIGHTS = 2**20
@@ -181,10 +181,11 @@ class LinearLayouts:
 
     def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
         """Return the block to run a pass over `num_rows` rows in."""
-        place = bisect_left(ROWS, num_rows)
-        if place == len(ROWS) or self._is_off:
+        if self._is_off:
             return nullcontext()
-        return _computing_with(self._used[ROWS[place]])
+        if num_rows > ROWS[-1]:
+            return self.for_prompt()
+        return _computing_with(self._used[ROWS[bisect_left(ROWS, num_rows)]])
 
     def for_prompt(self) -> AbstractContextManager[None]:
         """Return the block to read a prompt in."""

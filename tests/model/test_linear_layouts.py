@@ -86,7 +86,7 @@ def test_a_copy_computes_what_its_layer_computes(
         rows = torch.randn(1, num_rows, SIZE[1], dtype=dtype)
         with torch.inference_mode():
             expected = layer(rows)
-            with layouts.for_rows(num_rows) if num_rows <= ROWS[-1] else layouts.for_prompt():
+            with layouts.for_rows(num_rows):
                 assert "forward" in layer.__dict__
                 found = layer(rows)
         assert "forward" not in layer.__dict__
@@ -131,12 +131,16 @@ def test_near_ties_are_decided_without_copies(method: str, monkeypatch: pytest.M
 
 def test_copies_serve_the_numbers_of_rows_they_are_for(layout: Layout) -> None:
     layer = layer_of()
-    layouts = LinearLayouts(layout, [layer], {SIZE: (4, 16)})
+    layouts = LinearLayouts(layout, [layer], {SIZE: (4, 16, PROMPT_ROWS)})
     used = {}
     for num_rows in range(1, 200):
         with layouts.for_rows(num_rows):
             used[num_rows] = "forward" in layer.__dict__
-    assert {rows for rows, is_used in used.items() if is_used} == {3, 4, *range(9, 17)}
+    assert {rows for rows, is_used in used.items() if is_used} == {
+        *(3, 4),
+        *range(9, 17),
+        *range(97, 200),
+    }
 
 
 def test_prompts_use_copies_in_half_precision_alone(monkeypatch: pytest.MonkeyPatch) -> None:
