@@ -3,9 +3,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
-use_python "$IMPORTS, pytest, ruff, mypy, hypothesis, ray, accelerate" -r requirements.txt -r scripts/requirements-test.txt
+use_python "$IMPORTS, pytest, xdist, ruff, mypy, hypothesis, ray, accelerate" -r requirements.txt -r scripts/requirements-test.txt
 
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
-"$PYTHON" -m pytest "$@"
+# A process for each core, with one thread each: threads of several would wait for each other. A file's
+# tests share what is costly to set up, and stay together.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+"$PYTHON" -m pytest -n auto --maxprocesses 4 --dist loadfile "$@"
