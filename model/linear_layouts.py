@@ -79,9 +79,11 @@ def packed(layer: nn.Linear) -> Forward:
 
 @cache
 def has_blocks(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has blocks for weights of this dtype on this processor."""
+    """Whether oneDNN computes with blocks of this dtype on this processor."""
+    zeros = torch.zeros(16, 16, dtype=dtype)
     try:
-        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), PACKED_ROWS)
+        blocks = torch.ops.mkldnn._reorder_linear_weight(zeros, PACKED_ROWS)
+        torch.ops.mkldnn._linear_pointwise(zeros, blocks, None, "none", [], "")
     except (RuntimeError, AttributeError):
         return False
     return True
@@ -314,7 +316,10 @@ def _worthwhile_rows(
     try:
         copied = [layout.copied(layer) for layer in layers]
         ratios = {n: _time_ratio(copied, stock, rows) for n, rows in inputs.items()}
-        may_use_one = is_decided or torch.equal(stock[0](inputs[1]), copied[0](inputs[1]))
+        may_use_one = is_decided or all(
+            torch.equal(ours(inputs[1]), theirs(inputs[1]))
+            for ours, theirs in zip(copied, stock, strict=True)
+        )
     except (RuntimeError, AttributeError):
         return frozenset()  # this build of torch has no such kernel
     fast = {n for n, ratio in ratios.items() if ratio < 1 - WORTHWHILE}
