@@ -145,6 +145,13 @@ def _is_causal(config: Any) -> bool:
     )
 
 
+def _is_due_to(error: BaseException | None, kind: type[BaseException]) -> bool:
+    """Whether an error is of a kind, or came of one: transformers 4.57 raises others in its place."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def load_target(
     run: RunConfig, hf_config: Any, dtype: torch.dtype, device: torch.device
 ) -> TargetModel:
@@ -166,12 +173,19 @@ def load_target(
     except UnsupportedModelError as error:
         hint = " (with --compile; leave it out)" if run.compile else ""
         raise UserError(f"{error}{hint}") from error
-    except UnpicklingError as error:
-        raise UserError(
-            f"model_path {run.model_path}: its pickle names code that is no tensor, which was not run; "
-            "get the weights as safetensors"
-        ) from error
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        ImportError,
+        RuntimeError,
+        SafetensorError,
+        UnpicklingError,
+    ) as error:
+        if _is_due_to(error, UnpicklingError):
+            raise UserError(
+                f"model_path {run.model_path}: its pickle names code that is no tensor, which was not "
+                "run; get the weights as safetensors"
+            ) from error
         hint = "" if run.allow_pickle else " (--allow-pickle also takes pickles)"
         raise UserError(
             f"model_path {run.model_path}: weights cannot be loaded: {first_line(error)}"

@@ -22,7 +22,7 @@ from model.self_test import Probe, expected_logits, self_test, verified_logits
 from model.static import CompiledTarget, StaticTarget, length_bucket, node_bucket
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.families import CHAINS, TREES
-from tests.model.family import Family
+from tests.model.family import IS_VERSION_4, Family
 from tests.model.test_families import PREFIX_LENGTH, TOLERANCE
 from tests.model.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
 
@@ -102,6 +102,8 @@ def test_compiled_steps_give_the_tokens_of_generate(method: str, compiled: Compi
 
 @pytest.mark.parametrize("name", [LLAMA, "Qwen2, sliding window", "DeepSeek-V3", "Gemma 3n text"])
 def test_lengths_of_any_family_may_be_symbols(name: str) -> None:
+    if IS_VERSION_4 and name in ("DeepSeek-V3", "Gemma 3n text"):
+        pytest.skip(f"{name} of transformers 4 asks the device for numbers while it runs")
     torch._dynamo.reset()
     target = CompiledTarget(known(name).build(), backend="eager", has_dynamic_lengths=True)
     drafter = drafter_for("recycling", target, tree_version="2.2.2")
