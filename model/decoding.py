@@ -24,7 +24,7 @@ from model.drafter import Drafter, VerifiedStep
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
 from model.prefix_cache import PrefixCache
-from model.verification import TokenRule, verify
+from model.verification import TokenRule, decides_near_ties, verify
 
 # Two logits closer than this many rounding steps of the larger may change places with the shape of
 # a forward pass; the noise measured on the demo model in float32 is 6 such steps.
@@ -246,12 +246,8 @@ def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
 
 
 def _tie_margin(target: TargetModel) -> float:
-    """Return the relative difference of logits below which their order is decided plainly.
-
-    0, never, in half precision: its noise is as large as common differences, so that most of the
-    text would be decoded twice.
-    """
-    if target.dtype.itemsize < 4:
+    """Return the relative difference of logits below which their order is decided plainly; 0: never."""
+    if not decides_near_ties(target.dtype):
         return 0.0
     # float32 also for float64: verification compares the logits in float32.
     return TIE_STEPS * torch.finfo(torch.float32).eps

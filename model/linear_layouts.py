@@ -33,6 +33,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from model.measured import machine_key, read_measured, write_measured
+from model.verification import decides_near_ties
 
 if TYPE_CHECKING:
     from model.hf import TargetModel
@@ -174,7 +175,7 @@ class LinearLayouts:
         }
         self._is_off = False
         self.single_rows_are_plain = layout.is_compiled or not any(
-            may_round(copy.layer.weight.dtype) for copy in self._used[1]
+            decides_near_ties(copy.layer.weight.dtype) for copy in self._used[1]
         )
 
     def __bool__(self) -> bool:
@@ -227,11 +228,6 @@ def _exchanged(copies: Sequence[_Copy]) -> Iterator[None]:
     finally:
         for copy in copies:
             del copy.layer.__dict__["forward"]
-
-
-def may_round(dtype: torch.dtype) -> bool:
-    """Whether single rows of this dtype may round: where decoding decides near-ties (`model.decoding`)."""
-    return dtype.itemsize >= 4
 
 
 def size_of(layer: nn.Linear) -> Size:
@@ -310,7 +306,7 @@ def _worthwhile_rows(
     none, if that can be, or for each by itself.
     """
     stock, weight = [layer.forward for layer in layers], layers[0].weight
-    is_decided = layout.is_compiled or may_round(weight.dtype)
+    is_decided = layout.is_compiled or decides_near_ties(weight.dtype)
     numbers = ROWS if is_decided else (*ROWS, PROMPT_ROWS)
     inputs = {n: torch.randn(1, n, weight.shape[1]).to(weight.dtype) for n in numbers}
     try:

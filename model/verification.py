@@ -220,6 +220,15 @@ def verify(
         frontier = matching
 
 
+def decides_near_ties(dtype: torch.dtype) -> bool:
+    """Whether near-ties of logits of this dtype are left to plain decoding.
+
+    Not in half precision: its noise is as large as common differences, so that most of the text would
+    be decoded twice.
+    """
+    return dtype.itemsize >= 4
+
+
 def check_finite(largest: float) -> None:
     """Raise InvalidLogitsError if the largest logit of a node is not a finite number."""
     if not math.isfinite(largest):

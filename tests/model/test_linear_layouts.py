@@ -143,9 +143,9 @@ def test_copies_serve_the_numbers_of_rows_they_are_for(layout: Layout) -> None:
     }
 
 
+@pytest.mark.usefixtures("small_models_too")
 def test_prompts_use_copies_in_half_precision_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
-    monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
     monkeypatch.setattr(module, "read_measured", lambda name, key: None)
     for dtype in (torch.float32, torch.bfloat16):
         target = TargetModel(known(LLAMA).build().to(dtype))
