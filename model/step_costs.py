@@ -20,6 +20,7 @@ from model.draft_tree import DraftTree
 from model.measured import machine_key, read_measured, write_measured
 from model.pace import Pace
 from model.prices import Prices
+from model.tempo import Tempo
 from model.verification import read_out
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ class StepCosts:
     near: tuple[float, ...]
     far: tuple[float, ...]
     pace: Pace = field(default_factory=Pace, repr=False, compare=False)
-    # Of steps that draft something against plain ones; of each size against that.
-    _drafted: Drift = field(default_factory=Drift, repr=False)
+    _tempo: Tempo = field(default_factory=Tempo, repr=False, compare=False)
+    # Of steps of each size against what all take.
     _drifts: list[Drift] = field(default_factory=list, repr=False)
     _at: dict[int, Prices] = field(default_factory=dict, repr=False)
     _num_learned: int = 0
@@ -125,32 +126,31 @@ class StepCosts:
 
     def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
         """Take note of a whole step with this many nodes after `context` cached tokens."""
-        if self.pace.is_resting:
-            self.pace.rest(nanoseconds / 1e6 / self._cost(0, context // BLOCK))
-            return
         curve, index = self._curve(context // BLOCK), bisect_left(self.sizes, num_nodes)
         if index == len(self.sizes):
             return  # larger than was measured
-        drift, expected = self._drifts[index], curve[index] * self._expected_factor(index)
-        # Plain steps were measured seldom; one that has searched in vain does not take less.
-        plain = curve[0] * self.pace.plain_factor * min(1.0, self._drifts[0].factor)
-        factor = nanoseconds / 1e6 / expected
-        # A step far from what it should take was disturbed.
-        self.pace.learn(num_tokens - min(factor, drift.factor * OUTLIER) * expected / plain)
-        drift.learn(factor)
-        if index:
-            self._drafted.learn(factor * self._drafted.factor)
+        if self.pace.is_resting:
+            self._tempo.learn(nanoseconds / 1e6 / curve[0], is_drafting=False)
+            self.pace.rest()
+            return
+        drift = self._drifts[index]
+        expected = curve[index] * drift.factor
+        surprise = self._tempo.learn(nanoseconds / 1e6 / expected, is_drafting=index > 0)
+        # A plain step that has searched in vain does not take less than one that has not.
+        factor = max(1.0, drift.factor) if not index else drift.factor * self._tempo.drafting_factor
+        self.pace.learn(num_tokens - curve[index] / curve[0] * factor)
+        drift.learn(surprise * drift.factor)
         self._num_learned += 1
         if self._num_learned % REFRESH == 0:
             self._at.clear()
-            for each in (self._drafted, *self._drifts):
+            for each in self._drifts:
                 each.fade()
 
     def _expected_factor(self, index: int) -> float:
         """Return how much longer a step of a size takes than its pass did on the curve, by what other
         sizes took.
         """
-        return self.pace.plain_factor * (self._drafted.factor if index else 1.0)
+        return self._tempo.plain_factor * (self._tempo.drafting_factor if index else 1.0)
 
     def _curve(self, block: int) -> list[float]:
         """Return the milliseconds of a pass, by size, in the middle of a block of contexts."""

@@ -28,7 +28,7 @@ class GivenCosts(StepCosts):
         """Pass the plain steps at the beginning."""
         StepCosts.__post_init__(self)
         while self.pace.is_resting:
-            self.pace.rest(1.0)
+            self.pace.rest()
 
     def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
         """Do nothing: times differ from run to run."""

@@ -181,7 +181,7 @@ class EveryOtherRests(StepCosts):
         """Rest after every step that was no rest."""
         if self.pace.is_resting:
             while self.pace.is_resting:
-                self.pace.rest(1.0)
+                self.pace.rest()
         else:
             self.pace.learn(-2 * CREDIT)
 

@@ -66,40 +66,48 @@ def test_costs_grow_with_the_context() -> None:
     assert costs.at(700).milliseconds[1] == pytest.approx(3.3, abs=0.2)
 
 
-def rested(costs: StepCosts, milliseconds: float = 1.0) -> StepCosts:
-    """Return costs after the plain steps at the beginning."""
-    while costs.pace.is_resting:
-        costs.learn(1, 1, CONTEXTS[0], int(milliseconds * 1e6))
+def decoded(
+    costs: StepCosts,
+    num_nodes: int,
+    milliseconds: float,
+    num_steps: int,
+    plain_milliseconds: float = 1.0,
+) -> StepCosts:
+    """Return costs after so many steps over this many nodes, and the plain ones that they ask for."""
+    for _ in range(num_steps):
+        while costs.pace.is_resting:
+            costs.learn(1, 1, CONTEXTS[0], int(plain_milliseconds * 1e6))
+        costs.learn(num_nodes, 8, CONTEXTS[0], int(milliseconds * 1e6))
     return costs
 
 
 def test_prices_follow_what_steps_take() -> None:
-    costs = rested(StepCosts((1, 4, 8), near=(1.0, 1.2, 1.4), far=(1.0, 1.2, 1.4)))
-    for _ in range(200):
-        costs.learn(7, 8, CONTEXTS[0], 2_800_000)  # twice what was measured
+    costs = StepCosts((1, 4, 8), near=(1.0, 1.2, 1.4), far=(1.0, 1.2, 1.4))
+    decoded(costs, 7, 2.8, 200)  # twice what was measured
     one, four, eight = costs.at(CONTEXTS[0]).milliseconds
-    assert one == pytest.approx(1.0)
+    assert one == pytest.approx(1.0, rel=0.05)
+    assert eight / one == pytest.approx(2.8, rel=0.05)
+    assert four / one == pytest.approx(2.4, rel=0.1), "what other drafts cost more, it will too"
+    decoded(costs, 1, 1.1, 400)
+    one, _, eight = costs.at(CONTEXTS[0]).milliseconds
+    assert one == pytest.approx(1.1, rel=0.02), "a step that searches in vain"
     assert eight == pytest.approx(2.8, rel=0.05)
-    assert four == pytest.approx(2.4, rel=0.05), "what other drafts cost more, it will too"
-    for _ in range(400):
-        costs.learn(1, 8, CONTEXTS[0], 1_100_000)
-    assert costs.at(CONTEXTS[0]).milliseconds[0] == pytest.approx(1.1, rel=0.02)
 
 
 def test_a_device_that_became_faster_changes_no_ratio() -> None:
-    costs = rested(StepCosts((1, 8), near=(4.0, 6.0), far=(4.0, 6.0)), milliseconds=2.0)
+    costs = StepCosts((1, 8), near=(4.0, 6.0), far=(4.0, 6.0))
+    decoded(costs, 8, 6.0, 100, plain_milliseconds=4.0)
     before = costs.at(CONTEXTS[0]).milliseconds
-    assert before == pytest.approx((2.0, 3.0))
-    for _ in range(100):
-        costs.learn(8, 8, CONTEXTS[0], 3_000_000)
-    assert costs.at(CONTEXTS[0]).milliseconds == pytest.approx(before)
+    assert before == pytest.approx((4.0, 6.0), rel=0.01)
+    decoded(costs, 8, 3.0, 100, plain_milliseconds=2.0)
+    assert costs.at(CONTEXTS[0]).milliseconds == pytest.approx((2.0, 3.0), rel=0.02)
 
 
 def test_a_disturbed_step_hardly_moves_a_price() -> None:
-    costs = rested(StepCosts((1, 8), near=(1.0, 1.5), far=(1.0, 1.5)))
+    costs = decoded(StepCosts((1, 8), near=(1.0, 1.5), far=(1.0, 1.5)), 8, 1.5, 2 * REFRESH)
     before = costs.at(CONTEXTS[0]).milliseconds[1]
-    for number in range(REFRESH):
-        costs.learn(8, 8, CONTEXTS[0], 1_500_000 if number else 900_000_000)
+    decoded(costs, 8, 900.0, 1)
+    decoded(costs, 8, 1.5, REFRESH - 1)
     assert costs.at(CONTEXTS[0]).milliseconds[1] < before * 1.06
 
 

@@ -1,0 +1,68 @@
+"""What drafting adds to a step is told from what the device is just now.
+
+Run: pytest tests/model/test_tempo.py
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from model.tempo import Tempo
+
+EXTRA = 1.3
+
+
+def followed(extra: float, num_steps: int, period: int, seed: int = 0) -> Tempo:
+    """Return what was learned from noisy steps on a device whose speed wanders by a fifth.
+
+    Args:
+        extra: how much longer drafting steps take than the curve says.
+        num_steps: of decoding.
+        period: drafting steps between two plain ones.
+        seed: of the noise.
+    """
+    source, tempo, speed = random.Random(seed), Tempo(), 0.0
+    for number in range(num_steps):
+        speed += -speed / 40 + source.gauss(0.0, 0.2 * math.sqrt(2 / 40))
+        is_drafting = number >= 6 and number % period > 0
+        taken = math.exp(speed + source.gauss(0.0, 0.05)) * (extra if is_drafting else 1.0)
+        tempo.learn(taken * (3.0 if source.random() < 0.01 else 1.0), is_drafting)
+    return tempo
+
+
+@pytest.mark.parametrize("extra", [0.8, EXTRA, 2.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_drafting_adds_is_found_on_a_device_whose_speed_wanders(
+    extra: float, seed: int
+) -> None:
+    assert followed(extra, 300, 8, seed).drafting_factor == pytest.approx(extra, rel=0.08)
+    assert followed(extra, 1000, 64, seed).drafting_factor == pytest.approx(extra, rel=0.15)
+
+
+def test_a_device_that_changes_its_speed_changes_nothing_about_drafting() -> None:
+    tempo = followed(EXTRA, 300, 8)
+    before, plain = tempo.drafting_factor, tempo.plain_factor
+    for _ in range(100):
+        tempo.learn(2.0 * EXTRA, is_drafting=True)
+    assert tempo.plain_factor == pytest.approx(2.0, rel=0.1)
+    assert plain < 1.5
+    assert tempo.drafting_factor == pytest.approx(before, rel=0.05)
+
+
+def test_a_disturbed_step_moves_little_and_surprises_no_more_than_it_may() -> None:
+    tempo = followed(EXTRA, 300, 8)
+    before = tempo.drafting_factor
+    assert tempo.learn(1000.0, is_drafting=True) < 1.5
+    assert tempo.drafting_factor == pytest.approx(before, rel=0.02)
+    assert tempo.plain_factor < 1.5
+
+
+def test_a_step_as_expected_is_no_surprise() -> None:
+    tempo = Tempo()
+    for _ in range(50):
+        tempo.learn(0.5, is_drafting=False)
+    assert tempo.plain_factor == pytest.approx(0.5, rel=0.02)
+    assert tempo.learn(0.5, is_drafting=False) == pytest.approx(1.0, rel=0.02)
