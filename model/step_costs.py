@@ -126,19 +126,21 @@ class StepCosts:
 
     def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
         """Take note of a whole step with this many nodes after `context` cached tokens."""
-        curve, index = self._curve(context // BLOCK), bisect_left(self.sizes, num_nodes)
-        if index == len(self.sizes):
-            return  # larger than was measured
+        block = context // BLOCK
+        plain = self._cost(0, block)
         if self.pace.is_resting:
-            self._tempo.learn(nanoseconds / 1e6 / curve[0], is_drafting=False)
+            self._tempo.learn(nanoseconds / 1e6 / plain, is_drafting=False)
             self.pace.rest()
             return
-        drift = self._drifts[index]
-        expected = curve[index] * drift.factor
+        index = bisect_left(self.sizes, num_nodes)
+        if index == len(self.sizes):
+            return  # larger than was measured
+        cost, drift = self._cost(index, block), self._drifts[index]
+        expected = cost * drift.factor
         surprise = self._tempo.learn(nanoseconds / 1e6 / expected, is_drafting=index > 0)
         # A plain step that has searched in vain does not take less than one that has not.
         factor = max(1.0, drift.factor) if not index else drift.factor * self._tempo.drafting_factor
-        self.pace.learn(num_tokens - curve[index] / curve[0] * factor)
+        self.pace.learn(num_tokens - cost / plain * factor)
         drift.learn(surprise * drift.factor)
         self._num_learned += 1
         if self._num_learned % REFRESH == 0:

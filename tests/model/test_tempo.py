@@ -66,3 +66,10 @@ def test_a_step_as_expected_is_no_surprise() -> None:
         tempo.learn(0.5, is_drafting=False)
     assert tempo.plain_factor == pytest.approx(0.5, rel=0.02)
     assert tempo.learn(0.5, is_drafting=False) == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_disturbed_plain_step_hardly_moves_the_price_of_plain_ones() -> None:
+    tempo = Tempo()
+    for factor in (*[0.5] * 14, 40.0, 0.5):
+        tempo.learn(factor, is_drafting=False)
+    assert tempo.plain_factor == pytest.approx(0.5, rel=0.05)
