@@ -27,7 +27,7 @@ from model.draft_tree import DraftTree, TreeTopology
 from model.drafter import Drafter
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
-from model.linear_layouts import BY_COLUMNS
+from model.linear_layouts import DOT_PRODUCTS, MOST_DOT_ROWS
 from model.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from model.support import UnsupportedModelError
 from model.whole_step import WholeStep
@@ -193,12 +193,14 @@ class StaticTarget(TargetModel):
         cache.storage.start.fill_(cache.length)
         shape = (num_padded, 0 if self._has_dynamic_lengths else view.num_rows)
         if shape not in functions:
-            functions[shape] = self.as_one(function)
+            functions[shape] = self.as_one(function, num_padded)
         with self.attention(), self.linear_layouts.for_rows(num_padded):
             return functions[shape](*arguments, view)
 
-    def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """Return what runs a function of tensors in one shape: here itself."""
+    def as_one(
+        self, function: Callable[..., torch.Tensor], num_padded: int
+    ) -> Callable[..., torch.Tensor]:
+        """Return what runs a function of a pass over `num_padded` rows in one shape: here itself."""
         return function
 
     def _length_shown(self, num_rows: int) -> int:
@@ -265,7 +267,7 @@ class CompiledTarget(StaticTarget):
             on a CPU, where every row shown costs time; graphs on a GPU need lengths in buckets.
     """
 
-    layout = BY_COLUMNS  # the compiler does not know oneDNN's
+    layout = DOT_PRODUCTS  # the compiler does not know oneDNN's
 
     def __init__(
         self,
@@ -281,9 +283,8 @@ class CompiledTarget(StaticTarget):
             not is_cuda if has_dynamic_lengths is None else has_dynamic_lengths
         )
         self._has_graphs = is_cuda and backend == "inductor"
+        # Lengths that are marked dynamic are symbols all the same.
         options: dict[str, Any] = {"backend": backend, "dynamic": False, "fullgraph": True}
-        if self._has_dynamic_lengths:
-            options["dynamic"] = None  # where it is marked
         if self._has_graphs:
             options["mode"] = "reduce-overhead"
         elif backend == "inductor":
@@ -292,9 +293,15 @@ class CompiledTarget(StaticTarget):
         self._options = options
         self._compiled_move = torch.compile(move_rows, **options)
 
-    def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def as_one(
+        self, function: Callable[..., torch.Tensor], num_padded: int
+    ) -> Callable[..., torch.Tensor]:
         """Return the function, compiled, for one shape."""
-        compiled: Callable[..., torch.Tensor] = torch.compile(_copied(function), **self._options)
+        options = dict(self._options)
+        if self._has_dynamic_lengths and num_padded > MOST_DOT_ROWS:
+            # Symbols for rows too: buckets share what is compiled, and a library multiplies anyway.
+            options["dynamic"] = None
+        compiled: Callable[..., torch.Tensor] = torch.compile(_copied(function), **options)
         if not self._has_graphs:
             return compiled
 

@@ -220,7 +220,8 @@ def _star(target: TargetModel, num_nodes: int) -> DraftTree:
 
 def step_costs(target: TargetModel) -> StepCosts:
     """Return the cost curve of a target model: measured once, then read from disk (`model.measured`)."""
-    name, key = "step-costs", machine_key(target) + bool(target.linear_layouts) * "-copies"
+    layout = target.layout.name if target.linear_layouts else "as-they-are"
+    name, key = "step-costs", f"{machine_key(target)}-{layout}"
     try:
         content = read_measured(name, key)
         near, far = (tuple(map(float, content[place])) for place in ("near", "far"))

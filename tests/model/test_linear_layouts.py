@@ -6,6 +6,7 @@ Run: pytest tests/model/test_linear_layouts.py
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from model.decoding import generate
 from model.drafter import METHODS
 from model.hf import TargetModel
 from model.linear_layouts import (
-    BY_COLUMNS,
+    DOT_PRODUCTS,
+    MOST_DOT_ROWS,
     PACKED,
     PROMPT_ROWS,
     ROWS,
@@ -32,7 +34,7 @@ from model.linear_layouts import (
 from model.self_test import self_test
 from tests.model.decoded import drafter_for, known, random_ids, referee
 
-LAYOUTS = [PACKED, BY_COLUMNS]
+LAYOUTS = [PACKED, DOT_PRODUCTS]
 LLAMA = "Llama, grouped heads"
 SIZE = (24, 40)
 
@@ -225,18 +227,16 @@ def test_layers_that_are_not_plain_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("is_small", [False, True])
-def test_what_is_faster_is_chosen(
-    is_small: bool, monkeypatch: pytest.MonkeyPatch, layout: Layout
-) -> None:
+def test_what_is_faster_is_chosen(is_small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SMALL", 2 * SIZE[0] * SIZE[1] * is_small)
     faster = {1: 0.5, 2: 0.94, 4: 0.96, 8: 1.2, 16: 0.3, 32: 1.0, 64: 0.949, 96: 2.0}
     monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: faster[rows.shape[1]])
     layers = [layer_of()]
-    found = measure(layout, layers)[SIZE]
-    if is_small or layout.is_compiled:
+    found = measure(PACKED, layers)[SIZE]
+    if is_small:
         assert found == set(ROWS)  # the geometric mean of the usual numbers is 0.64
         monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.96)
-        assert measure(layout, layers)[SIZE] == set()
+        assert measure(PACKED, layers)[SIZE] == set()
     else:
         assert found == {1, 2, 16, 64}
 
@@ -266,14 +266,11 @@ def test_a_layout_that_this_torch_lacks_is_not_used() -> None:
 
 
 @pytest.mark.usefixtures("small_models_too")
-def test_measured_once_and_read_from_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layout: Layout
-) -> None:
+def test_measured_once_and_read_from_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
-    monkeypatch.setattr(TargetModel, "layout", layout)
     monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
     assert TargetModel(known(LLAMA).build()).linear_layouts
-    (file,) = tmp_path.glob(f"{layout.name}-layers-*.json")
+    (file,) = tmp_path.glob("packed-layers-*.json")
 
     def again(*args: object) -> float:
         raise AssertionError("measured again")
@@ -289,13 +286,63 @@ def test_measured_once_and_read_from_disk(
 
 
 def test_no_copies_for_small_models_or_without_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layout: Layout
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
-    monkeypatch.setattr(TargetModel, "layout", layout)
     assert not TargetModel(known(LLAMA).build()).linear_layouts, "a small model was copied"
     monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
     assert TargetModel(known(LLAMA).build()).linear_layouts
     monkeypatch.setattr(module, "_free_memory", lambda: 1000)
     assert not TargetModel(known(LLAMA).build()).linear_layouts
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs g++")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_generated_dot_products_are_what_the_layer_computes(dtype: torch.dtype, bias: bool) -> None:
+    layer = layer_of(dtype, bias)
+    forward = DOT_PRODUCTS.copied(layer)
+    with torch.inference_mode():
+        for num_rows in (1, 3, MOST_DOT_ROWS):
+            torch._dynamo.reset()
+            compiled = torch.compile(
+                # Rows that are not in order, and have to be worked out first.
+                lambda columns: forward((2 * columns).t()[None]),
+                fullgraph=True,
+                dynamic=False,
+                options={"cpp_wrapper": True},
+            )
+            columns = torch.randn(SIZE[1], num_rows, dtype=dtype)
+            exact = (2 * columns).t()[None].double() @ layer.weight.double().t()
+            if layer.bias is not None:
+                exact += layer.bias.double()
+            # Summed in float32 at least, and rounded once.
+            torch.testing.assert_close(
+                compiled(columns).double(), exact, rtol=torch.finfo(dtype).eps, atol=2e-6
+            )
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("has_units", [False, True])
+def test_compiled_passes_use_the_weights_as_they_are(
+    has_units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "has_blocks", lambda dtype: has_units)
+    monkeypatch.setattr(TargetModel, "layout", DOT_PRODUCTS)
+    for dtype in (torch.float32, torch.bfloat16):
+        target = TargetModel(known(LLAMA).build().to(dtype))
+        layers = suitable_layers(target.model)
+        layouts = target.linear_layouts
+        is_faster = dtype == torch.float32 or not has_units
+        for num_rows in (MOST_DOT_ROWS + 1, 1, MOST_DOT_ROWS):
+            with layouts.for_rows(num_rows):
+                used = ["forward" in layer.__dict__ for layer in layers]
+                functions = [layer.forward for layer in layers]
+            assert used == [is_faster and num_rows <= MOST_DOT_ROWS] * len(layers)
+        with torch.no_grad():
+            layers[0].weight += 1
+        layouts.refresh()
+        with layouts.for_rows(MOST_DOT_ROWS):
+            again = [layer.forward for layer in layers]
+        assert again == functions, "code would be compiled again after a change of weights"

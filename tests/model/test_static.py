@@ -158,10 +158,11 @@ def test_sizes_of_an_automatic_budget_are_warmed_up(compiled: CompiledTarget) ->
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs g++")
-def test_generated_code_is_exact() -> None:
+@pytest.mark.parametrize(("method", "options"), [("recycling", {}), ("hybrid", {"num_nodes": 7})])
+def test_generated_code_is_exact(method: str, options: dict[str, int]) -> None:
     torch._dynamo.reset()
     target = CompiledTarget(SMALL.build())
-    drafter = drafter_for("recycling", target)
+    drafter = drafter_for(method, target, **options)
     prompt = random_ids(28)
     answer = generate(target, drafter, prompt, max_new_tokens=24)
     assert answer.token_ids == referee(target, prompt, 24)
