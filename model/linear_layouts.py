@@ -48,7 +48,7 @@ FEWEST_WEIGHTS = 2**20
 # Rows that packed weights are laid out for; the layout serves other numbers of rows as well.
 PACKED_ROWS = 8
 # Rows up to which dot products are faster than a library's matrix product, compiled (AVX2, float32: 8
-# rows of the demo model's layers in 0.4 of the time, 16 in 0.85, 32 in 1.05).
+# rows of MLP layers of the demo model's size in 0.4 of the time, 16 in 0.85, 32 in 1.05).
 MOST_DOT_ROWS = 8
 # Share of a layer's time that a copy must save.
 WORTHWHILE = 0.05
