@@ -29,7 +29,7 @@ from transformers import (
 from model.attention import can_group_heads, grouped_heads
 from model.draft_tree import DraftTree, TreeTopology
 from model.kv_cache import BufferShape, LayerShape, TreeCache
-from model.linear_layouts import PACKED, LinearLayouts, linear_layouts
+from model.linear_kernels import LinearKernels, linear_kernels
 from model.step_costs import StepCosts, step_costs
 from model.support import (
     UnsupportedModelError,
@@ -75,8 +75,6 @@ class TargetModel:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
     """
 
-    layout = PACKED  # of the weights that passes over drafts may read
-
     def __init__(self, model: PreTrainedModel) -> None:
         refuse_unverifiable(model)
         use_masked_attention(model)
@@ -108,18 +106,18 @@ class TargetModel:
         return step_costs(self)
 
     @cached_property
-    def linear_layouts(self) -> LinearLayouts:
-        """Copies of weights that make passes over drafts faster; measured at the first call, like costs."""
-        return linear_layouts(self)
+    def linear_kernels(self) -> LinearKernels:
+        """What computes linear layers over a few rows; measured at the first call, like costs."""
+        return linear_kernels(self)
 
     @property
     def single_rows_are_plain(self) -> bool:
         """Whether a pass over one row is plain decoding, bit for bit, without `plainly`."""
-        return self.linear_layouts.single_rows_are_plain
+        return self.linear_kernels.single_rows_are_plain
 
     def plainly(self) -> AbstractContextManager[None]:
         """Return the block in which a pass over one row is plain decoding, bit for bit."""
-        return self.linear_layouts.plainly()
+        return self.linear_kernels.plainly()
 
     @cached_property
     def head_share(self) -> float:
@@ -161,7 +159,7 @@ class TargetModel:
         if not topology.is_chain:  # a chain needs no more than the model's own causal mask
             masks = self._tree_masks(topology, base)
             positions = topology.depth_tensor(self.device) + base
-        with self.linear_layouts.for_rows(topology.num_nodes):
+        with self.linear_kernels.for_rows(topology.num_nodes):
             return self.run(tree.token_ids, base, cache, masks, positions)
 
     def prefill(
@@ -170,7 +168,7 @@ class TargetModel:
         """Read the prompt up to its last token, chunk by chunk (its last token is the first tree's
         root), from where the cache's rows end.
         """
-        self.linear_layouts.refresh()
+        self.linear_kernels.refresh()
         read = prompt_ids[:-1]
         size = min(PREFILL_CHUNK, max(512, MAX_LOGITS // self.vocab_size))
         if self._rope_border and len(prompt_ids) > self._rope_border:
@@ -186,7 +184,7 @@ class TargetModel:
         self, token_ids: torch.Tensor, base: int, cache: TreeCache, last_logits_only: bool
     ) -> torch.Tensor:
         """Run the model on a chunk of the prompt; as `run`."""
-        with self.linear_layouts.for_prompt():
+        with self.linear_kernels.for_prompt():
             return self.run(token_ids, base, cache, None, last_logits_only=last_logits_only)
 
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:

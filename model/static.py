@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection
+from functools import cached_property
 from types import FunctionType
 from typing import Any
 
@@ -27,7 +28,7 @@ from model.draft_tree import DraftTree, TreeTopology
 from model.drafter import Drafter
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
-from model.linear_layouts import DOT_PRODUCTS, MOST_DOT_ROWS
+from model.linear_kernels import LinearKernels, linear_kernels
 from model.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from model.support import UnsupportedModelError
 from model.whole_step import WholeStep
@@ -194,7 +195,7 @@ class StaticTarget(TargetModel):
         shape = (num_padded, 0 if self._has_dynamic_lengths else view.num_rows)
         if shape not in functions:
             functions[shape] = self.as_one(function, num_padded)
-        with self.attention(), self.linear_layouts.for_rows(num_padded):
+        with self.attention(), self.linear_kernels.for_rows(num_padded):
             return functions[shape](*arguments, view)
 
     def as_one(
@@ -267,8 +268,6 @@ class CompiledTarget(StaticTarget):
             on a CPU, where every row shown costs time; graphs on a GPU need lengths in buckets.
     """
 
-    layout = DOT_PRODUCTS  # the compiler does not know oneDNN's
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -293,13 +292,18 @@ class CompiledTarget(StaticTarget):
         self._options = options
         self._compiled_move = torch.compile(move_rows, **options)
 
+    @cached_property
+    def linear_kernels(self) -> LinearKernels:
+        """What computes linear layers over a few rows; measured at the first call, like costs."""
+        return linear_kernels(self, is_compiled=True)
+
     def as_one(
         self, function: Callable[..., torch.Tensor], num_padded: int
     ) -> Callable[..., torch.Tensor]:
         """Return the function, compiled, for one shape."""
         options = dict(self._options)
-        if self._has_dynamic_lengths and num_padded > MOST_DOT_ROWS:
-            # Symbols for rows too: buckets share what is compiled, and a library multiplies anyway.
+        if self._has_dynamic_lengths:
+            # Symbols for rows too: buckets share what is compiled.
             options["dynamic"] = None
         compiled: Callable[..., torch.Tensor] = torch.compile(_copied(function), **options)
         if not self._has_graphs:

@@ -220,8 +220,7 @@ def _star(target: TargetModel, num_nodes: int) -> DraftTree:
 
 def step_costs(target: TargetModel) -> StepCosts:
     """Return the cost curve of a target model: measured once, then read from disk (`model.measured`)."""
-    layout = target.layout.name if target.linear_layouts else "as-they-are"
-    name, key = "step-costs", f"{machine_key(target)}-{layout}"
+    name, key = "step-costs", f"{machine_key(target)}-{target.linear_kernels.name}"
     try:
         content = read_measured(name, key)
         near, far = (tuple(map(float, content[place])) for place in ("near", "far"))

@@ -1,0 +1,113 @@
+"""The kernel for linear layers of a few rows on a CPU, `few_rows.cpp`, built where it first runs.
+
+torch's own matrix product is made for many rows. Over the handful of a draft it reads weights at a
+fraction of what memory gives. The kernel reads each once, and in float32 and half precision
+sums in float32.
+
+It is built by the system's C++ compiler, in about 20 seconds, once for each version of torch, and kept
+where torch keeps its extensions (`TORCH_EXTENSIONS_DIR`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch.utils import cpp_extension
+
+SOURCE = Path(__file__).with_name("few_rows.cpp")
+# What torch's vector classes are, by what the processor has.
+INSTRUCTIONS = {
+    "AVX2": ("-mavx2", "-mfma", "-mf16c"),
+    "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"),
+}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BUILD_SECONDS = 300
+
+
+class KernelError(Exception):
+    """The kernel cannot be had here; the message says why in one line."""
+
+
+@cache
+def few_rows_kernel() -> str | None:
+    """Load the kernel as `torch.ops.token_recycling.few_rows`, built if need be.
+
+    Returns:
+        A name of this build; None where it cannot be had, which standard error says once.
+    """
+    try:
+        library = _library()
+        if not library.exists():
+            _build(library)
+        torch.ops.load_library(str(library))
+    except (KernelError, OSError) as error:
+        print(
+            f"passes over a few rows use torch's own kernels, which are slower: {error}",
+            file=sys.stderr,
+        )
+        return None
+
+    torch.library.register_fake("token_recycling::few_rows", _outputs)
+    return library.stem
+
+
+def _outputs(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return outputs of the right shape and dtype, for a compiler."""
+    return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
+
+
+def _library() -> Path:
+    """Return where the kernel is kept for this processor, source and torch."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if sys.platform != "linux" or capability not in INSTRUCTIONS:
+        raise KernelError(
+            f"processor: got {capability} on {sys.platform}; allowed: {', '.join(INSTRUCTIONS)} on linux"
+        )
+    content = SOURCE.read_bytes() + f"{torch.__version__} {INSTRUCTIONS[capability]}".encode()
+    name = f"few-rows-{capability.lower()}-{hashlib.sha256(content).hexdigest()[:12]}.so"
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    return Path(root) / "token-recycling" / name
+
+
+def _build(library: Path) -> None:
+    """Build the kernel.
+
+    Raises:
+        KernelError: if there is no compiler, or it fails.
+        OSError: if the folder cannot be written.
+    """
+    capability = torch.backends.cpu.get_cpu_capability()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    temporary = library.with_suffix(f".{os.getpid()}.tmp")
+    command = (
+        cpp_extension.get_cxx_compiler(),
+        *("-O3", "-std=c++20", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi"),
+        *INSTRUCTIONS[capability],
+        *(f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}"),
+        *(f"-isystem{folder}" for folder in cpp_extension.include_paths()),
+        *(str(SOURCE), "-o", str(temporary)),
+        *(f"-L{folder}" for folder in cpp_extension.library_paths()),
+        *("-lc10", "-ltorch_cpu"),
+    )
+    print("building the kernel for passes over a few rows (once, about 20 s)", file=sys.stderr)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line]
+            raise KernelError(f"{command[0]} failed: {lines[0] if lines else done.returncode}")
+        # Others may build at the same time, and use what they find.
+        os.replace(temporary, library)
+    except FileNotFoundError as error:
+        raise KernelError(
+            f"no C++ compiler: got {command[0]}; install g++, or name one as CXX"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise KernelError(f"{command[0]} took more than {BUILD_SECONDS} s") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,388 @@
+"""Linear layers of a draft: the same weights, read by whatever kernel is fastest for a few rows.
+
+A pass over a draft multiplies a handful of rows with every weight matrix. On a CPU torch's kernels
+for that stay far below what memory and cores allow: in float32 eight rows of a layer cost two or
+three times as much as one, and in bfloat16 the weights are rearranged at every call, or, without
+AVX-512, eight rows cost eight times as much as one. A kernel of our own reads the weights as they are,
+each once; oneDNN's reads a copy that is rearranged once. Which is fastest depends on the layer, the
+number of rows, the dtype and the machine, so it is measured, once, and kept on disk.
+
+The model stays as it is: its layers compute with other kernels within `for_rows` and `for_prompt`
+alone. Sums may differ by rounding, as those of any pass over several rows do. Single rows and the prompt
+are plain decoding. In float32 single rows may use any kernel, since decoding decides near-ties with the
+layers as they are (`plainly`), and the prompt never does; in half precision single rows use one that gives
+the same bits only, and the prompt, which all methods read alike, any.
+
+Shapes: n rows, I inputs and O outputs of a layer.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from model.few_rows import DTYPES, few_rows_kernel
+from model.measured import machine_key, read_measured, write_measured
+from model.verification import decides_near_ties
+
+if TYPE_CHECKING:
+    from model.hf import TargetModel
+
+# Numbers of rows that are measured; a pass counts as the next of them.
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96)
+PROMPT_ROWS = 128  # of the pass that stands for prompts, and for longer drafts
+USUAL_ROWS = (1, 4, 8, 16)
+# A smaller model spends its time elsewhere.
+FEWEST_WEIGHTS = 2**20
+# Rows that packed weights are laid out for; the layout serves other numbers of rows as well.
+PACKED_ROWS = 8
+# Share of a layer's time that a kernel must save.
+WORTHWHILE = 0.05
+NUM_TIMES = 9
+ENOUGH_SECONDS = 0.1  # of timing one kernel, after which it is not repeated
+# Weights below which a model may fit the processor's cache, originals or copies, but hardly both.
+SMALL = 2**24
+# Weights that are read in turn while a layer is timed, since in a pass each layer's come from memory.
+TIMED_BYTES = 2**25
+# Share of the free memory that copies may take.
+MEMORY_SHARE = 0.5
+# Weights compared to find out whether a layer was changed.
+SAMPLE = 64
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+Size = tuple[int, int]  # (O, I)
+Chosen = Mapping[Size, Mapping[int, "Kernel"]]
+
+
+def packed(layer: nn.Linear) -> Forward:
+    """Return the layer's function on weights in oneDNN's blocks: of float32, where it has none for half
+    precision, with results rounded once.
+    """
+    weight, bias = layer.weight.detach(), layer.bias
+    dtype = weight.dtype
+    run = torch.ops.mkldnn._linear_pointwise.default
+    if has_blocks(dtype):
+        blocks = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+        return lambda rows: run(rows, blocks, bias, "none", [], "")
+    blocks = torch.ops.mkldnn._reorder_linear_weight(weight.float(), PACKED_ROWS)
+    wide_bias = None if bias is None else bias.detach().float()
+    return lambda rows: run(rows.float(), blocks, wide_bias, "none", [], "").to(dtype)
+
+
+@cache
+def has_blocks(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes with blocks of this dtype on this processor."""
+    zeros = torch.zeros(16, 16, dtype=dtype)
+    try:
+        blocks = torch.ops.mkldnn._reorder_linear_weight(zeros, PACKED_ROWS)
+        torch.ops.mkldnn._linear_pointwise(zeros, blocks, None, "none", [], "")
+    except (RuntimeError, AttributeError):
+        return False
+    return True
+
+
+def few_rows(layer: nn.Linear) -> Forward:
+    """Return the layer's function by the kernel for a few rows, on its weights as they are at each call."""
+    run = torch.ops.token_recycling.few_rows.default
+    return lambda rows: run(rows, layer.weight, layer.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A way to compute a linear layer.
+
+    Attributes:
+        name: its name on disk.
+        made: makes a layer's function.
+        is_copy: whether the function reads weights of its own.
+    """
+
+    name: str
+    made: Callable[[nn.Linear], Forward]
+    is_copy: bool
+
+
+FEW_ROWS = Kernel("few-rows", few_rows, is_copy=False)
+PACKED = Kernel("packed", packed, is_copy=True)
+# In the order of preference, where they are about as fast.
+KERNELS = {kernel.name: kernel for kernel in (FEW_ROWS, PACKED)}
+
+
+class _Function:
+    """A layer's function by another kernel."""
+
+    def __init__(self, layer: nn.Linear, kernel: Kernel) -> None:
+        self.layer = layer
+        self._kernel = kernel
+        self._make()
+
+    def refresh(self) -> None:
+        """Copy the weights again, where they were copied and have changed since."""
+        if not self._kernel.is_copy:
+            return
+        *now, sample = self._signature()
+        *then, old_sample = self._made_of
+        if now != then or not torch.equal(sample, old_sample):
+            self._make()
+
+    def _make(self) -> None:
+        self.forward = self._kernel.made(self.layer)
+        self._made_of = self._signature() if self._kernel.is_copy else ()
+
+    def _signature(self) -> tuple[Any, ...]:
+        weight, bias = self.layer.weight.detach(), self.layer.bias
+        # Changes through `.data`, as adapters are merged, are not counted: a sample shows them.
+        sample = weight.flatten()[:: max(1, weight.numel() // SAMPLE)].clone()
+        version = 0 if self.layer.weight.is_inference() else self.layer.weight._version
+        return weight.data_ptr(), version, bias is None or bias.data_ptr(), sample
+
+
+class LinearKernels:
+    """The kernels of a model's linear layers.
+
+    Args:
+        layers: of the model, see `suitable_layers`.
+        chosen: the kernel for each of `ROWS` and `PROMPT_ROWS` that uses one, by the layers' size; others
+            compute as they are.
+        is_compiled: whether passes are compiled. These round in their own way, so that their single rows
+            are plain decoding with any kernel.
+
+    Attributes:
+        name: of the kernels in use.
+        single_rows_are_plain: whether a pass over one row is plain decoding, bit for bit.
+    """
+
+    def __init__(
+        self, layers: Sequence[nn.Linear], chosen: Chosen, is_compiled: bool = False
+    ) -> None:
+        self._functions: list[_Function] = []
+        self._used: dict[int, list[_Function]] = {n: [] for n in (*ROWS, PROMPT_ROWS)}
+        names = set()
+        for layer in layers:
+            by_rows = chosen.get(size_of(layer), {})
+            functions = {kernel: _Function(layer, kernel) for kernel in set(by_rows.values())}
+            self._functions += functions.values()
+            for n, kernel in by_rows.items():
+                self._used[n].append(functions[kernel])
+            names |= {kernel.name for kernel in functions}
+        self.name = "+".join(sorted(names)) or "as-they-are"
+        self._is_off = False
+        self.single_rows_are_plain = is_compiled or not any(
+            decides_near_ties(function.layer.weight.dtype) for function in self._used[1]
+        )
+
+    def __bool__(self) -> bool:
+        """Whether any layer uses a kernel."""
+        return bool(self._functions)
+
+    def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
+        """Return the block to run a pass over `num_rows` rows in."""
+        if self._is_off:
+            return nullcontext()
+        if num_rows > ROWS[-1]:
+            return self.for_prompt()
+        return _computing_with(self._used[ROWS[bisect_left(ROWS, num_rows)]])
+
+    def for_prompt(self) -> AbstractContextManager[None]:
+        """Return the block to read a prompt in."""
+        return _computing_with(self._used[PROMPT_ROWS])
+
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """Within the block single rows are plain decoding, bit for bit."""
+        self._is_off = not self.single_rows_are_plain
+        try:
+            yield
+        finally:
+            self._is_off = False
+
+    def refresh(self) -> None:
+        """Copy again what has changed since, such as by merging an adapter.
+
+        A change through `weight.data` of single numbers, one that moves nothing else, may be missed.
+        """
+        for function in self._functions:
+            function.refresh()
+
+
+def _computing_with(functions: Sequence[_Function]) -> AbstractContextManager[None]:
+    """Return the block in which layers compute with these functions."""
+    return _exchanged(functions) if functions else nullcontext()
+
+
+@contextmanager
+def _exchanged(functions: Sequence[_Function]) -> Iterator[None]:
+    # Past `nn.Module.__setattr__`, which takes longer than a small layer.
+    for function in functions:
+        function.layer.__dict__["forward"] = function.forward
+    try:
+        yield
+    finally:
+        for function in functions:
+            del function.layer.__dict__["forward"]
+
+
+def size_of(layer: nn.Linear) -> Size:
+    """Return (O, I) of a layer."""
+    outputs, inputs = layer.weight.shape
+    return outputs, inputs
+
+
+def suitable_layers(model: nn.Module) -> list[nn.Linear]:
+    """Return the linear layers that may use other kernels: plain ones, on the CPU, with plain weights,
+    of a model that is not compiled.
+    """
+    if hasattr(model, "_orig_mod"):
+        return []
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    return [layer for layer in layers if _is_plain(layer)]
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    weight = layer.weight
+    return (
+        "forward" not in layer.__dict__  # such as accelerate's, which moves weights
+        and type(weight) in (nn.Parameter, torch.Tensor)
+        and weight.device.type == "cpu"
+        and weight.is_floating_point()
+        and weight.is_contiguous()
+    )
+
+
+def linear_kernels(target: TargetModel, is_compiled: bool = False) -> LinearKernels:
+    """Return the kernels that a target model's passes are fastest with on this machine: measured once,
+    then read from disk. Copies are made where they fit into memory alone.
+    """
+    layers = suitable_layers(target.model)
+    num_weights = sum(layer.weight.numel() for layer in layers)
+    if num_weights < FEWEST_WEIGHTS:
+        return LinearKernels([], {}, is_compiled)
+    build = few_rows_kernel() if target.dtype in DTYPES else None
+    kernels = [FEW_ROWS] if build else []
+    itemsize = target.dtype.itemsize if has_blocks(target.dtype) else 4
+    # The compiler does not know oneDNN's layout.
+    if not is_compiled and num_weights * itemsize <= MEMORY_SHARE * _free_memory():
+        kernels.append(PACKED)
+    name = "linear-kernels"
+    key = "-".join((machine_key(target), *(kernel.name for kernel in kernels if kernel.is_copy)))
+    key += f"-{build}" if build else ""
+    try:
+        chosen = {
+            (int(outputs), int(inputs)): {int(n): KERNELS[kernel] for n, kernel in by_rows}
+            for outputs, inputs, by_rows in read_measured(name, key)
+        }
+    except (TypeError, ValueError, KeyError):  # none there, or not one of ours
+        chosen = measure(kernels, layers, is_compiled)
+        content = [
+            [*size, [(n, kernel.name) for n, kernel in sorted(by_rows.items())]]
+            for size, by_rows in chosen.items()
+        ]
+        write_measured(name, key, content)
+    return LinearKernels(layers, chosen, is_compiled)
+
+
+@torch.inference_mode()
+def measure(
+    kernels: Sequence[Kernel], layers: Sequence[nn.Linear], is_compiled: bool = False
+) -> dict[Size, dict[int, Kernel]]:
+    """Time layers of every size, in about two seconds for each kernel and a billion weights.
+
+    Args:
+        kernels: in the order of preference.
+        layers: of one dtype.
+        is_compiled: as for `LinearKernels`.
+
+    Returns:
+        The kernel for each of `ROWS` and `PROMPT_ROWS` that is worth one, by size.
+    """
+    is_small = sum(layer.weight.numel() for layer in layers) < SMALL
+    by_size: dict[Size, list[nn.Linear]] = {}
+    for layer in layers:
+        by_size.setdefault(size_of(layer), []).append(layer)
+    chosen = {}
+    for size, alike in by_size.items():
+        weight = alike[0].weight
+        count = max(1, TIMED_BYTES // (weight.numel() * weight.element_size()))
+        ratios = {kernel: _ratios(kernel, alike[:count], is_compiled) for kernel in kernels}
+        chosen[size] = _fastest(ratios, is_small)
+    return chosen
+
+
+def _ratios(kernel: Kernel, layers: Sequence[nn.Linear], is_compiled: bool) -> dict[int, float]:
+    """Return the time of layers of one size as a share of what they take as they are, by the number of
+    rows; without those that may not use the kernel.
+    """
+    stock, weight = [layer.forward for layer in layers], layers[0].weight
+    is_decided = decides_near_ties(weight.dtype)
+    numbers = ROWS if is_decided else (*ROWS, PROMPT_ROWS)
+    inputs = {n: torch.randn(1, n, weight.shape[1]).to(weight.dtype) for n in numbers}
+    try:
+        made = [kernel.made(layer) for layer in layers]
+        ratios = {n: _time_ratio(made, stock, rows) for n, rows in inputs.items()}
+        may_use_one = (
+            is_decided
+            or is_compiled
+            or all(
+                torch.equal(ours(inputs[1]), theirs(inputs[1]))
+                for ours, theirs in zip(made, stock, strict=True)
+            )
+        )
+    except (RuntimeError, AttributeError):
+        return {}  # this build of torch has no such kernel
+    if not may_use_one:
+        del ratios[1]
+    return ratios
+
+
+def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> dict[int, Kernel]:
+    """Return the fastest kernel for each number of rows that is worth one.
+
+    A small model has copies for all drafts or for none, if single rows may use them.
+    """
+    chosen: dict[int, Kernel] = {}
+    best: dict[int, float] = {}
+    for kernel, by_rows in ratios.items():
+        bounds = {n: (1 - WORTHWHILE) * best.get(n, 1.0) for n in by_rows}
+        faster = {n for n, ratio in by_rows.items() if ratio < bounds[n]}
+        if is_small and kernel.is_copy and 1 in by_rows:
+            gain = statistics.geometric_mean(by_rows[n] / best.get(n, 1.0) for n in USUAL_ROWS)
+            faster -= set(ROWS)
+            if gain < 1 - WORTHWHILE:
+                faster |= set(ROWS)
+        chosen |= {n: kernel for n in faster}
+        best |= {n: by_rows[n] for n in faster}
+    return chosen
+
+
+def _time_ratio(some: Sequence[Forward], others: Sequence[Forward], rows: torch.Tensor) -> float:
+    """Return the time that some layers take for the same rows as a share of what others take."""
+    times: tuple[list[float], list[float]] = ([], [])
+    # Many rows are computed for longer than weights are read.
+    count = max(1, len(some) * PACKED_ROWS // max(PACKED_ROWS, rows.shape[1]))
+    for _ in range(NUM_TIMES):
+        for layers, found in zip((some, others), times, strict=True):
+            begun = time.perf_counter()
+            for layer in layers[:count]:
+                layer(rows)
+            found.append(time.perf_counter() - begun)
+        if sum(times[1]) > ENOUGH_SECONDS:
+            break
+    return statistics.median(times[0]) / statistics.median(times[1])
+
+
+def _free_memory() -> int:
+    """Return the bytes of free memory; 0 if the system does not say."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0

@@ -1,0 +1,158 @@
+"""The kernel for few rows: exact, the same bits for any number of rows, and its absence is said.
+
+Run: pytest tests/model/test_few_rows.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from model import few_rows as module
+from model.few_rows import DTYPES, few_rows_kernel
+
+needs_kernel = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in module.INSTRUCTIONS,
+    reason="the kernel is for AVX2 and AVX-512",
+)
+
+
+def run(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the kernel's result."""
+    outputs: torch.Tensor = torch.ops.token_recycling.few_rows(rows, weight, bias)
+    return outputs
+
+
+@pytest.fixture
+def kernel() -> None:
+    """Load the kernel."""
+    assert few_rows_kernel()
+
+
+@needs_kernel
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("inputs", [1, 7, 40, 129, 704])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_in_float32_and_rounds_once(dtype: torch.dtype, has_bias: bool, inputs: int) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    outputs = 37
+    weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
+    bias = torch.randn(outputs, generator=generator).to(dtype) if has_bias else None
+    rows = torch.randn(1, 21, inputs, generator=generator).to(dtype)
+    exact = rows.double() @ weight.double().t()
+    if bias is not None:
+        exact += bias.double()
+    found = run(rows, weight, bias)
+    assert found.dtype == dtype and found.shape == (1, 21, outputs)
+    # Sums in half precision would be off by more than this from the third term on.
+    torch.testing.assert_close(
+        found.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-7 * inputs
+    )
+
+
+@needs_kernel
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_beside_any_others(dtype: torch.dtype, threads: int) -> None:
+    before = torch.get_num_threads()
+    weight, bias = torch.randn(300, 91).to(dtype), torch.randn(300).to(dtype)
+    rows = torch.randn(40, 91).to(dtype)
+    together = run(rows, weight, bias)
+    try:
+        torch.set_num_threads(threads)
+        for num_rows in (*range(1, 18), 31, 32, 39):
+            for first in (0, 1, 40 - num_rows):
+                part = run(rows[first : first + num_rows], weight, bias)
+                assert torch.equal(part, together[first : first + num_rows]), num_rows
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("kernel")
+def test_tensors_need_not_be_in_order() -> None:
+    rows, weight, bias = torch.randn(40, 5).t(), torch.randn(40, 24).t(), torch.randn(48)[::2]
+    expected = torch.nn.functional.linear(rows, weight, bias)
+    torch.testing.assert_close(run(rows, weight, bias), expected)
+    assert run(rows[:0], weight, bias).shape == (0, 24)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize(
+    ("rows", "weight", "bias"),
+    [
+        (torch.randn(2, 5), torch.randn(3, 4), None),
+        (torch.randn(2, 4), torch.randn(3, 4), torch.randn(2)),
+        (torch.randn(2, 4), torch.randn(3, 4).bfloat16(), None),
+        (torch.randn(2, 4).double(), torch.randn(3, 4).double(), None),
+    ],
+    ids=["inputs", "bias", "two dtypes", "float64"],
+)
+def test_what_does_not_fit_is_refused(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    with pytest.raises(RuntimeError, match=r"few_rows: got .*; allowed: "):
+        run(rows, weight, bias)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("kernel")
+def test_a_compiler_knows_its_shapes() -> None:
+    torch.library.opcheck(
+        torch.ops.token_recycling.few_rows.default,
+        (torch.randn(2, 3, 40), torch.randn(24, 40), None),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.fixture
+def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder for the kernel."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    return tmp_path
+
+
+def load_again() -> str | None:
+    """Load the kernel, whatever was loaded before."""
+    return few_rows_kernel.__wrapped__()
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("compiler", "why"),
+    [("no-such-compiler", "no C++ compiler: got no-such-compiler"), ("false", "false failed: 1")],
+)
+def test_without_a_compiler_it_is_said_why(
+    compiler: str,
+    why: str,
+    unbuilt: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(module.cpp_extension, "get_cxx_compiler", lambda: compiler)
+    assert load_again() is None
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if why in line]) == 1
+    assert not list(unbuilt.rglob("*.*")), "something is left"
+
+
+@needs_kernel
+def test_a_folder_that_cannot_be_written_is_said(
+    unbuilt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (unbuilt / "token-recycling").write_text("a file")
+    assert load_again() is None
+    assert "token-recycling" in capsys.readouterr().err
+
+
+def test_other_processors_use_what_torch_has(
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert load_again() is None
+    assert "got DEFAULT" in capsys.readouterr().err
