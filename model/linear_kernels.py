@@ -48,7 +48,7 @@ FEWEST_WEIGHTS = 2**20
 PACKED_ROWS = 8
 # Share of a layer's time that a kernel must save.
 WORTHWHILE = 0.05
-NUM_TIMES = 9
+NUM_TIMES = 25
 ENOUGH_SECONDS = 0.1  # of timing one kernel, after which it is not repeated
 # Weights below which a model may fit the processor's cache, originals or copies, but hardly both.
 SMALL = 2**24
@@ -347,7 +347,8 @@ def _ratios(kernel: Kernel, layers: Sequence[nn.Linear], is_compiled: bool) -> d
 def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> dict[int, Kernel]:
     """Return the fastest kernel for each number of rows that is worth one.
 
-    A small model has copies for all drafts or for none, if single rows may use them.
+    A small model has copies for all drafts of usual numbers of rows or for none, if single rows may use
+    them. Larger drafts are computed for longer than weights are read.
     """
     chosen: dict[int, Kernel] = {}
     best: dict[int, float] = {}
@@ -356,9 +357,10 @@ def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> di
         faster = {n for n, ratio in by_rows.items() if ratio < bounds[n]}
         if is_small and kernel.is_copy and 1 in by_rows:
             gain = statistics.geometric_mean(by_rows[n] / best.get(n, 1.0) for n in USUAL_ROWS)
-            faster -= set(ROWS)
+            usual = {n for n in ROWS if n <= USUAL_ROWS[-1]}
+            faster -= usual
             if gain < 1 - WORTHWHILE:
-                faster |= set(ROWS)
+                faster |= usual
         chosen |= {n: kernel for n in faster}
         best |= {n: by_rows[n] for n in faster}
     return chosen
