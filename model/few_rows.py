@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch.utils import cpp_extension
 
 SOURCE = Path(__file__).with_name("few_rows.cpp")
 # What torch's vector classes are, by what the processor has.
@@ -46,7 +45,7 @@ def few_rows_kernel() -> str | None:
         if not library.exists():
             _build(library)
         torch.ops.load_library(str(library))
-    except (KernelError, OSError) as error:
+    except (KernelError, ImportError, OSError) as error:
         print(
             f"passes over a few rows use torch's own kernels, which are slower: {error}",
             file=sys.stderr,
@@ -63,7 +62,15 @@ def _outputs(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def _library() -> Path:
-    """Return where the kernel is kept for this processor, source and torch."""
+    """Return where the kernel is kept for this processor, source and torch.
+
+    Raises:
+        KernelError: if it is not for this processor.
+        ImportError: if torch's tools for extensions lack what they need.
+    """
+    # It imports setuptools, which takes a third of a second, and is not everywhere.
+    from torch.utils import cpp_extension
+
     capability = torch.backends.cpu.get_cpu_capability()
     if sys.platform != "linux" or capability not in INSTRUCTIONS:
         raise KernelError(
@@ -82,6 +89,8 @@ def _build(library: Path) -> None:
         KernelError: if there is no compiler, or it fails.
         OSError: if the folder cannot be written.
     """
+    from torch.utils import cpp_extension
+
     capability = torch.backends.cpu.get_cpu_capability()
     library.parent.mkdir(parents=True, exist_ok=True)
     temporary = library.with_suffix(f".{os.getpid()}.tmp")

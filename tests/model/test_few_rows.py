@@ -5,10 +5,12 @@ Run: pytest tests/model/test_few_rows.py
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 from model import few_rows as module
 from model.few_rows import DTYPES, few_rows_kernel
@@ -134,7 +136,7 @@ def test_without_a_compiler_it_is_said_why(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(module.cpp_extension, "get_cxx_compiler", lambda: compiler)
+    monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: compiler)
     assert load_again() is None
     lines = capsys.readouterr().err.splitlines()
     assert len([line for line in lines if why in line]) == 1
@@ -148,6 +150,16 @@ def test_a_folder_that_cannot_be_written_is_said(
     (unbuilt / "token-recycling").write_text("a file")
     assert load_again() is None
     assert "token-recycling" in capsys.readouterr().err
+
+
+@needs_kernel
+def test_without_tools_for_extensions_it_is_said_why(
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.cpp_extension", None)
+    monkeypatch.delattr(torch.utils, "cpp_extension")
+    assert load_again() is None
+    assert "cpp_extension" in capsys.readouterr().err
 
 
 def test_other_processors_use_what_torch_has(
