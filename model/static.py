@@ -194,14 +194,12 @@ class StaticTarget(TargetModel):
         cache.storage.start.fill_(cache.length)
         shape = (num_padded, 0 if self._has_dynamic_lengths else view.num_rows)
         if shape not in functions:
-            functions[shape] = self.as_one(function, num_padded)
+            functions[shape] = self.as_one(function)
         with self.attention(), self.linear_kernels.for_rows(num_padded):
             return functions[shape](*arguments, view)
 
-    def as_one(
-        self, function: Callable[..., torch.Tensor], num_padded: int
-    ) -> Callable[..., torch.Tensor]:
-        """Return what runs a function of a pass over `num_padded` rows in one shape: here itself."""
+    def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """Return what runs a function of tensors in one shape: here itself."""
         return function
 
     def _length_shown(self, num_rows: int) -> int:
@@ -289,23 +287,20 @@ class CompiledTarget(StaticTarget):
         elif backend == "inductor":
             # Without graphs, calling kernels from Python takes as long as a small model's kernels.
             options["options"] = {"cpp_wrapper": True}
-        self._options = options
         self._compiled_move = torch.compile(move_rows, **options)
+        if self._has_dynamic_lengths:
+            # Symbols for rows too: buckets share what is compiled.
+            options["dynamic"] = None
+        self._options = options
 
     @cached_property
     def linear_kernels(self) -> LinearKernels:
         """What computes linear layers over a few rows; measured at the first call, like costs."""
         return linear_kernels(self, is_compiled=True)
 
-    def as_one(
-        self, function: Callable[..., torch.Tensor], num_padded: int
-    ) -> Callable[..., torch.Tensor]:
+    def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Return the function, compiled, for one shape."""
-        options = dict(self._options)
-        if self._has_dynamic_lengths:
-            # Symbols for rows too: buckets share what is compiled.
-            options["dynamic"] = None
-        compiled: Callable[..., torch.Tensor] = torch.compile(_copied(function), **options)
+        compiled: Callable[..., torch.Tensor] = torch.compile(_copied(function), **self._options)
         if not self._has_graphs:
             return compiled
 
