@@ -10,8 +10,8 @@ number of rows, the dtype and the machine, so it is measured, once, and kept on 
 The model stays as it is: its layers compute with other kernels within `for_rows` and `for_prompt`
 alone. Sums may differ by rounding, as those of any pass over several rows do. Single rows and the prompt
 are plain decoding. In float32 single rows may use any kernel, since decoding decides near-ties with the
-layers as they are (`plainly`), and the prompt never does; in half precision single rows use one that gives
-the same bits only, and the prompt, which all methods read alike, any.
+layers as they are (`plainly`), and the prompt never does. In half precision, where near-ties may fall
+either way, both may use any: all methods read them alike.
 
 Shapes: n rows, I inputs and O outputs of a layer.
 """
@@ -282,7 +282,7 @@ def linear_kernels(target: TargetModel, is_compiled: bool = False) -> LinearKern
             for outputs, inputs, by_rows in read_measured(name, key)
         }
     except (TypeError, ValueError, KeyError):  # none there, or not one of ours
-        chosen = measure(kernels, layers, is_compiled)
+        chosen = measure(kernels, layers)
         content = [
             [*size, [(n, kernel.name) for n, kernel in sorted(by_rows.items())]]
             for size, by_rows in chosen.items()
@@ -293,14 +293,13 @@ def linear_kernels(target: TargetModel, is_compiled: bool = False) -> LinearKern
 
 @torch.inference_mode()
 def measure(
-    kernels: Sequence[Kernel], layers: Sequence[nn.Linear], is_compiled: bool = False
+    kernels: Sequence[Kernel], layers: Sequence[nn.Linear]
 ) -> dict[Size, dict[int, Kernel]]:
     """Time layers of every size: six seconds for two kernels and 150M weights on two cores with AVX2.
 
     Args:
         kernels: in the order of preference.
         layers: of one dtype.
-        is_compiled: as for `LinearKernels`.
 
     Returns:
         The kernel for each of `ROWS` and `PROMPT_ROWS` that is worth one, by size.
@@ -313,49 +312,37 @@ def measure(
     for size, alike in by_size.items():
         weight = alike[0].weight
         count = max(1, TIMED_BYTES // (weight.numel() * weight.element_size()))
-        ratios = {kernel: _ratios(kernel, alike[:count], is_compiled) for kernel in kernels}
+        ratios = {kernel: _ratios(kernel, alike[:count]) for kernel in kernels}
         chosen[size] = _fastest(ratios, is_small)
     return chosen
 
 
-def _ratios(kernel: Kernel, layers: Sequence[nn.Linear], is_compiled: bool) -> dict[int, float]:
+def _ratios(kernel: Kernel, layers: Sequence[nn.Linear]) -> dict[int, float]:
     """Return the time of layers of one size as a share of what they take as they are, by the number of
-    rows; without those that may not use the kernel.
+    rows that may use the kernel.
     """
     stock, weight = [layer.forward for layer in layers], layers[0].weight
-    is_decided = decides_near_ties(weight.dtype)
-    numbers = ROWS if is_decided else (*ROWS, PROMPT_ROWS)
+    numbers = ROWS if decides_near_ties(weight.dtype) else (*ROWS, PROMPT_ROWS)
     inputs = {n: torch.randn(1, n, weight.shape[1]).to(weight.dtype) for n in numbers}
     try:
         made = [kernel.made(layer) for layer in layers]
-        ratios = {n: _time_ratio(made, stock, rows) for n, rows in inputs.items()}
-        may_use_one = (
-            is_decided
-            or is_compiled
-            or all(
-                torch.equal(ours(inputs[1]), theirs(inputs[1]))
-                for ours, theirs in zip(made, stock, strict=True)
-            )
-        )
+        return {n: _time_ratio(made, stock, rows) for n, rows in inputs.items()}
     except (RuntimeError, AttributeError):
         return {}  # this build of torch has no such kernel
-    if not may_use_one:
-        del ratios[1]
-    return ratios
 
 
 def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> dict[int, Kernel]:
     """Return the fastest kernel for each number of rows that is worth one.
 
-    A small model has copies for all drafts of usual numbers of rows or for none, if single rows may use
-    them. Larger drafts are computed for longer than weights are read.
+    A small model has copies for all drafts of usual numbers of rows or for none. Larger drafts are computed
+    for longer than weights are read.
     """
     chosen: dict[int, Kernel] = {}
     best: dict[int, float] = {}
     for kernel, by_rows in ratios.items():
         bounds = {n: (1 - WORTHWHILE) * best.get(n, 1.0) for n in by_rows}
         faster = {n for n, ratio in by_rows.items() if ratio < bounds[n]}
-        if is_small and kernel.is_copy and 1 in by_rows:
+        if is_small and kernel.is_copy and by_rows:
             gain = statistics.geometric_mean(by_rows[n] / best.get(n, 1.0) for n in USUAL_ROWS)
             usual = {n for n in ROWS if n <= USUAL_ROWS[-1]}
             faster -= usual
