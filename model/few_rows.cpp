@@ -1,9 +1,10 @@
-// Linear layers of a few rows, y = x W^T + b: every weight is read from memory once, whatever the rows.
+// What a pass over a few rows computes slowly in torch: linear layers, and the largest logits.
 //
-// An output is one sum over the inputs, in the same order whatever the number of rows, so that the results of a
-// row do not depend on the rows beside it, to the last bit.
+// Linear layers, y = x W^T + b: every weight is read from memory once, whatever the rows. An output is one sum over
+// the inputs, in the same order whatever the number of rows, so that the results of a row do not depend on the rows
+// beside it, to the last bit.
 //
-// Shapes: n rows, I inputs and O outputs of a layer.
+// Shapes: n rows, I inputs and O outputs of a layer; V numbers in a row of logits, k of them.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <tuple>
 
 namespace {
 
@@ -101,7 +103,8 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::o
   const auto dtype = weight.scalar_type();
   TORCH_CHECK(
       rows.scalar_type() == dtype && (!bias || bias->scalar_type() == dtype) && weight.dim() == 2 &&
-          rows.dim() > 0 && rows.size(-1) == weight.size(1) && weight.size(1) > 0 && (!bias || bias->numel() == weight.size(0)),
+          rows.dim() > 0 && rows.size(-1) == weight.size(1) && weight.size(1) > 0 &&
+          (!bias || bias->numel() == weight.size(0)),
       "few_rows: got rows ", rows.dtype(), rows.sizes(), " and weight ", weight.dtype(), weight.sizes(),
       "; allowed: rows [..., I], weight [O, I] and bias [O] of one dtype, I above 0");
   auto sizes = rows.sizes().vec();
@@ -121,10 +124,75 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::o
   return outputs;
 }
 
+// Whether a comes before b among the largest: a number that is none counts as the largest, as in torch.
+inline bool is_larger(float a, float b) { return std::isnan(a) ? !std::isnan(b) : a > b; }
+
+// The k largest of V numbers, falling, and their places; of equal numbers the first.
+template <typename T>
+void largest_of(const T* numbers, int64_t V, int64_t k, float* values, int64_t* places) {
+  int64_t count = 0;
+  const auto consider = [&](int64_t place) {
+    const float number = static_cast<float>(numbers[place]);
+    if (count == k && !is_larger(number, values[k - 1])) return;
+    int64_t rank = count < k ? count++ : k - 1;
+    for (; rank > 0 && is_larger(number, values[rank - 1]); --rank) {
+      values[rank] = values[rank - 1];
+      places[rank] = places[rank - 1];
+    }
+    values[rank] = number;
+    places[rank] = place;
+  };
+  int64_t i = 0;
+  for (; i < k; ++i) consider(i);
+  for (; i + Floats::size() <= V; i += Floats::size()) {
+    // Few numbers are larger than the k-th so far. A comparison with one that is none is false.
+    const int others = (floats_at(numbers + i) <= Floats(values[k - 1])).zero_mask();
+    for (int lanes = others; lanes; lanes &= lanes - 1) consider(i + __builtin_ctz(lanes));
+  }
+  for (; i < V; ++i) consider(i);
+}
+
+template <typename T>
+void largest_of_rows(const at::Tensor& logits, int64_t k, at::Tensor& values, at::Tensor& places) {
+  const int64_t n = logits.size(0), V = logits.size(1);
+  const T* numbers = logits.const_data_ptr<T>();
+  float* found = values.mutable_data_ptr<float>();
+  int64_t* where = places.mutable_data_ptr<int64_t>();
+  at::parallel_for(0, n, std::max<int64_t>(1, GRAIN / V), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      largest_of(numbers + row * V, V, k, found + row * k, where + row * k);
+    }
+  });
+}
+
+// The k largest logits of every row [n, V], falling, float32 [n, k], and their columns, int64 [n, k].
+std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& logits, int64_t k) {
+  TORCH_CHECK(
+      logits.dim() == 2 && 0 < k && k <= logits.size(1),
+      "largest: got ", k, " of ", logits.sizes(), "; allowed: 1 to V of [n, V]");
+  const at::Tensor rows = logits.contiguous();
+  at::Tensor values = at::empty({rows.size(0), k}, rows.options().dtype(at::kFloat));
+  at::Tensor places = at::empty({rows.size(0), k}, rows.options().dtype(at::kLong));
+  if (rows.scalar_type() == at::kFloat) {
+    largest_of_rows<float>(rows, k, values, places);
+  } else if (rows.scalar_type() == at::kBFloat16) {
+    largest_of_rows<at::BFloat16>(rows, k, values, places);
+  } else if (rows.scalar_type() == at::kHalf) {
+    largest_of_rows<at::Half>(rows, k, values, places);
+  } else {
+    TORCH_CHECK(false, "largest: got ", rows.dtype(), "; allowed: float32, bfloat16, float16");
+  }
+  return {values, places};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(token_recycling, library) {
   library.def("few_rows(Tensor rows, Tensor weight, Tensor? bias) -> Tensor");
+  library.def("largest(Tensor logits, int k) -> (Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(token_recycling, CPU, library) { library.impl("few_rows", linear); }
+TORCH_LIBRARY_IMPL(token_recycling, CPU, library) {
+  library.impl("few_rows", linear);
+  library.impl("largest", largest);
+}

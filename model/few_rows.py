@@ -1,10 +1,10 @@
-"""The kernel for linear layers of a few rows on a CPU, `few_rows.cpp`, built where it first runs.
+"""The kernels for passes over a few rows on a CPU, `few_rows.cpp`, built where they first run.
 
 torch's own matrix product is made for many rows. Over the handful of a draft it reads weights at a
 fraction of what memory gives. The kernel reads each once, and in float32 and half precision
-sums in float32.
+sums in float32. Another finds the largest logits in a third of torch's time or less.
 
-It is built by the system's C++ compiler, in about 20 seconds, once for each version of torch, and kept
+The file is built by the system's C++ compiler, in about 20 seconds, once for each version of torch, and kept
 where torch keeps its extensions (`TORCH_EXTENSIONS_DIR`).
 """
 
@@ -27,6 +27,7 @@ INSTRUCTIONS = {
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BUILD_SECONDS = 300
+_loaded: set[str] = set()  # names of builds
 
 
 class KernelError(Exception):
@@ -35,7 +36,7 @@ class KernelError(Exception):
 
 @cache
 def few_rows_kernel() -> str | None:
-    """Load the kernel as `torch.ops.token_recycling.few_rows`, built if need be.
+    """Load the kernels as `torch.ops.token_recycling.few_rows` and `.largest`, built if need be.
 
     Returns:
         A name of this build; None where it cannot be had, which standard error says once.
@@ -53,12 +54,25 @@ def few_rows_kernel() -> str | None:
         return None
 
     torch.library.register_fake("token_recycling::few_rows", _outputs)
+    torch.library.register_fake("token_recycling::largest", _largest)
+    _loaded.add(library.stem)
     return library.stem
+
+
+def is_loaded() -> bool:
+    """Whether some model has loaded the kernels; asking does not load them."""
+    return bool(_loaded)
 
 
 def _outputs(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return outputs of the right shape and dtype, for a compiler."""
     return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
+
+
+def _largest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values and columns of the right shape and dtype, for a compiler."""
+    shape = (logits.shape[0], k)
+    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int64)
 
 
 def _library() -> Path:

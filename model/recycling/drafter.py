@@ -196,13 +196,14 @@ class RecyclingDrafter(Drafter):
             order += acceptance.path
         elif step.stop_reason is not None and not self._stops_after_update(step):
             return
-        tokens = np.array(acceptance.node_tokens)[order]
+        tokens = np.array([acceptance.node_tokens[node] for node in order])
+        token_ids, logits = (part[:, :k].take(order, axis=0) for part in acceptance.candidates)
         if self._guesses:
             if self._growth:
                 self._growth.teach(self._guesses.rates, acceptance)
                 self._growth = None
-            self._guesses.write(tokens, acceptance.candidates.logits[order, :k])
-        self._matrix[tokens] = acceptance.candidates.token_ids[order, :k]
+            self._guesses.write(tokens, logits)
+        self._matrix[tokens] = token_ids
 
     def reset(self) -> None:
         """Clear the matrix."""

@@ -92,8 +92,9 @@ def test_tensors_need_not_be_in_order() -> None:
         (torch.randn(2, 4), torch.randn(3, 4), torch.randn(2)),
         (torch.randn(2, 4), torch.randn(3, 4).bfloat16(), None),
         (torch.randn(2, 4).double(), torch.randn(3, 4).double(), None),
+        (torch.randn(2, 0), torch.randn(3, 0), None),
     ],
-    ids=["inputs", "bias", "two dtypes", "float64"],
+    ids=["inputs", "bias", "two dtypes", "float64", "no inputs"],
 )
 def test_what_does_not_fit_is_refused(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -105,11 +106,11 @@ def test_what_does_not_fit_is_refused(
 @needs_kernel
 @pytest.mark.usefixtures("kernel")
 def test_a_compiler_knows_its_shapes() -> None:
-    torch.library.opcheck(
-        torch.ops.token_recycling.few_rows.default,
-        (torch.randn(2, 3, 40), torch.randn(24, 40), None),
-        test_utils=("test_schema", "test_faketensor"),
-    )
+    checks = ("test_schema", "test_faketensor")
+    rows, weight = torch.randn(2, 3, 40), torch.randn(24, 40)
+    ops = torch.ops.token_recycling
+    torch.library.opcheck(ops.few_rows.default, (rows, weight, None), test_utils=checks)
+    torch.library.opcheck(ops.largest.default, (weight, 8), test_utils=checks)
 
 
 @pytest.fixture
