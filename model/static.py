@@ -15,7 +15,8 @@ head dimension, V vocabulary.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from types import FunctionType
 from typing import Any
@@ -26,7 +27,7 @@ from transformers import PreTrainedModel
 
 from model.draft_tree import DraftTree, TreeTopology
 from model.drafter import Drafter
-from model.hf import TargetModel
+from model.hf import PromptChunk, TargetModel
 from model.kv_cache import TreeCache
 from model.linear_kernels import LinearKernels, linear_kernels
 from model.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
@@ -195,12 +196,23 @@ class StaticTarget(TargetModel):
         shape = (num_padded, 0 if self._has_dynamic_lengths else view.num_rows)
         if shape not in functions:
             functions[shape] = self.as_one(function)
-        with self.attention(), self.linear_kernels.for_rows(num_padded):
-            return functions[shape](*arguments, view)
+        called = functions[shape]
+        with (
+            self.attention(),
+            self.linear_kernels.for_rows(num_padded),
+            self._as_checked(called, view),
+        ):
+            return called(*arguments, view)
 
     def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Return what runs a function of tensors in one shape: here itself."""
         return function
+
+    def _as_checked(
+        self, function: Callable[..., torch.Tensor], view: StaticView
+    ) -> AbstractContextManager[None]:
+        """Return the block to call what `as_one` returned in, with this view of the cache."""
+        return nullcontext()
 
     def _length_shown(self, num_rows: int) -> int:
         """Return how many cache rows a pass sees that reads and writes `num_rows`."""
@@ -288,6 +300,8 @@ class CompiledTarget(StaticTarget):
             # Without graphs, calling kernels from Python takes as long as a small model's kernels.
             options["options"] = {"cpp_wrapper": True}
         self._compiled_move = torch.compile(move_rows, **options)
+        # Functions and views whose assumptions torch has found to hold in this text.
+        self._checked: set[tuple[Callable[..., torch.Tensor], StaticView]] = set()
         if self._has_dynamic_lengths:
             # Symbols for rows too: buckets share what is compiled.
             options["dynamic"] = None
@@ -297,6 +311,27 @@ class CompiledTarget(StaticTarget):
     def linear_kernels(self) -> LinearKernels:
         """What computes linear layers over a few rows; measured at the first call, like costs."""
         return linear_kernels(self, is_compiled=True)
+
+    def prefill(
+        self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
+    ) -> Iterator[PromptChunk]:
+        """As `TargetModel.prefill`; the model may have changed since the last prompt."""
+        self._checked.clear()
+        return super().prefill(prompt_ids, cache, with_logits)
+
+    @contextmanager
+    def _as_checked(
+        self, function: Callable[..., torch.Tensor], view: StaticView
+    ) -> Iterator[None]:
+        """Let torch look once in a text, and for every view, whether the model and the shapes are those that
+        were compiled: it looks up a thousand things, which takes a tenth of a small model's pass.
+        """
+        if (function, view) in self._checked:
+            with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+                yield
+        else:
+            yield
+            self._checked.add((function, view))
 
     def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Return the function, compiled, for one shape."""

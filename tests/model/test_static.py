@@ -217,6 +217,46 @@ def test_tokens_do_not_depend_on_what_a_cache_held_before() -> None:
     assert second.token_ids == first.token_ids
 
 
+def test_a_model_that_changes_between_texts_is_compiled_anew(compiled: CompiledTarget) -> None:
+    drafter, prompt = drafter_for("recycling", compiled), random_ids(28)
+
+    def answer() -> list[int]:
+        return generate(compiled, drafter, prompt, max_new_tokens=NUM_NEW).token_ids
+
+    before = answer()
+    attentions = [layer.self_attn for layer in compiled.model.model.layers]
+    scaling = attentions[0].scaling  # a number, and part of the code
+    try:
+        for attention in attentions:
+            attention.scaling = 20 * scaling
+        assert answer() == referee(compiled, prompt, NUM_NEW) != before
+    finally:
+        for attention in attentions:
+            attention.scaling = scaling
+    assert answer() == before
+
+
+def test_assumptions_are_checked_once_in_a_text_for_every_length(
+    compiled: CompiledTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.static, "SHORTEST_LENGTH", 16)
+    stance, num_skipped = torch.compiler.set_stance, []
+
+    def counted(**options: bool) -> object:
+        num_skipped.append(options["skip_guard_eval_unsafe"])
+        return stance(**options)
+
+    monkeypatch.setattr(torch.compiler, "set_stance", counted)
+    prompt = random_ids(28)
+    for _ in range(2):
+        num_skipped.clear()
+        steps = generate(
+            compiled, drafter_for("vanilla", compiled), prompt, max_new_tokens=40
+        ).steps
+        lengths = {compiled._length_shown(num_rows) for num_rows in range(28, 28 + 40)}
+        assert len(lengths) > 1 and len(num_skipped) == len(steps) - len(lengths)
+
+
 def test_near_ties_fall_as_in_plain_decoding() -> None:
     for seed in range(3):
         target = StaticTarget(model_with_twins(seed, stride=2).model)
