@@ -14,9 +14,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import model.static
+from model import few_rows
 from model.decoding import generate
 from model.draft_tree import DraftTree, TreeTopology
 from model.drafter import METHODS
+from model.few_rows import few_rows_kernel
 from model.hf import TargetModel, UnsupportedModelError
 from model.self_test import Probe, expected_logits, self_test, verified_logits
 from model.static import CompiledTarget, StaticTarget, length_bucket, node_bucket
@@ -158,8 +160,17 @@ def test_sizes_of_an_automatic_budget_are_warmed_up(compiled: CompiledTarget) ->
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs g++")
-@pytest.mark.parametrize(("method", "options"), [("recycling", {}), ("hybrid", {"num_nodes": 7})])
-def test_generated_code_is_exact(method: str, options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("method", "options", "has_kernels"),
+    [("recycling", {}, False), ("recycling", {}, True), ("hybrid", {"num_nodes": 7}, True)],
+)
+def test_generated_code_is_exact(
+    method: str, options: dict[str, int], has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernels:
+        monkeypatch.setattr(few_rows, "is_loaded", lambda: False)
+    elif not few_rows_kernel():
+        pytest.skip("the kernels for few rows cannot be built here")
     torch._dynamo.reset()
     target = CompiledTarget(SMALL.build())
     drafter = drafter_for(method, target, **options)
