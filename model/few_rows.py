@@ -2,7 +2,7 @@
 
 torch's own matrix product is made for many rows. Over the handful of a draft it reads weights at a
 fraction of what memory gives. The kernel reads each once, and in float32 and half precision
-sums in float32. Another finds the largest logits in a third of torch's time or less.
+sums in float32. Another finds the largest logits of a row in one look at it.
 
 The file is built by the system's C++ compiler, in about 20 seconds, once for each version of torch, and kept
 where torch keeps its extensions (`TORCH_EXTENSIONS_DIR`).
