@@ -20,6 +20,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(few_rows, "is_loaded", lambda: False)
     elif not few_rows_kernel():
         pytest.skip("the kernels for few rows cannot be built here")
+    monkeypatch.setattr("model.top_k.WIDE", 1)  # narrow rows, too, are for the kernel
 
 
 @pytest.mark.parametrize("width", [7, 1000, 8192, 32000, 50257, 16 * BLOCK + 5])
