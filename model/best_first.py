@@ -9,11 +9,12 @@ the number to keep can be chosen while growing (`model.step_costs`).
 from __future__ import annotations
 
 import heapq
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 
 from model.draft_tree import DraftTree
@@ -177,19 +178,15 @@ class AcceptanceRates:
 
 
 # Probabilities are kept as codes: 0 is no row yet, b + 1 a probability in bucket b.
-EDGES = np.array([0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01, 0.004])
+EDGES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01, 0.004)
 CENTRES = (0.95, 0.82, 0.67, 0.52, 0.37, 0.25, 0.155, 0.093, 0.055, 0.03, 0.015, 0.007, 0.002)
+# Of minus a probability: these rise.
+MINUS_EDGES = tuple(-edge for edge in EDGES)
 
 
-# By how many edges a probability reaches.
-_RISING_EDGES = EDGES[::-1].copy()
-_CODES = np.arange(1 + len(EDGES), 0, -1, dtype=np.uint8)
-
-
-def probability_codes(logits: np.ndarray) -> np.ndarray:
-    """Return the codes uint8 [N, k] of the k largest logits' probabilities among themselves."""
-    # Few calls: after a pass each takes several microseconds, whatever its size.
-    weights = np.exp(logits - logits[:, :1])
-    shares = weights / np.add.reduce(weights, axis=1, keepdims=True)
-    codes: np.ndarray = _CODES[_RISING_EDGES.searchsorted(shares, side="right")]
-    return codes
+def probability_codes(logits: Sequence[float]) -> list[int]:
+    """Return the codes of the k largest logits' probabilities among themselves; the largest is first."""
+    largest = logits[0]
+    weights = [math.exp(logit - largest) for logit in logits]
+    minus_total = -sum(weights)
+    return [1 + bisect_left(MINUS_EDGES, weight / minus_total) for weight in weights]

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 
 from model.draft_tree import DraftTree
@@ -30,13 +29,16 @@ class InvalidLogitsError(ArithmeticError):
 class Candidates(NamedTuple):
     """The likeliest next tokens after every node, on the host.
 
+    Lists, not arrays: after a pass nothing is left in the processor's caches, so that a call into a
+    library takes longer than a loop over the numbers of a usual draft.
+
     Attributes:
-        token_ids: int32 [N, k], the likeliest first.
-        logits: float32 [N, k].
+        token_ids: of N nodes k each, the likeliest first.
+        logits: of these tokens.
     """
 
-    token_ids: np.ndarray
-    logits: np.ndarray
+    token_ids: list[list[int]]
+    logits: list[list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +185,13 @@ def verify(
     # The two largest, where their distance says whether rounding could exchange them.
     num_read = max(num_candidates, 2 if tie_margin else 1)
     node_tokens, candidates = read_out(tree, logits, num_read)
-    predictions = candidates.token_ids[:, 0].tolist()
-    leads: list[list[float]] = candidates.logits[:, :2].tolist()
+    predictions = [token_ids[0] for token_ids in candidates.token_ids]
     children = tree.topology.children
     frontier = [0]  # nodes with the same, accepted, path of tokens
     emitted: list[int] = []
     while True:
         node = frontier[0]
-        largest, *others = leads[node]
+        largest, *others = candidates.logits[node][:2]
         check_finite(largest)
         token: int | None
         if rule is not None:
@@ -246,7 +247,7 @@ def read_out(
         num_candidates: k; of 1, equal logits go to the first token, else to any of them.
 
     Returns:
-        Tokens, and candidates [N, k].
+        Tokens, and candidates of N nodes.
     """
     count = min(num_candidates, logits.shape[-1])
     if count == 1:
@@ -254,11 +255,11 @@ def read_out(
     else:
         values, token_ids = top_k(logits, count)  # [N, k], [N, k]
     if logits.device.type == "cpu":  # nothing to transfer
-        found = Candidates(token_ids.int().numpy(), values.float().numpy())
-        return tree.token_ids.tolist(), found
+        return tree.token_ids.tolist(), Candidates(token_ids.tolist(), values.tolist())
     packed = torch.cat(
         (tree.token_ids[:, None].int(), token_ids.int(), values.float().view(torch.int32)), dim=1
     )
-    on_host = packed.cpu().numpy()
-    ids, scores = on_host[:, 1 : 1 + count], on_host[:, 1 + count :].view(np.float32)
-    return on_host[:, 0].tolist(), Candidates(ids, scores)
+    on_host = packed.cpu()
+    scores = on_host[:, 1 + count :].view(torch.float32)
+    found = Candidates(on_host[:, 1 : 1 + count].tolist(), scores.tolist())
+    return on_host[:, 0].tolist(), found

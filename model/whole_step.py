@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree, TreeTopology
@@ -26,8 +25,8 @@ from model.verification import Acceptance, Candidates, check_finite
 if TYPE_CHECKING:
     from model.static import StaticTarget
 
-# Columns of what the host reads for every node, before the candidates.
-TOKEN, CHOSEN, IS_OPEN, LAST_ACCEPTED, NUM_COLUMNS = range(5)
+# Columns of what the host reads for every node; the last holds the bits of its largest logit.
+TOKEN, CHOSEN, IS_OPEN, LAST_ACCEPTED, LARGEST = range(5)
 
 
 class DeviceDrafting(Protocol):
@@ -136,7 +135,7 @@ class WholeStep:
         self._root.fill_(root)
         self._room.fill_(room)
         packed = self._target.call(WholeStep._step, self._functions, (self,), cache, num_padded)
-        acceptance = self._read(packed.cpu().numpy(), room)
+        acceptance = self._read(packed.cpu(), room)
         cache.append(len(acceptance.path))
         token_ids = packed[:, TOKEN].long()
         return DraftTree(token_ids, self.topology), acceptance
@@ -149,7 +148,7 @@ class WholeStep:
         undo()
 
     def _step(self, view: StaticView) -> torch.Tensor:
-        """Return [N, NUM_COLUMNS + 2k]: the columns above, the candidates' ids, the bits of their logits."""
+        """Return the columns above, int32 [N, 5]."""
         target, drafting = self._target, self._drafting
         num_nodes, num_padded = self.topology.num_nodes, len(self._padded_depths)
         token_ids = drafting.fill(self._root)  # [N]
@@ -171,23 +170,20 @@ class WholeStep:
         sources = self._paths[last][0] + view.start  # [D + 1]
         move_rows(view, sources, torch.arange(len(sources), device=sources.device) + view.start)
         drafting.learn(token_ids, candidates[:, : drafting.num_candidates], self._sees[last][0])
-        columns = (token_ids, chosen, is_open, last.expand(num_nodes))
-        numbers = torch.stack([column.int() for column in columns], dim=1)
-        return torch.cat((numbers, candidates.int(), values.view(torch.int32)), dim=1)
+        numbers = [column.int() for column in (token_ids, chosen, is_open, last.expand(num_nodes))]
+        return torch.stack([*numbers, values[:, 0].view(torch.int32)], dim=1)
 
-    def _read(self, packed: np.ndarray, room: int) -> Acceptance:
-        """Return what the host needs to know."""
-        num_candidates = (packed.shape[1] - NUM_COLUMNS) // 2
+    def _read(self, packed: torch.Tensor, room: int) -> Acceptance:
+        """Return what the host needs to know: no candidates, since the drafter has learned from them."""
         last = int(packed[0, LAST_ACCEPTED])
         path = self.topology.path_to(last)
         node_tokens, chosen = packed[:, TOKEN].tolist(), packed[:, CHOSEN].tolist()
-        ids, scores = packed[:, NUM_COLUMNS:][:, :num_candidates], packed[:, -num_candidates:]
-        candidates = Candidates(ids, np.ascontiguousarray(scores).view(np.float32))
+        largest = packed[:, LARGEST].view(torch.float32).tolist()
         tokens = [node_tokens[node] for node in path[1:]]
         is_over = len(tokens) == room or (bool(tokens) and tokens[-1] in self._eos_ids)
         for node in path[:-1] if is_over else path:
-            check_finite(float(candidates.logits[node, 0]))
+            check_finite(largest[node])
         is_decided = is_over or not packed[last, IS_OPEN]
         if is_decided and not is_over:
             tokens.append(chosen[last])
-        return Acceptance(path, tokens, node_tokens, chosen, candidates, is_decided)
+        return Acceptance(path, tokens, node_tokens, chosen, Candidates([], []), is_decided)

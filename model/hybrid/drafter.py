@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from model.best_first import CENTRES, EDGES, AcceptanceRates, Growth, Guess
+from model.best_first import CENTRES, MINUS_EDGES, AcceptanceRates, Growth, Guess
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
 from model.hybrid.frequent_tokens import NUM_TOKENS, FrequentTokens
@@ -106,7 +106,6 @@ _ROW_WEIGHTS = tuple(
     for bonus in (0.0, FIRST_BONUS)
     for centre in (1.0, *CENTRES)
 )
-_FALLING_EDGES = (-EDGES).tolist()
 # What a pooled probability is worth depends on who agreed on it. A kind of guess is one of these and
 # a bucket of the probability.
 SOURCES = ("rows", "text", "rows and text")
@@ -145,8 +144,6 @@ class HybridDrafter(Drafter):
         """Index the prompt."""
         self._index = SuffixIndex(prompt_ids)
         self._before = ()
-        # Memory that is saved between texts has no rows waiting: drafts are the same without it.
-        self._tables.flush()
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Make rows of a chunk of the prompt."""
@@ -154,11 +151,9 @@ class HybridDrafter(Drafter):
         text = (*self._before, *token_ids)
         begin = len(self._before)
         self._before = text[1 - LONGEST_ROW_KEY :]
-        contexts = [
-            text[max(0, end - LONGEST_ROW_KEY) : end] for end in range(begin + 1, len(text) + 1)
-        ]
-        rows = (top_ids.int().cpu().numpy(), values.float().cpu().numpy())
-        self._tables.write(contexts, range(len(contexts)), *rows)
+        ends = range(begin + 1, len(text) + 1)
+        for end, *row in zip(ends, top_ids.tolist(), values.tolist(), strict=True):
+            self._tables.write(text[max(0, end - LONGEST_ROW_KEY) : end], *row)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Grow the tree of the most probable nodes."""
@@ -182,10 +177,10 @@ class HybridDrafter(Drafter):
         contexts = [tuple(self._index.text[-LONGEST_ROW_KEY:])]
         for node in range(1, len(tokens)):
             contexts.append((*contexts[parents[node]][1 - LONGEST_ROW_KEY :], tokens[node]))
-        rows = (part[:, : self.num_candidates] for part in acceptance.candidates)
+        (token_ids, logits), k = acceptance.candidates, self.num_candidates
         # Of equal contexts the last written wins. A lone root is its own path.
-        order = [*range(len(tokens)), *path] if len(tokens) > 1 else path
-        self._tables.write([contexts[node] for node in order], order, *rows)
+        for node in (*range(len(tokens)), *path) if len(tokens) > 1 else path:
+            self._tables.write(contexts[node], token_ids[node][:k], logits[node][:k])
         self._append(acceptance.tokens)
 
     def skip(self, tokens: Sequence[int]) -> None:
@@ -223,7 +218,7 @@ class HybridDrafter(Drafter):
         guesses = []
         for token, weight in weights.items():
             probability = weight / total
-            kind = bisect_left(_FALLING_EDGES, -probability)
+            kind = bisect_left(MINUS_EDGES, -probability)
             if token == matching:
                 kind += kind_of_match
             expected = probability * rates[kind] / _KIND_CENTRES[kind]

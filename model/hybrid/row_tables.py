@@ -4,11 +4,12 @@ A fixed-size hash table: a row overwrites whatever its slot held, so that memory
 newest row wins. A stored key tells a hit from a collision. A row's entry holds a token and a code of
 its probability in one number, so that a lookup is one short list.
 
-Shapes: S slots, k entries in a row, N rows written at once, C contexts of them.
+Shapes: S slots, k entries in a row.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -21,8 +22,6 @@ LONGEST_KEY = 3
 NUM_CODES = 32
 FIRST = len(CENTRES) + 1
 assert 2 * FIRST <= NUM_CODES
-# Writing one row takes as long as writing twenty, so that a single one waits for others: so many.
-MOST_WAITING = 16
 
 
 class RowTables:
@@ -39,12 +38,10 @@ class RowTables:
         # bits choose the slot. 0: empty.
         self._keys = np.zeros(num_slots, dtype=np.int64)
         self._rows = np.zeros((num_slots, k), dtype=np.int32)
-        self._key_at = memoryview(self._keys.data)  # reads one key in a third of numpy's time
-        # Contexts, which row each has, tokens and logits of the rows that wait to be written.
-        self._contexts: list[tuple[int, ...]] = []
-        self._sources: list[int] = []
-        self._tokens: list[np.ndarray] = []
-        self._logits: list[np.ndarray] = []
+        # Single keys and rows are read and written through these, in a third of numpy's time.
+        self._key_at = memoryview(self._keys.data)
+        self._entry_at = memoryview(self._rows.reshape(-1).data)  # of row r from r * k on
+        self._k = k
 
     @property
     def num_bytes(self) -> int:
@@ -53,70 +50,43 @@ class RowTables:
 
     def find(self, context: tuple[int, ...]) -> list[list[int]]:
         """Return the rows known for the end of a context, the shortest key first; k entries each."""
-        rows = []
+        rows, k = [], self._k
         for length in range(1, 1 + min(LONGEST_KEY, len(context))):
             key = hash(context[-length:])
             slot = key & self._last_slot
             if self._key_at[slot] == key:
-                rows.append(self._rows[slot].tolist())
+                rows.append(self._entry_at[slot * k : slot * k + k].tolist())
         return rows
 
     def write(
-        self,
-        contexts: Sequence[tuple[int, ...]],
-        sources: Sequence[int],
-        tokens: np.ndarray,
-        logits: np.ndarray,
+        self, context: tuple[int, ...], tokens: Sequence[int], logits: Sequence[float]
     ) -> None:
-        """Write rows under all lengths of key; of equal contexts the last one wins.
-
-        A single row may wait for the next ones before it is found.
+        """Write a row under all lengths of key.
 
         Args:
-            contexts: C, of one to three tokens, the last token last.
-            sources: C, the row of each context.
-            tokens: int32 [N, k].
-            logits: float32 [N, k], in falling order.
+            context: one to three tokens, the last token last.
+            tokens: k.
+            logits: of the tokens, falling.
         """
-        num_waiting = len(self._tokens)  # single rows all
-        self._contexts += contexts
-        self._sources += [num_waiting + source for source in sources]
-        self._tokens.append(tokens)
-        self._logits.append(logits)
-        if len(tokens) > 1 or num_waiting == MOST_WAITING:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the rows that wait."""
-        if not self._tokens:
-            return
-        codes = probability_codes(np.concatenate(self._logits)).astype(np.int32)
-        codes[:, 0] += FIRST
-        rows = np.concatenate(self._tokens) * NUM_CODES + codes
-        keys, chosen = [], []
-        for context, source in zip(self._contexts, self._sources, strict=True):
-            for length in range(1, 1 + len(context)):
-                keys.append(hash(context[-length:]))
-                chosen.append(source)
-        hashes = np.array(keys, dtype=np.int64)  # [up to 3 C]
-        slots = hashes & self._last_slot
-        self._keys[slots] = hashes
-        self._rows[slots] = rows[chosen]
-        self._forget_waiting()
-
-    def _forget_waiting(self) -> None:
-        for waiting in (self._contexts, self._sources, self._tokens, self._logits):
-            waiting.clear()
+        entries = [
+            token * NUM_CODES + code
+            for token, code in zip(tokens, probability_codes(logits), strict=True)
+        ]
+        entries[0] += FIRST
+        row, k = array("i", entries), self._k
+        for length in range(1, 1 + len(context)):
+            key = hash(context[-length:])
+            slot = key & self._last_slot
+            self._key_at[slot] = key
+            self._entry_at[slot * k : slot * k + k] = row
 
     def reset(self) -> None:
         """Forget everything."""
-        self._forget_waiting()
         self._keys.fill(0)
         self._rows.fill(0)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return what is in use: U keys as int64 [U], and their rows as int32 [U, k]."""
-        self.flush()
         used = np.flatnonzero(self._keys)
         return {
             "keys": torch.from_numpy(self._keys[used]),

@@ -179,10 +179,8 @@ class RecyclingDrafter(Drafter):
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""
         values, top_ids = top_k(logits, self.config.output_id_topk)  # [C, k]
-        rows = top_ids.int().cpu().numpy()
-        self._matrix[list(token_ids)] = rows
-        if self._guesses:
-            self._guesses.write(list(token_ids), values.float().cpu().numpy())
+        for row in zip(token_ids, top_ids.tolist(), values.tolist(), strict=True):
+            self._write(*row)
 
     def observe(self, step: VerifiedStep) -> None:
         """Write back the top-k after every node; of nodes with the same token the last one written
@@ -196,14 +194,18 @@ class RecyclingDrafter(Drafter):
             order += acceptance.path
         elif step.stop_reason is not None and not self._stops_after_update(step):
             return
-        tokens = np.array([acceptance.node_tokens[node] for node in order])
-        token_ids, logits = (part[:, :k].take(order, axis=0) for part in acceptance.candidates)
+        if self._guesses and self._growth:
+            self._growth.teach(self._guesses.rates, acceptance)
+            self._growth = None
+        token_ids, logits = acceptance.candidates
+        for node in order:
+            self._write(acceptance.node_tokens[node], token_ids[node][:k], logits[node][:k])
+
+    def _write(self, token: int, row: Sequence[int], logits: Sequence[float]) -> None:
+        """Write a token's row of k tokens, and what their logits say."""
+        self._matrix[token] = row
         if self._guesses:
-            if self._growth:
-                self._growth.teach(self._guesses.rates, acceptance)
-                self._growth = None
-            self._guesses.write(tokens, logits)
-        self._matrix[tokens] = token_ids
+            self._guesses.write(token, logits)
 
     def reset(self) -> None:
         """Clear the matrix."""

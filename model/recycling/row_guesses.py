@@ -3,7 +3,7 @@
 Beside every successor stands the coded probability that the model gave it when its row was written.
 How often a successor of such a rank and code came true is learned while decoding.
 
-Shapes: V vocabulary, k successors kept for a token, N rows written.
+Shapes: V vocabulary, k successors kept for a token.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class RowGuesses:
         guesses.sort(reverse=True)
         return guesses
 
-    def write(self, tokens: Sequence[int] | np.ndarray, logits: np.ndarray) -> None:
-        """Write the codes of rows [N] from their logits [N, k]; of equal tokens the last wins."""
-        self._codes[tokens] = probability_codes(logits)
+    def write(self, token: int, logits: Sequence[float]) -> None:
+        """Write the codes of a token's row from its k logits."""
+        self._codes[token] = probability_codes(logits)
 
     def reset(self) -> None:
         """Forget everything."""

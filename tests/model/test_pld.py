@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -42,8 +41,8 @@ def drafter(**options: Any) -> PldDrafter:
 
 def emit(pld: PldDrafter, tokens: list[int]) -> None:
     """Let a drafter observe a step that emitted these tokens."""
-    none = Candidates(np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32))
-    acceptance = Acceptance(list(range(len(tokens))), tokens, [0], [0], none)
+    path = list(range(len(tokens)))
+    acceptance = Acceptance(path, tokens, [0], [0], Candidates([[0, 0]], [[0.0, 0.0]]))
     pld.observe(VerifiedStep(DraftTree.chain([0], CPU), acceptance, None))
 
 

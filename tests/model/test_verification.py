@@ -52,8 +52,8 @@ def test_greedy_verification_takes_the_longest_right_path(seed: int) -> None:
     accepted = verify(tree, logits, num_candidates=2)
     assert accepted == Acceptance(best, expected, tokens, predictions, accepted.candidates)
     top = logits.topk(2)
-    assert accepted.candidates.token_ids.tolist() == top.indices.tolist()
-    assert accepted.candidates.logits.tolist() == top.values.tolist()
+    assert accepted.candidates.token_ids == top.indices.tolist()
+    assert accepted.candidates.logits == top.values.tolist()
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 import torch
 
-from model.hybrid.row_tables import FIRST, MOST_WAITING, NUM_CODES, RowTables
+from model.hybrid.row_tables import FIRST, NUM_CODES, RowTables
 
 # Two equal logits: a probability of a half each, bucket 4 of `model.best_first.CENTRES`.
 CODE = 4
@@ -19,8 +18,8 @@ CODE = 4
 
 def write(tables: RowTables, contexts: list[tuple[int, int, int]], rows: list[list[int]]) -> None:
     """Write rows of two tokens that are equally likely."""
-    tokens = np.array(rows, dtype=np.int32)
-    tables.write(contexts, range(len(rows)), tokens, np.zeros(tokens.shape, dtype=np.float32))
+    for context, row in zip(contexts, rows, strict=True):
+        tables.write(context, row, [0.0] * len(row))
 
 
 def entries(tokens: list[int]) -> list[int]:
@@ -62,7 +61,7 @@ def test_memory_is_bounded_and_moves_to_another_table() -> None:
     tables, other = RowTables(2**18, 2), RowTables(2**18, 2)
     write(tables, [(4, 5, 6)], [[7, 7]])
     assert other.find((4, 5, 6)) == []
-    memory = tables.memory()  # a row that waits is written for it
+    memory = tables.memory()
     assert len(memory["keys"]) == len(memory["rows"]) == 3, "one for each length of key"
     write(other, [(1, 1, 1), (4, 5, 6)], [[2, 2], [3, 3]])
     other.load_memory(memory, vocab_size=8)
@@ -73,24 +72,6 @@ def test_memory_is_bounded_and_moves_to_another_table() -> None:
     assert smaller.find((4, 5, 6))
     other.reset()
     assert other.find((4, 5, 6)) == []
-
-
-def test_single_rows_wait_for_a_batch_and_are_written_in_order() -> None:
-    tables = RowTables(2**16, 2)
-    for number in range(MOST_WAITING):
-        write(tables, [(1, 2, 3)], [[number, number + 1]])
-        assert tables.find((1, 2, 3)) == []
-    write(tables, [(4, 5, 6)], [[8, 9]])
-    newest = entries([MOST_WAITING - 1, MOST_WAITING])
-    assert tables.find((1, 2, 3)) == [newest] * 3
-    write(tables, [(1, 2, 3)], [[40, 41]])
-    write(tables, [(4, 5, 6), (7, 8, 9)], [[50, 51], [52, 53]])
-    assert tables.find((1, 2, 3)) == [entries([40, 41])] * 3
-    assert tables.find((4, 5, 6)) == [entries([50, 51])] * 3
-    write(tables, [(1, 2, 3)], [[60, 61]])
-    tables.reset()
-    write(tables, [(4, 5, 6), (7, 8, 9)], [[50, 51], [52, 53]])
-    assert tables.find((1, 2, 3)) == []
 
 
 @pytest.mark.parametrize("name", ["keys", "rows"])

@@ -52,7 +52,7 @@ def step(path: list[int], stop_reason: str | None = None, num_tokens: int = 0) -
     logits = logits_for([(1, 2), (3, 4), (5, 6), (7, 8), (9, 0)])
     emitted = [0] * (num_tokens or len(path))
     candidates = verify(tree, logits, num_candidates=2).candidates
-    predictions = candidates.token_ids[:, 0].tolist()
+    predictions = [likeliest for likeliest, _ in candidates.token_ids]
     acceptance = Acceptance(path, emitted, tokens, predictions, candidates)
     return VerifiedStep(tree, acceptance, stop_reason)
 
