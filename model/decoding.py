@@ -148,13 +148,15 @@ def decode(
     )
     num_reused = cache.length
     drafter.start(sequence)
+    is_plain = not num_reused
     for chunk in target.prefill(sequence, cache, _is_harvested(target, drafter)):
+        is_plain = is_plain and target.is_plain(len(chunk.token_ids))
         if chunk.logits is not None:
             drafter.observe_prompt(chunk.token_ids, chunk.logits)
     target.synchronize()
     prefill_ns = clock() - started
     # Rows computed as plain decoding computes them.
-    num_plain = 0 if num_reused else cache.length
+    num_plain = cache.length if is_plain else 0
     tie_margin = _tie_margin(target)
     is_greedy = rule is None and stop is None
     whole_step = target.whole_step(drafter, tie_margin, eos_ids) if is_greedy else None
@@ -185,7 +187,7 @@ def decode(
             logits = target.forward(tree, cache)
             times.append(clock())
             is_plain = (
-                tree.topology.num_nodes == 1 and num_plain == base and target.single_rows_are_plain
+                tree.topology.num_nodes == 1 and num_plain == base and target.is_plain(num_rows=1)
             )
             margin = 0.0 if is_plain else tie_margin
             num_candidates = 0 if is_resting else drafter.num_candidates
@@ -267,9 +269,9 @@ def _plain_token(
     decoding does: the same shapes round alike. Rare enough to cost nothing that can be measured.
     """
     cache.keep(num_plain, ())
-    for _ in target.prefill(text[:prompt_length], cache, with_logits=False):
-        pass  # rows taken over from an earlier text; nothing is left to read otherwise
     with target.plainly():
+        for _ in target.prefill(text[:prompt_length], cache, with_logits=False):
+            pass  # nothing is left of the prompt where its rows are plain
         for token in text[cache.length :]:
             logits = target.forward(DraftTree.chain([token], target.device), cache)
     chosen = None if rule is None else rule.choose(logits[-1], text)

@@ -110,13 +110,14 @@ class TargetModel:
         """What computes linear layers over a few rows; measured at the first call, like costs."""
         return linear_kernels(self)
 
-    @property
-    def single_rows_are_plain(self) -> bool:
-        """Whether a pass over one row is plain decoding, bit for bit, without `plainly`."""
-        return self.linear_kernels.single_rows_are_plain
+    def is_plain(self, num_rows: int) -> bool:
+        """Whether a chunk of the prompt of so many tokens, or a single row, is read as plain decoding reads
+        it, bit for bit, without `plainly`.
+        """
+        return self.linear_kernels.is_plain(num_rows)
 
     def plainly(self) -> AbstractContextManager[None]:
-        """Return the block in which a pass over one row is plain decoding, bit for bit."""
+        """Return the block in which prompts and single rows are plain decoding, bit for bit."""
         return self.linear_kernels.plainly()
 
     @cached_property
@@ -184,7 +185,7 @@ class TargetModel:
         self, token_ids: torch.Tensor, base: int, cache: TreeCache, last_logits_only: bool
     ) -> torch.Tensor:
         """Run the model on a chunk of the prompt; as `run`."""
-        with self.linear_kernels.for_prompt():
+        with self.linear_kernels.for_rows(len(token_ids)):
             return self.run(token_ids, base, cache, None, last_logits_only=last_logits_only)
 
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:

@@ -7,11 +7,9 @@ AVX-512, eight rows cost eight times as much as one. A kernel of our own reads t
 each once; oneDNN's reads a copy that is rearranged once. Which is fastest depends on the layer, the
 number of rows, the dtype and the machine, so it is measured, once, and kept on disk.
 
-The model stays as it is: its layers compute with other kernels within `for_rows` and `for_prompt`
-alone. Sums may differ by rounding, as those of any pass over several rows do. Single rows and the prompt
-are plain decoding. In float32 single rows may use any kernel, since decoding decides near-ties with the
-layers as they are (`plainly`), and the prompt never does. In half precision, where near-ties may fall
-either way, both may use any: all methods read them alike.
+The model stays as it is: its layers compute with other kernels within `for_rows` alone. Sums may differ
+by rounding, as those of any pass over several rows do. In float32 decoding decides near-ties with the
+layers as they are (`plainly`). In half precision near-ties may fall either way, for all methods alike.
 
 Shapes: n rows, I inputs and O outputs of a layer.
 """
@@ -38,9 +36,8 @@ from model.verification import decides_near_ties
 if TYPE_CHECKING:
     from model.hf import TargetModel
 
-# Numbers of rows that are measured; a pass counts as the next of them.
-ROWS = (1, 2, 4, 8, 16, 32, 64, 96)
-PROMPT_ROWS = 128  # of the pass that stands for prompts, and for longer drafts
+# Numbers of rows that are measured; a pass counts as the next of them, a longer one as the last.
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 512)
 USUAL_ROWS = (1, 4, 8, 16)
 # A smaller model spends its time elsewhere.
 FEWEST_WEIGHTS = 2**20
@@ -152,21 +149,20 @@ class LinearKernels:
 
     Args:
         layers: of the model, see `suitable_layers`.
-        chosen: the kernel for each of `ROWS` and `PROMPT_ROWS` that uses one, by the layers' size; others
-            compute as they are.
-        is_compiled: whether passes are compiled. These round in their own way, so that their single rows
-            are plain decoding with any kernel.
+        chosen: the kernel for each of `ROWS` that uses one, by the layers' size; others compute as they
+            are.
+        is_compiled: whether passes are compiled. These round in their own way, so that with any kernel
+            prompts and single rows are plain decoding.
 
     Attributes:
         name: of the kernels in use.
-        single_rows_are_plain: whether a pass over one row is plain decoding, bit for bit.
     """
 
     def __init__(
         self, layers: Sequence[nn.Linear], chosen: Chosen, is_compiled: bool = False
     ) -> None:
         self._functions: list[_Function] = []
-        self._used: dict[int, list[_Function]] = {n: [] for n in (*ROWS, PROMPT_ROWS)}
+        self._used: dict[int, list[_Function]] = {n: [] for n in ROWS}
         names = set()
         for layer in layers:
             by_rows = chosen.get(size_of(layer), {})
@@ -177,9 +173,12 @@ class LinearKernels:
             names |= {kernel.name for kernel in functions}
         self.name = "+".join(sorted(names)) or "as-they-are"
         self._is_off = False
-        self.single_rows_are_plain = is_compiled or not any(
-            decides_near_ties(function.layer.weight.dtype) for function in self._used[1]
-        )
+        self._is_compiled = is_compiled
+        self._not_plain = {
+            n
+            for n, functions in self._used.items()
+            if any(decides_near_ties(function.layer.weight.dtype) for function in functions)
+        }
 
     def __bool__(self) -> bool:
         """Whether any layer uses a kernel."""
@@ -187,20 +186,19 @@ class LinearKernels:
 
     def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
         """Return the block to run a pass over `num_rows` rows in."""
-        if self._is_off:
-            return nullcontext()
-        if num_rows > ROWS[-1]:
-            return self.for_prompt()
-        return _computing_with(self._used[ROWS[bisect_left(ROWS, num_rows)]])
+        functions = self._used[_measured(num_rows)]
+        return _exchanged(functions) if functions and not self._is_off else nullcontext()
 
-    def for_prompt(self) -> AbstractContextManager[None]:
-        """Return the block to read a prompt in."""
-        return _computing_with(self._used[PROMPT_ROWS])
+    def is_plain(self, num_rows: int) -> bool:
+        """Whether a prompt of so many tokens, or a single row, is read as plain decoding reads it, bit for
+        bit.
+        """
+        return self._is_compiled or _measured(num_rows) not in self._not_plain
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
-        """Within the block single rows are plain decoding, bit for bit."""
-        self._is_off = not self.single_rows_are_plain
+        """Within the block prompts and single rows are plain decoding, bit for bit."""
+        self._is_off = not self._is_compiled
         try:
             yield
         finally:
@@ -215,13 +213,14 @@ class LinearKernels:
             function.refresh()
 
 
-def _computing_with(functions: Sequence[_Function]) -> AbstractContextManager[None]:
-    """Return the block in which layers compute with these functions."""
-    return _exchanged(functions) if functions else nullcontext()
+def _measured(num_rows: int) -> int:
+    """Return the number among `ROWS` that a pass counts as."""
+    return ROWS[min(bisect_left(ROWS, num_rows), len(ROWS) - 1)]
 
 
 @contextmanager
 def _exchanged(functions: Sequence[_Function]) -> Iterator[None]:
+    """Let layers compute with these functions within the block."""
     # Past `nn.Module.__setattr__`, which takes longer than a small layer.
     for function in functions:
         function.layer.__dict__["forward"] = function.forward
@@ -277,17 +276,20 @@ def linear_kernels(target: TargetModel, is_compiled: bool = False) -> LinearKern
     key = "-".join((machine_key(target), *(kernel.name for kernel in kernels if kernel.is_copy)))
     key += f"-{build}" if build else ""
     try:
+        content = read_measured(name, key)
+        if tuple(content["rows"]) != ROWS:
+            raise ValueError("measured for other numbers of rows")
         chosen = {
             (int(outputs), int(inputs)): {int(n): KERNELS[kernel] for n, kernel in by_rows}
-            for outputs, inputs, by_rows in read_measured(name, key)
+            for outputs, inputs, by_rows in content["sizes"]
         }
     except (TypeError, ValueError, KeyError):  # none there, or not one of ours
         chosen = measure(kernels, layers)
-        content = [
+        sizes = [
             [*size, [(n, kernel.name) for n, kernel in sorted(by_rows.items())]]
             for size, by_rows in chosen.items()
         ]
-        write_measured(name, key, content)
+        write_measured(name, key, {"rows": ROWS, "sizes": sizes})
     return LinearKernels(layers, chosen, is_compiled)
 
 
@@ -302,7 +304,7 @@ def measure(
         layers: of one dtype.
 
     Returns:
-        The kernel for each of `ROWS` and `PROMPT_ROWS` that is worth one, by size.
+        The kernel for each of `ROWS` that is worth one, by size.
     """
     is_small = sum(layer.weight.numel() for layer in layers) < SMALL
     by_size: dict[Size, list[nn.Linear]] = {}
@@ -318,12 +320,9 @@ def measure(
 
 
 def _ratios(kernel: Kernel, layers: Sequence[nn.Linear]) -> dict[int, float]:
-    """Return the time of layers of one size as a share of what they take as they are, by the number of
-    rows that may use the kernel.
-    """
+    """Return the time of layers of one size as a share of what they take as they are, by rows."""
     stock, weight = [layer.forward for layer in layers], layers[0].weight
-    numbers = ROWS if decides_near_ties(weight.dtype) else (*ROWS, PROMPT_ROWS)
-    inputs = {n: torch.randn(1, n, weight.shape[1]).to(weight.dtype) for n in numbers}
+    inputs = {n: torch.randn(1, n, weight.shape[1]).to(weight.dtype) for n in ROWS}
     try:
         made = [kernel.made(layer) for layer in layers]
         return {n: _time_ratio(made, stock, rows) for n, rows in inputs.items()}

@@ -70,10 +70,7 @@ class ReplayTarget:
 
     Attributes:
         turn: the recorded turn that is replayed; it knows the limit of its context.
-        single_rows_are_plain: yes: a recorded row is the same in whatever pass.
     """
-
-    single_rows_are_plain = True
 
     def __init__(self, recording: Recording, target: TargetModel | None = None) -> None:
         source = recording.source
@@ -97,6 +94,10 @@ class ReplayTarget:
     def chain_only_at(self, base: int, num_nodes: int) -> bool:
         """Whether drafts must be chains; models where that changes in the text are not recorded."""
         return self.chain_only
+
+    def is_plain(self, num_rows: int) -> bool:
+        """Return True: a recorded row is the same in whatever pass."""
+        return True
 
     def plainly(self) -> AbstractContextManager[None]:
         """Return a block that changes nothing."""

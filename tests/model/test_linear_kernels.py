@@ -25,7 +25,6 @@ from model.linear_kernels import (
     FEW_ROWS,
     KERNELS,
     PACKED,
-    PROMPT_ROWS,
     ROWS,
     Kernel,
     LinearKernels,
@@ -39,7 +38,6 @@ from tests.model.decoded import drafter_for, known, random_ids, referee
 
 LLAMA = "Llama, grouped heads"
 SIZE = (24, 40)
-EVERYWHERE = (*ROWS, PROMPT_ROWS)
 
 
 @pytest.fixture(params=KERNELS.values(), ids=KERNELS)
@@ -63,7 +61,7 @@ def layer_of(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Linear
     return nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
 
 
-def using(kernel: Kernel, layer: nn.Linear, rows: Sequence[int] = EVERYWHERE) -> LinearKernels:
+def using(kernel: Kernel, layer: nn.Linear, rows: Sequence[int] = ROWS) -> LinearKernels:
     """Return the kernels of a layer that uses this one for these numbers of rows."""
     return LinearKernels([layer], {size_of(layer): dict.fromkeys(rows, kernel)})
 
@@ -113,7 +111,7 @@ def test_tokens_equal_generate_with_kernels(
     if not suitable_layers(known(name).build()):
         pytest.skip("no linear layers")
     target = target_using(name, kernel, rows)
-    assert target.single_rows_are_plain == (1 not in rows)
+    assert target.is_plain(1) == (1 not in rows) and not target.is_plain(28)
     self_test(target)
     for method in METHODS:
         if method == "sps":
@@ -144,40 +142,40 @@ def test_near_ties_are_decided_without_kernels(
 
 def test_kernels_serve_the_numbers_of_rows_they_are_for(kernel: Kernel) -> None:
     layer = layer_of()
-    kernels = using(kernel, layer, (4, 16, PROMPT_ROWS))
+    kernels = using(kernel, layer, (4, 16, ROWS[-1]))
     used = {}
-    for num_rows in range(1, 200):
+    for num_rows in range(1, 600):
         with kernels.for_rows(num_rows):
             used[num_rows] = "forward" in layer.__dict__
+        assert kernels.is_plain(num_rows) != used[num_rows]
+        with kernels.plainly(), kernels.for_rows(num_rows):
+            assert "forward" not in layer.__dict__
     assert {rows for rows, is_used in used.items() if is_used} == {
         *(3, 4),
         *range(9, 17),
-        *range(97, 200),
+        *range(97, 600),
     }
 
 
-@pytest.mark.usefixtures("small_models_too")
-def test_prompts_use_kernels_in_half_precision_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
-    monkeypatch.setattr(module, "read_measured", lambda name, key: None)
-    for dtype in (torch.float32, torch.bfloat16):
-        target = TargetModel(known(LLAMA).build().to(dtype))
-        (layer, *_) = suitable_layers(target.model)
-        with target.linear_kernels.for_prompt():
-            assert ("forward" in layer.__dict__) == (dtype == torch.bfloat16)
+def test_half_precision_is_plain_with_any_kernel() -> None:
+    layer = layer_of(torch.bfloat16)
+    kernels = using(PACKED, layer)
+    assert all(kernels.is_plain(num_rows) for num_rows in ROWS)
 
 
-def test_prompts_in_half_precision_are_read_with_kernels() -> None:
-    model = known(LLAMA).build().bfloat16()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prompts_are_read_with_the_kernels_of_their_length(dtype: torch.dtype) -> None:
+    model = known(LLAMA).build().to(dtype)
     target = TargetModel(model)
     layers = suitable_layers(model)
-    sizes = {size_of(layer): {PROMPT_ROWS: replace(PACKED, made=noisy)} for layer in layers}
+    sizes = {size_of(layer): {32: replace(PACKED, made=noisy)} for layer in layers}
     target.__dict__["linear_kernels"] = LinearKernels(layers, sizes)
-    token_ids = torch.tensor(random_ids(28))
-    with torch.inference_mode():
-        plain = target.run(token_ids, 0, target.new_cache(30), None)
-        read = target.read(token_ids, 0, target.new_cache(30), last_logits_only=False)
-    assert not torch.allclose(plain, read)
+    for num_tokens, has_kernel in ((28, True), (16, False), (40, False)):
+        token_ids = torch.tensor(random_ids(num_tokens))
+        with torch.inference_mode():
+            plain = target.run(token_ids, 0, target.new_cache(50), None)
+            read = target.read(token_ids, 0, target.new_cache(50), last_logits_only=False)
+        assert torch.equal(plain, read) != has_kernel
 
 
 def test_a_layer_is_itself_again_after_an_error(kernel: Kernel) -> None:
@@ -256,7 +254,7 @@ def given_ratios(monkeypatch: pytest.MonkeyPatch, **ratios: dict[int, float]) ->
     return [Kernel(name, partial(Named, name), is_copy="copy" in name) for name in ratios]
 
 
-FASTER = {1: 0.5, 2: 0.94, 4: 0.96, 8: 1.2, 16: 0.3, 32: 1.0, 64: 0.949, 96: 2.0}
+FASTER = {1: 0.5, 2: 0.94, 4: 0.96, 8: 1.2, 16: 0.3, 32: 1.0, 64: 0.949, 96: 2.0, 512: 0.951}
 
 
 def names(chosen: dict[int, Kernel]) -> dict[int, str]:
@@ -296,16 +294,15 @@ def test_the_first_kernel_is_kept_where_another_is_hardly_faster(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_any_number_of_rows_may_use_a_kernel_but_a_prompt_in_float32(
+def test_any_number_of_rows_may_use_a_kernel(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
-    expected = set(ROWS) if dtype == torch.float32 else set(EVERYWHERE)
     for base in KERNELS.values():
         for smallest in (2**24, 0):
             monkeypatch.setattr(module, "SMALL", smallest)
             found = measure([replace(base, made=noisy)], [layer_of(dtype)])[SIZE]
-            assert set(found) == expected
+            assert set(found) == set(ROWS)
 
 
 def test_a_kernel_that_this_torch_lacks_is_not_used() -> None:
@@ -335,11 +332,13 @@ def test_measured_once_and_read_from_disk(
 
     monkeypatch.setattr(module, "_time_ratio", again)
     assert TargetModel(known(LLAMA).build()).linear_kernels.name == kernels.name
-    entries = json.loads(file.read_text())
-    file.write_text(json.dumps([[*entry[:2], []] for entry in entries]))
+    written = json.loads(file.read_text())
+    no_kernel = written | {"sizes": [[*entry[:2], []] for entry in written["sizes"]]}
+    file.write_text(json.dumps(no_kernel))
     assert TargetModel(known(LLAMA).build()).linear_kernels.name == "as-they-are"
-    for content in ('{"not": "ours"}', '[[4, 4, [[1, "unknown"]]]]'):
-        file.write_text(content)
+    unknown = written | {"sizes": [[4, 4, [[1, "unknown"]]]]}
+    for content in ({"not": "ours"}, [[4, 4, []]], unknown, no_kernel | {"rows": [1, 2]}):
+        file.write_text(json.dumps(content))
         with pytest.raises(AssertionError, match="measured again"):
             _ = TargetModel(known(LLAMA).build()).linear_kernels
 
@@ -369,7 +368,8 @@ def test_compiled_passes_read_the_weights_as_they_are(
     target = CompiledTarget(known(LLAMA).build().to(dtype), backend="eager")
     layers = suitable_layers(target.model)
     kernels = target.linear_kernels
-    assert kernels.name == "few-rows" and target.single_rows_are_plain
+    assert kernels.name == "few-rows"
+    assert all(target.is_plain(num_rows) for num_rows in ROWS)
     with kernels.for_rows(1):
         functions = [layer.forward for layer in layers]
     with torch.no_grad():
