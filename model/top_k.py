@@ -15,15 +15,14 @@ BLOCK = 128
 SMALL = 2**17
 
 
-# Columns from which the kernel is faster. It is loaded by models of a million weights: a smaller one in the same
-# process uses it too, and may then draft otherwise where logits are equal.
+# Columns from which the kernel is faster.
 WIDE = 2048
 
 
 def top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k largest values of every row and their columns, in falling order.
 
-    Where the kernels for few rows are loaded, one of them looks at each wide row once. Elsewhere a maximum of
+    Where the kernels for few rows can be had, one of them looks at each wide row once. Elsewhere a maximum of
     every block of columns picks k blocks; the k largest lie in them, since each is at most the maximum of
     its own block. A maximum reads memory once; selecting k of V costs several times that (81 rows of
     32,000: 0.5 ms against 1.5 ms on two cores).
@@ -40,7 +39,7 @@ def top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         logits.shape[1] >= WIDE
         and logits.device.type == "cpu"
         and logits.dtype in few_rows.DTYPES
-        and few_rows.is_loaded()
+        and few_rows.is_available()
     )
     if is_for_kernel:
         found: tuple[torch.Tensor, torch.Tensor] = torch.ops.token_recycling.largest.default(

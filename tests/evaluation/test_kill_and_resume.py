@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from model import few_rows
 from tests.evaluation.conftest import ROOT, figures, read_meta, read_rows, run, write_rows
 
 NUM_KILLS = int(os.environ.get("KILLS", "20"))
@@ -109,14 +108,6 @@ def short_options(tiny_model: Path, tmp_path: Path) -> list[str]:
     questions = write_rows(tmp_path / "question.jsonl", rows)
     options = ["--model-path", str(tiny_model), "--question-file", str(questions)]
     return [*options, "--threads", "1", "--max-new-tokens", "5"]
-
-
-@pytest.fixture(autouse=True)
-def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out kernels that other tests have loaded in this process, and a small model does not load:
-    among equal logits they choose others.
-    """
-    monkeypatch.setattr(few_rows, "is_loaded", lambda: False)
 
 
 def test_a_run_killed_at_random_moments_and_resumed_is_the_uncut_run(

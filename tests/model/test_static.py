@@ -168,7 +168,7 @@ def test_generated_code_is_exact(
     method: str, options: dict[str, int], has_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_kernels:
-        monkeypatch.setattr(few_rows, "is_loaded", lambda: False)
+        monkeypatch.setattr(few_rows, "is_available", lambda: False)
     elif not few_rows_kernel():
         pytest.skip("the kernels for few rows cannot be built here")
     monkeypatch.setattr("model.top_k.WIDE", 1)  # a small vocabulary, too, is for the kernel

@@ -17,7 +17,7 @@ from model.top_k import BLOCK, SMALL, WIDE, top_k
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Find the largest in both ways."""
     if request.param == "blocks":
-        monkeypatch.setattr(few_rows, "is_loaded", lambda: False)
+        monkeypatch.setattr(few_rows, "is_available", lambda: False)
     elif not few_rows_kernel():
         pytest.skip("the kernels for few rows cannot be built here")
     monkeypatch.setattr("model.top_k.WIDE", 1)  # narrow rows, too, are for the kernel
@@ -83,5 +83,7 @@ def test_numbers_that_are_none_come_first() -> None:
 
 
 def test_more_than_there_are_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"allowed: 1 to V" if few_rows.is_loaded() else "range"):
+    with pytest.raises(
+        RuntimeError, match=r"allowed: 1 to V" if few_rows.is_available() else "range"
+    ):
         top_k(torch.zeros(2, WIDE), WIDE + 1)
