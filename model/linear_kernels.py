@@ -51,6 +51,8 @@ ENOUGH_SECONDS = 0.05  # of timing one kernel, after which it is not repeated
 SMALL = 2**24
 # Weights that are read in turn while a layer is timed, since in a pass each layer's come from memory.
 TIMED_BYTES = 2**25
+# Products of a row's input and a weight, above which some of a layer's outputs stand for all.
+MOST_PRODUCTS = 2**31
 # Share of the free memory that copies may take.
 MEMORY_SHARE = 0.5
 # Weights compared to find out whether a layer was changed.
@@ -321,13 +323,27 @@ def measure(
 
 def _ratios(kernel: Kernel, layers: Sequence[nn.Linear]) -> dict[int, float]:
     """Return the time of layers of one size as a share of what they take as they are, by rows."""
-    stock, weight = [layer.forward for layer in layers], layers[0].weight
-    inputs = {n: torch.randn(1, n, weight.shape[1]).to(weight.dtype) for n in ROWS}
+    weight, ratios = layers[0].weight, {}
     try:
         made = [kernel.made(layer) for layer in layers]
-        return {n: _time_ratio(made, stock, rows) for n, rows in inputs.items()}
+        for n in ROWS:
+            some, others = made, [layer.forward for layer in layers]
+            if n * weight.numel() > MOST_PRODUCTS:
+                part = _part_of(layers[0], MOST_PRODUCTS // n)
+                some, others = [kernel.made(part)], [part.forward]
+            rows = torch.randn(1, n, weight.shape[1]).to(weight.dtype)
+            ratios[n] = _time_ratio(some, others, rows)
     except (RuntimeError, AttributeError):
         return {}  # this build of torch has no such kernel
+    return ratios
+
+
+def _part_of(layer: nn.Linear, num_weights: int) -> nn.Linear:
+    """Return a layer of the first outputs, of about so many weights and without a bias."""
+    num_outputs = max(1, num_weights // layer.in_features)
+    part = nn.Linear(layer.in_features, num_outputs, bias=False, device="meta")
+    part.weight = nn.Parameter(layer.weight[:num_outputs], requires_grad=False)
+    return part
 
 
 def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> dict[int, Kernel]:

@@ -305,6 +305,25 @@ def test_any_number_of_rows_may_use_a_kernel(
             assert set(found) == set(ROWS)
 
 
+def test_many_rows_of_a_large_layer_are_timed_on_some_of_its_outputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outputs, inputs = SIZE
+    timed: dict[int, tuple[torch.Size, ...]] = {}
+
+    def ratio(
+        some: Sequence[module.Forward], others: Sequence[module.Forward], rows: torch.Tensor
+    ) -> float:
+        timed[rows.shape[1]] = tuple(function(rows).shape for function in (some[0], others[0]))
+        return 0.5
+
+    monkeypatch.setattr(module, "_time_ratio", ratio)
+    monkeypatch.setattr(module, "MOST_PRODUCTS", 64 * outputs * inputs)
+    assert set(measure([PACKED], [layer_of()])[SIZE]) == set(ROWS)
+    assert timed[64] == (torch.Size([1, 64, outputs]),) * 2
+    assert timed[512] == (torch.Size([1, 512, outputs // 8]),) * 2
+
+
 def test_a_kernel_that_this_torch_lacks_is_not_used() -> None:
     def missing(layer: nn.Linear) -> module.Forward:
         raise RuntimeError("no kernel")
