@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 # Numbers of rows that are measured; a pass counts as the next of them, a longer one as the last.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 512)
+USUAL_ROWS = (1, 4, 8, 16)
 # A smaller model spends its time elsewhere.
 FEWEST_WEIGHTS = 2**20
 # Rows that packed weights are laid out for; the layout serves other numbers of rows as well.
@@ -348,8 +349,8 @@ def _part_of(layer: nn.Linear, num_weights: int) -> nn.Linear:
 def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> dict[int, Kernel]:
     """Return the fastest kernel for each number of rows that is worth one.
 
-    A small model has copies for all passes or for none: what fits the processor's cache would be driven out
-    of it by the other set of weights, which shows in whole passes alone.
+    A small model has copies for all drafts of usual numbers of rows or for none. Larger drafts are computed
+    for longer than weights are read.
     """
     chosen: dict[int, Kernel] = {}
     best: dict[int, float] = {}
@@ -357,8 +358,11 @@ def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> di
         bounds = {n: (1 - WORTHWHILE) * best.get(n, 1.0) for n in by_rows}
         faster = {n for n, ratio in by_rows.items() if ratio < bounds[n]}
         if is_small and kernel.is_copy and by_rows:
-            gain = statistics.geometric_mean(by_rows[n] / best.get(n, 1.0) for n in ROWS)
-            faster = set(ROWS) if gain < 1 - WORTHWHILE else set()
+            gain = statistics.geometric_mean(by_rows[n] / best.get(n, 1.0) for n in USUAL_ROWS)
+            usual = {n for n in ROWS if n <= USUAL_ROWS[-1]}
+            faster -= usual
+            if gain < 1 - WORTHWHILE:
+                faster |= usual
         chosen |= {n: kernel for n in faster}
         best |= {n: by_rows[n] for n in faster}
     return chosen
