@@ -190,8 +190,8 @@ class RecyclingDrafter(Drafter):
         order = list(range(len(acceptance.node_tokens)))
         if not self._is_original:
             # Rows on the accepted path are true successors: they win over guesses of the same
-            # token.
-            order += acceptance.path
+            # token. A lone root is its own path.
+            order += acceptance.path if len(order) > 1 else ()
         elif step.stop_reason is not None and not self._stops_after_update(step):
             return
         if self._guesses and self._growth:
