@@ -24,6 +24,9 @@ using Floats = at::vec::Vectorized<float>;
 // Rows and outputs whose sums fit into registers together: a number that is read serves several sums.
 constexpr int TILE_ROWS = 4;
 constexpr int TILE_OUTPUTS = 3;
+// Bytes by which weights are asked for before they are read: what memory gives while it takes to answer.
+constexpr int64_t LOOK_AHEAD = 12 * 1024;
+constexpr int64_t CACHE_LINE = 64;
 // Weights for which a thread is worth waking.
 constexpr int64_t GRAIN = 16384;
 
@@ -36,33 +39,57 @@ inline Floats floats_at(const T* place) {
   return floats;
 }
 
-// Some outputs of some rows: x [ROWS, I], w [OUTPUTS, I], bias [OUTPUTS] or null, y [ROWS, OUTPUTS] in rows of O.
+inline __m256 eight(const Floats& floats) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm256_add_ps(_mm512_castps512_ps256(floats), _mm512_extractf32x8_ps(floats, 1));
+#else
+  return floats;
+#endif
+}
+
+// Add up the numbers in each of four, all at once.
+inline __m128 totals(const Floats& a, const Floats& b, const Floats& c, const Floats& d) {
+  const __m256 e = eight(a), f = eight(b), g = eight(c), h = eight(d);
+  const __m256 ef = _mm256_add_ps(_mm256_unpacklo_ps(e, f), _mm256_unpackhi_ps(e, f));
+  const __m256 gh = _mm256_add_ps(_mm256_unpacklo_ps(g, h), _mm256_unpackhi_ps(g, h));
+  const __m256 all = _mm256_add_ps(_mm256_shuffle_ps(ef, gh, 0x44), _mm256_shuffle_ps(ef, gh, 0xEE));
+  return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+}
+
+// Some outputs of some rows: x [ROWS, I], w [OUTPUTS, I], bias [OUTPUTS] or null, y [ROWS, OUTPUTS] in rows of O;
+// asks for the weights of another tile, `ahead` of its own.
 template <int ROWS, int OUTPUTS, typename T>
-void tile(const float* x, const T* w, const T* bias, T* y, int64_t I, int64_t O) {
+void tile(const float* x, const T* w, const T* bias, T* y, int64_t I, int64_t O, int64_t ahead) {
   Floats sums[ROWS][OUTPUTS];
   for (auto& of_row : sums) std::fill_n(of_row, OUTPUTS, Floats(0.0f));
-  int64_t i = 0;
-  for (; i + Floats::size() <= I; i += Floats::size()) {
+  const auto add = [&](int64_t i) __attribute__((always_inline)) {
     Floats weights[OUTPUTS];
 #pragma GCC unroll 4
-    for (int o = 0; o < OUTPUTS; ++o) {
-      const T* place = w + o * I + i;
-      // The next tile's: the processor's own look-ahead does not keep up with several rows of weights.
-      __builtin_prefetch(place + OUTPUTS * I, 0, 2);
-      weights[o] = floats_at(place);
-    }
+    for (int o = 0; o < OUTPUTS; ++o) weights[o] = floats_at(w + o * I + i);
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) {
       const Floats inputs = floats_at(x + r * I + i);
 #pragma GCC unroll 4
       for (int o = 0; o < OUTPUTS; ++o) sums[r][o] = at::vec::fmadd(inputs, weights[o], sums[r][o]);
     }
+  };
+  constexpr int64_t LINE = CACHE_LINE / sizeof(T);
+  int64_t i = 0;
+  for (; i + LINE <= I; i += LINE) {
+#pragma GCC unroll 4
+    for (int o = 0; o < OUTPUTS; ++o) __builtin_prefetch(w + o * I + i + ahead, 0, 2);
+#pragma GCC unroll 4
+    for (int64_t part = 0; part < LINE; part += Floats::size()) add(i + part);
   }
+  for (; i + Floats::size() <= I; i += Floats::size()) add(i);
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; ++r) {
+    const Floats* of_row = sums[r];
+    float found[4];
+    _mm_storeu_ps(found, totals(of_row[0], of_row[1 % OUTPUTS], of_row[2 % OUTPUTS], of_row[3 % OUTPUTS]));
 #pragma GCC unroll 4
     for (int o = 0; o < OUTPUTS; ++o) {
-      float sum = at::vec::vec_reduce_all<float>([](Floats& a, Floats& b) { return a + b; }, sums[r][o]);
+      float sum = found[o];
       for (int64_t rest = i; rest < I; ++rest) {
         sum = std::fma(x[r * I + rest], static_cast<float>(w[o * I + rest]), sum);
       }
@@ -73,12 +100,12 @@ void tile(const float* x, const T* w, const T* bias, T* y, int64_t I, int64_t O)
 
 // The same for all n rows: x [n, I].
 template <int OUTPUTS, typename T>
-void tiles(int64_t n, const float* x, const T* w, const T* bias, T* y, int64_t I, int64_t O) {
-  using Tile = void (*)(const float*, const T*, const T*, T*, int64_t, int64_t);
+void tiles(int64_t n, const float* x, const T* w, const T* bias, T* y, int64_t I, int64_t O, int64_t ahead) {
+  using Tile = void (*)(const float*, const T*, const T*, T*, int64_t, int64_t, int64_t);
   static constexpr Tile BY_ROWS[TILE_ROWS] = {
       tile<1, OUTPUTS, T>, tile<2, OUTPUTS, T>, tile<3, OUTPUTS, T>, tile<4, OUTPUTS, T>};
   for (int64_t r = 0; r < n; r += TILE_ROWS) {
-    BY_ROWS[std::min<int64_t>(TILE_ROWS, n - r) - 1](x + r * I, w, bias, y + r * O, I, O);
+    BY_ROWS[std::min<int64_t>(TILE_ROWS, n - r) - 1](x + r * I, w, bias, y + r * O, I, O, ahead);
   }
 }
 
@@ -89,12 +116,15 @@ void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor
   const T* w = weight.const_data_ptr<T>();
   const T* b = bias.defined() ? bias.const_data_ptr<T>() : nullptr;
   T* y = outputs.mutable_data_ptr<T>();
+  // Whole tiles: at any other distance is a row of the tile itself, or of the next, that is asked for anyway.
+  const int64_t size = TILE_OUTPUTS * I, bytes = size * sizeof(T);
+  const int64_t ahead = (LOOK_AHEAD + bytes - 1) / bytes * size;
   at::parallel_for(0, O, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
     int64_t o = begin;
     for (; o + TILE_OUTPUTS <= end; o += TILE_OUTPUTS) {
-      tiles<TILE_OUTPUTS>(n, x, w + o * I, b ? b + o : b, y + o, I, O);
+      tiles<TILE_OUTPUTS>(n, x, w + o * I, b ? b + o : b, y + o, I, O, ahead);
     }
-    for (; o < end; ++o) tiles<1>(n, x, w + o * I, b ? b + o : b, y + o, I, O);
+    for (; o < end; ++o) tiles<1>(n, x, w + o * I, b ? b + o : b, y + o, I, O, ahead);
   });
 }
 
