@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from model.compiled_shape import Again, CompiledShape
 from model.draft_tree import DraftTree, TreeTopology
 from model.drafter import Drafter
 from model.hf import PromptChunk, TargetModel
@@ -87,7 +86,7 @@ class StaticTarget(TargetModel):
             weakref.WeakKeyDictionary()
         )
         # What runs a pass of a shape: buckets of nodes and of rows (0: all).
-        self._functions: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}
+        self._functions: dict[tuple[int, int], Any] = {}
         self._whole_steps: list[WholeStep] = []  # of the last drafters
         self._num_warm: int | None = None  # shapes known at the last warm-up
 
@@ -177,7 +176,7 @@ class StaticTarget(TargetModel):
     def call(
         self,
         function: Callable[..., torch.Tensor],
-        functions: dict[tuple[int, int], Callable[..., torch.Tensor]],
+        functions: dict[tuple[int, int], Any],
         arguments: tuple[object, ...],
         cache: StaticTreeCache,
         num_padded: int,
@@ -196,23 +195,19 @@ class StaticTarget(TargetModel):
         shape = (num_padded, 0 if self._has_dynamic_lengths else view.num_rows)
         if shape not in functions:
             functions[shape] = self.as_one(function)
-        called = functions[shape]
-        with (
-            self.attention(),
-            self.linear_kernels.for_rows(num_padded),
-            self._as_checked(called, view),
-        ):
-            return called(*arguments, view)
+        return self._run(functions[shape], arguments, view, num_padded)
 
-    def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """Return what runs a function of tensors in one shape: here itself."""
+    def as_one(self, function: Callable[..., torch.Tensor | None]) -> Any:
+        """Return what `_run` runs in one shape: here the function itself."""
         return function
 
-    def _as_checked(
-        self, function: Callable[..., torch.Tensor], view: StaticView
-    ) -> AbstractContextManager[None]:
-        """Return the block to call what `as_one` returned in, with this view of the cache."""
-        return nullcontext()
+    def _run(
+        self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
+    ) -> torch.Tensor:
+        """Call what `as_one` returned, in a pass over so many rows."""
+        with self.attention(), self.linear_kernels.for_rows(num_rows):
+            result: torch.Tensor = function(*arguments, view)
+        return result
 
     def _length_shown(self, num_rows: int) -> int:
         """Return how many cache rows a pass sees that reads and writes `num_rows`."""
@@ -245,7 +240,7 @@ class StaticTarget(TargetModel):
 
     def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy cache rows `sources` to `targets`."""
-        move_rows(view, sources, targets)
+        move_rows(sources, targets, view)
 
     def padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
         """Return depths [P] and additive mask [P, P] of a tree whose padding sees itself and is
@@ -292,20 +287,10 @@ class CompiledTarget(StaticTarget):
             not is_cuda if has_dynamic_lengths is None else has_dynamic_lengths
         )
         self._has_graphs = is_cuda and backend == "inductor"
-        # Lengths that are marked dynamic are symbols all the same.
-        options: dict[str, Any] = {"backend": backend, "dynamic": False, "fullgraph": True}
-        if self._has_graphs:
-            options["mode"] = "reduce-overhead"
-        elif backend == "inductor":
-            # Without graphs, calling kernels from Python takes as long as a small model's kernels.
-            options["options"] = {"cpp_wrapper": True}
-        self._compiled_move = torch.compile(move_rows, **options)
-        # Functions and views whose assumptions torch has found to hold in this text.
-        self._checked: set[tuple[Callable[..., torch.Tensor], StaticView]] = set()
-        if self._has_dynamic_lengths:
-            # Symbols for rows too: buckets share what is compiled.
-            options["dynamic"] = None
-        self._options = options
+        self._backend = backend
+        self._moves: dict[int, CompiledShape] = {}  # by the number of rows
+        # What runs again in this text: functions with views that torch has found to be as they were compiled.
+        self._known: dict[tuple[CompiledShape, StaticView], Again] = {}
 
     @cached_property
     def linear_kernels(self) -> LinearKernels:
@@ -316,45 +301,28 @@ class CompiledTarget(StaticTarget):
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
     ) -> Iterator[PromptChunk]:
         """As `TargetModel.prefill`; the model may have changed since the last prompt."""
-        self._checked.clear()
+        self._known.clear()
         return super().prefill(prompt_ids, cache, with_logits)
 
-    @contextmanager
-    def _as_checked(
-        self, function: Callable[..., torch.Tensor], view: StaticView
-    ) -> Iterator[None]:
-        """Let torch look once in a text, and for every view, whether the model and the shapes are those that
-        were compiled: it looks up a thousand things, which takes a tenth of a small model's pass.
-        """
-        if (function, view) in self._checked:
-            with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
-                yield
-        else:
-            yield
-            self._checked.add((function, view))
-
-    def as_one(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def as_one(self, function: Callable[..., torch.Tensor | None]) -> CompiledShape:
         """Return the function, compiled, for one shape."""
-        compiled: Callable[..., torch.Tensor] = torch.compile(_copied(function), **self._options)
-        if not self._has_graphs:
-            return compiled
+        return CompiledShape(function, self._backend, self._has_dynamic_lengths, self._has_graphs)
 
-        def replay(*arguments: Any) -> torch.Tensor:
-            torch.compiler.cudagraph_mark_step_begin()
-            # The next replay writes over the graph's own output.
-            return compiled(*arguments).clone()
-
-        return replay
+    def _run(
+        self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
+    ) -> torch.Tensor:
+        """Call what `as_one` returned, through torch the first time in a text and with every view."""
+        again = self._known.get((function, view))
+        result: torch.Tensor
+        if again:
+            result = again(arguments)
+        else:
+            with self.attention(), self.linear_kernels.for_rows(num_rows):
+                result, self._known[function, view] = function.first(arguments, view)
+        return result
 
     def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        if self._has_graphs:
-            torch.compiler.cudagraph_mark_step_begin()
-        self._compiled_move(view, sources, targets)
-
-
-def _copied(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return the same function as another: torch keeps what it compiled with a function's code, and
-    tries one shape after the other at every call, which takes longer than a small model's pass.
-    """
-    code = function.__code__.replace()
-    return FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
+        num_moved = len(sources)
+        if num_moved not in self._moves:
+            self._moves[num_moved] = self.as_one(move_rows)
+        self._run(self._moves[num_moved], (sources, targets), view, num_moved)

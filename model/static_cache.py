@@ -191,7 +191,7 @@ class StaticTreeCache(TreeCache):
         self._move_rows(self.storage.view(self.storage.num_rows), sources, ends)
 
 
-def move_rows(view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
+def move_rows(sources: torch.Tensor, targets: torch.Tensor, view: StaticView) -> None:
     """Copy rows `sources` [n] to `targets` [n] in every layer; all are read before any is written."""
     for layer in view.layers:
         for tensor in (layer.keys, layer.values):

@@ -13,7 +13,7 @@ Shapes: N nodes, P nodes of their bucket, D the deepest node's depth, V vocabula
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -76,7 +76,7 @@ class WholeStep:
         self.topology = topology
         self._target, self._drafting = target, drafting
         self._tie_margin, self._eos_ids = tie_margin, frozenset(eos_ids)
-        self._functions: dict[tuple[int, int], Callable[..., torch.Tensor]] = {}
+        self._functions: dict[tuple[int, int], Any] = {}
         paths = [topology.path_to(node) for node in range(topology.num_nodes)]
         length = topology.max_depth + 1
         # Of the accepted nodes the deepest one counts, of several the one that branches off first.
@@ -168,7 +168,7 @@ class WholeStep:
         is_accepted = ((matches | is_root) | ~self._sees).all(dim=1)  # all on the way match
         last = (is_accepted * self._orders).argmax(dim=0, keepdim=True)  # [1]
         sources = self._paths[last][0] + view.start  # [D + 1]
-        move_rows(view, sources, torch.arange(len(sources), device=sources.device) + view.start)
+        move_rows(sources, torch.arange(len(sources), device=sources.device) + view.start, view)
         drafting.learn(token_ids, candidates[:, : drafting.num_candidates], self._sees[last][0])
         numbers = [column.int() for column in (token_ids, chosen, is_open, last.expand(num_nodes))]
         return torch.stack([*numbers, values[:, 0].view(torch.int32)], dim=1)

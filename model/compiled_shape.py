@@ -1,0 +1,122 @@
+"""A function of tensors, compiled for one shape, and called again without asking anything twice.
+
+A call of what `torch.compile` returns looks up a thousand things about the model, which takes a tenth of
+a small model's pass, and collects its weights one by one through all its modules, which takes
+another. Within a text neither changes. So the first call in a text goes through torch, and the others
+give the same code the same inputs but for the step's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+
+# Arguments of a step, to its result.
+Again = Callable[[Sequence[object]], Any]
+
+
+class CompiledShape:
+    """A function, compiled when it is first called.
+
+    Args:
+        function: of arguments and things that stay, such as a cache's view; returns one tensor, or None.
+        backend: torch.compile's.
+        has_dynamic_lengths: whether dimensions may be symbols; those that are marked dynamic always are.
+        has_graphs: whether the code is replayed as a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., torch.Tensor | None],
+        backend: str,
+        has_dynamic_lengths: bool,
+        has_graphs: bool,
+    ) -> None:
+        self._backend = backend
+        self._has_graphs = has_graphs
+        self._compiled = torch.compile(
+            _copied(function),
+            backend=self._compile,
+            dynamic=None if has_dynamic_lengths else False,
+            fullgraph=True,
+        )
+        # The last call's code, inputs and results.
+        self._last: tuple[Callable[..., Any], tuple[Any, ...], Sequence[Any]] | None = None
+
+    def first(self, arguments: Sequence[object], *others: object) -> tuple[Any, Again]:
+        """Call the function through torch.
+
+        Returns:
+            Its result, and what calls it again with other arguments of the same shapes and the same
+            others, as long as the model stays as it is.
+        """
+        self._last = None
+        result = self._through_torch(arguments, others)
+        last, self._last = self._last, None
+        tensors = [
+            (index, value)
+            for index, value in enumerate(arguments)
+            if isinstance(value, torch.Tensor)
+        ]
+        if last:
+            code, inputs, results = last
+            places = [
+                (place, index)
+                for place, value in enumerate(inputs)
+                for index, tensor in tensors
+                if value is tensor
+            ]
+            outputs = [place for place, value in enumerate(results) if value is result]
+        if not last or len(places) != len(tensors) or (result is not None and not outputs):
+            # Torch does more than to run the code.
+            return self._own(result), lambda new: self._own(self._through_torch(new, others))
+
+        def again(new: Sequence[object]) -> Any:
+            self._begin()
+            given = list(inputs)
+            for place, index in places:
+                given[place] = new[index]
+            found = code(*given)
+            return self._own(found[outputs[0]]) if outputs else None
+
+        return self._own(result), again
+
+    def _through_torch(self, arguments: Sequence[object], others: Sequence[object]) -> Any:
+        self._begin()
+        return self._compiled(*arguments, *others)
+
+    def _compile(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """Compile for torch, which calls this when it has traced the function."""
+        if self._backend == "inductor":
+            # Without graphs, calling kernels from Python takes as long as a small model's kernels.
+            has_graphs = self._has_graphs
+            options = {"triton.cudagraphs": True} if has_graphs else {"cpp_wrapper": True}
+            code = torch._inductor.compile(graph, examples, options=options)
+        else:
+            code = torch._dynamo.lookup_backend(self._backend)(graph, examples)
+
+        def recorded(*inputs: Any) -> Any:
+            results = code(*inputs)
+            self._last = (code, inputs, results)
+            return results
+
+        return recorded
+
+    def _begin(self) -> None:
+        if self._has_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def _own(self, result: torch.Tensor | None) -> torch.Tensor | None:
+        """Return a result that stays: the next replay writes over the graph's own output."""
+        return result.clone() if self._has_graphs and result is not None else result
+
+
+def _copied(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same function as another: torch keeps what it compiled with a function's code, and
+    tries one shape after the other at every call, which takes longer than a small model's pass.
+    """
+    code = function.__code__.replace()
+    return FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)

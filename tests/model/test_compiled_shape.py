@@ -1,0 +1,78 @@
+"""What runs again without torch's look-ups gives what the function gives, or goes through torch.
+
+Run: pytest tests/model/test_compiled_shape.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from model.compiled_shape import CompiledShape
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def counted(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., torch.Tensor | None]
+) -> tuple[CompiledShape, list[None]]:
+    """Return a shape, and a list that grows with every call through torch."""
+    calls: list[None] = []
+    shape = CompiledShape(function, "eager", has_dynamic_lengths=False, has_graphs=False)
+    through_torch = shape._through_torch
+
+    def counting(*given: object) -> object:
+        calls.append(None)
+        return through_torch(*given)
+
+    monkeypatch.setattr(shape, "_through_torch", counting)
+    return shape, calls
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda a, b, c: a - b * c, lambda a, b, c: (b - a, c)[0] + c, lambda a, b, c: (a @ b + c)[1:]],
+)
+def test_other_arguments_take_the_place_of_the_first(
+    function: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, calls = counted(monkeypatch, function)
+    first, second, stays = torch.randn(2, 4, 4), torch.randn(2, 4, 4), torch.ones(4)
+    result, again = shape.first(tuple(first), stays)
+    torch.testing.assert_close(result, function(*first, stays))
+    for _ in range(2):
+        torch.testing.assert_close(again(tuple(second)), function(*second, stays))
+        stays += 1  # the same tensor, whatever it holds
+    assert len(calls) == 1
+
+
+def test_nothing_is_returned_but_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(value: torch.Tensor, total: torch.Tensor) -> None:
+        total += value
+
+    shape, calls = counted(monkeypatch, add)
+    total = torch.zeros(3)
+    result, again = shape.first((torch.ones(3),), total)
+    assert result is None and again((torch.full((3,), 2.0),)) is None
+    assert total.tolist() == [3.0] * 3 and len(calls) == 1
+
+
+@pytest.mark.parametrize("function", [lambda a, b, c: a + c, lambda a, b, c: b])
+def test_what_the_code_alone_does_not_say_goes_through_torch(
+    function: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, calls = counted(monkeypatch, function)
+    stays = torch.ones(3)
+    result, again = shape.first((torch.zeros(3), torch.ones(3)), stays)
+    torch.testing.assert_close(result, function(torch.zeros(3), torch.ones(3), stays))
+    for value in (2.0, 3.0):
+        given = (torch.full((3,), value), torch.full((3,), -value))
+        torch.testing.assert_close(again(given), function(*given, stays))
+    assert len(calls) == 3
