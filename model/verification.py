@@ -66,6 +66,12 @@ class Acceptance:
     is_decided: bool = True
     is_stopped: bool = False
 
+    @property
+    def accepted_last(self) -> list[int]:
+        """All nodes, the accepted ones last: true successors overwrite what was learned from guesses."""
+        path = self.path
+        return [node for node in range(len(self.node_tokens)) if node not in path] + path
+
     def decided(self, token: int, is_stopped: bool = False) -> Acceptance:
         """Return this acceptance with the open token filled in."""
         return replace(self, tokens=[*self.tokens, token], is_decided=True, is_stopped=is_stopped)

@@ -173,13 +173,13 @@ class HybridDrafter(Drafter):
         """Make rows of every node, the accepted path last, and index the new tokens."""
         acceptance = step.acceptance
         self._growth.teach(self._rates, acceptance)
-        tokens, parents, path = acceptance.node_tokens, step.tree.topology.parents, acceptance.path
+        tokens, parents = acceptance.node_tokens, step.tree.topology.parents
         contexts = [tuple(self._index.text[-LONGEST_ROW_KEY:])]
         for node in range(1, len(tokens)):
             contexts.append((*contexts[parents[node]][1 - LONGEST_ROW_KEY :], tokens[node]))
         (token_ids, logits), k = acceptance.candidates, self.num_candidates
-        # Of equal contexts the last written wins. A lone root is its own path.
-        for node in (*range(len(tokens)), *path) if len(tokens) > 1 else path:
+        # Of equal contexts the last written wins.
+        for node in acceptance.accepted_last:
             self._tables.write(contexts[node], token_ids[node][:k], logits[node][:k])
         self._append(acceptance.tokens)
 

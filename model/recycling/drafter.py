@@ -187,13 +187,12 @@ class RecyclingDrafter(Drafter):
         wins.
         """
         acceptance, k = step.acceptance, self.config.output_id_topk
-        order = list(range(len(acceptance.node_tokens)))
         if not self._is_original:
-            # Rows on the accepted path are true successors: they win over guesses of the same
-            # token. A lone root is its own path.
-            order += acceptance.path if len(order) > 1 else ()
+            order = acceptance.accepted_last
         elif step.stop_reason is not None and not self._stops_after_update(step):
             return
+        else:
+            order = list(range(len(acceptance.node_tokens)))
         if self._guesses and self._growth:
             self._growth.teach(self._guesses.rates, acceptance)
             self._growth = None

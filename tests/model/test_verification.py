@@ -111,7 +111,9 @@ def test_one_draw_is_made_for_each_emitted_token_and_none_beyond_the_end() -> No
 def test_duplicate_siblings_are_all_followed() -> None:
     tree = DraftTree.from_lists([0, 1, 1, 2], (-1, 0, 0, 2), CPU)
     logits = torch.eye(4)[[1, 2, 2, 3]]
-    assert verify(tree, logits).path == [0, 2, 3], "the second sibling has the longer path"
+    acceptance = verify(tree, logits)
+    assert acceptance.path == [0, 2, 3], "the second sibling has the longer path"
+    assert acceptance.accepted_last == [1, 0, 2, 3]
 
 
 def test_equal_logits_go_to_the_first_as_in_plain_decoding() -> None:
