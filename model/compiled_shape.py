@@ -2,7 +2,7 @@
 
 A call of what `torch.compile` returns looks up a thousand things about the model, which takes a tenth of
 a small model's pass, and collects its weights one by one through all its modules, which takes
-another. Within a text neither changes. So the first call in a text goes through torch, and the others
+a fifth. Within a text neither changes. So the first call in a text goes through torch, and the others
 give the same code the same inputs but for the step's own.
 """
 
@@ -15,14 +15,15 @@ from typing import Any
 import torch
 
 # Arguments of a step, to its result.
-Again = Callable[[Sequence[object]], Any]
+Again = Callable[[Sequence[object]], torch.Tensor | None]
 
 
 class CompiledShape:
     """A function, compiled when it is first called.
 
     Args:
-        function: of arguments and things that stay, such as a cache's view; returns one tensor, or None.
+        function: of arguments and things that stay, such as a cache's view; returns one tensor, or None, and
+            changes nothing but tensors.
         backend: torch.compile's.
         has_dynamic_lengths: whether dimensions may be symbols; those that are marked dynamic always are.
         has_graphs: whether the code is replayed as a CUDA graph.
@@ -46,47 +47,60 @@ class CompiledShape:
         # The last call's code, inputs and results.
         self._last: tuple[Callable[..., Any], tuple[Any, ...], Sequence[Any]] | None = None
 
-    def first(self, arguments: Sequence[object], *others: object) -> tuple[Any, Again]:
+    def first(
+        self, arguments: Sequence[object], *others: object
+    ) -> tuple[torch.Tensor | None, Again | None]:
         """Call the function through torch.
 
         Returns:
             Its result, and what calls it again with other arguments of the same shapes and the same
-            others, as long as the model stays as it is.
+            others, as long as the model stays as it is; None where torch does more than to run the code
+            on the arguments.
         """
         self._last = None
         result = self._through_torch(arguments, others)
         last, self._last = self._last, None
-        tensors = [
-            (index, value)
-            for index, value in enumerate(arguments)
-            if isinstance(value, torch.Tensor)
-        ]
-        if last:
-            code, inputs, results = last
-            places = [
-                (place, index)
-                for place, value in enumerate(inputs)
-                for index, tensor in tensors
-                if value is tensor
-            ]
-            outputs = [place for place, value in enumerate(results) if value is result]
-        if not last or len(places) != len(tensors) or (result is not None and not outputs):
-            # Torch does more than to run the code.
-            return self._own(result), lambda new: self._own(self._through_torch(new, others))
+        return self._own(result), last and self._again(arguments, result, *last)
 
-        def again(new: Sequence[object]) -> Any:
+    def _again(
+        self,
+        arguments: Sequence[object],
+        result: torch.Tensor | None,
+        code: Callable[..., Any],
+        inputs: Sequence[Any],
+        results: Sequence[Any],
+    ) -> Again | None:
+        """Return what calls the code of the last call again, None where that is not all there is to do."""
+        # Of each tensor among the arguments, where it is among the inputs.
+        tensors = {index for index, value in enumerate(arguments) if torch.is_tensor(value)}
+        index_of = {id(arguments[index]): index for index in tensors}
+        places = {
+            place: index_of[id(value)]
+            for place, value in enumerate(inputs)
+            if id(value) in index_of
+        }
+        outputs = [place for place, value in enumerate(results) if value is result]
+        if len(places) != len(tensors) or set(places.values()) != tensors:
+            return None  # one that is not used, or used twice
+        if result is not None and not outputs:
+            return None
+
+        def again(new: Sequence[object]) -> torch.Tensor | None:
             self._begin()
             given = list(inputs)
-            for place, index in places:
+            for place, index in places.items():
                 given[place] = new[index]
             found = code(*given)
             return self._own(found[outputs[0]]) if outputs else None
 
-        return self._own(result), again
+        return again
 
-    def _through_torch(self, arguments: Sequence[object], others: Sequence[object]) -> Any:
+    def _through_torch(
+        self, arguments: Sequence[object], others: Sequence[object]
+    ) -> torch.Tensor | None:
         self._begin()
-        return self._compiled(*arguments, *others)
+        result: torch.Tensor | None = self._compiled(*arguments, *others)
+        return result
 
     def _compile(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Compile for torch, which calls this when it has traced the function."""

@@ -195,7 +195,8 @@ class StaticTarget(TargetModel):
         shape = (num_padded, 0 if self._has_dynamic_lengths else view.num_rows)
         if shape not in functions:
             functions[shape] = self.as_one(function)
-        return self._run(functions[shape], arguments, view, num_padded)
+        result: torch.Tensor = self._run(functions[shape], arguments, view, num_padded)
+        return result
 
     def as_one(self, function: Callable[..., torch.Tensor | None]) -> Any:
         """Return what `_run` runs in one shape: here the function itself."""
@@ -203,11 +204,10 @@ class StaticTarget(TargetModel):
 
     def _run(
         self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
-    ) -> torch.Tensor:
+    ) -> Any:
         """Call what `as_one` returned, in a pass over so many rows."""
         with self.attention(), self.linear_kernels.for_rows(num_rows):
-            result: torch.Tensor = function(*arguments, view)
-        return result
+            return function(*arguments, view)
 
     def _length_shown(self, num_rows: int) -> int:
         """Return how many cache rows a pass sees that reads and writes `num_rows`."""
@@ -310,15 +310,15 @@ class CompiledTarget(StaticTarget):
 
     def _run(
         self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
-    ) -> torch.Tensor:
+    ) -> Any:
         """Call what `as_one` returned, through torch the first time in a text and with every view."""
         again = self._known.get((function, view))
-        result: torch.Tensor
         if again:
-            result = again(arguments)
-        else:
-            with self.attention(), self.linear_kernels.for_rows(num_rows):
-                result, self._known[function, view] = function.first(arguments, view)
+            return again(arguments)
+        with self.attention(), self.linear_kernels.for_rows(num_rows):
+            result, again = function.first(arguments, view)
+        if again:
+            self._known[function, view] = again
         return result
 
     def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
