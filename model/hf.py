@@ -26,7 +26,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from model.attention import can_group_heads, grouped_heads
+from model.attention import can_group_heads, can_pair_queries, grouped_heads
 from model.draft_tree import DraftTree, TreeTopology
 from model.kv_cache import BufferShape, LayerShape, TreeCache
 from model.linear_kernels import LinearKernels, linear_kernels
@@ -83,6 +83,7 @@ class TargetModel:
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.dtype
         self._groups_heads = can_group_heads(model)
+        self._pairs_queries = can_pair_queries(model)
         self._parameters = forward_parameters(model)
         self._layer_types = sorted(set(getattr(self.config, "layer_types", None) or ()))
         has_window = bool(getattr(self.config, "sliding_window", None))
@@ -252,13 +253,14 @@ class TargetModel:
             arguments["logits_to_keep"] = 1
         # A model spread over devices gives its logits on the last one. A single token needs no mask,
         # and no heads are repeated for it.
-        with self.attention() if len(token_ids) > 1 else nullcontext():
+        with self.attention() if len(token_ids) > 1 or self._pairs_queries else nullcontext():
             logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0].to(self.device)
 
     def attention(self) -> AbstractContextManager[None]:
         """Return the block to run the model in: it has the fastest exact attention there."""
-        return grouped_heads(self.config) if self._groups_heads else nullcontext()
+        is_exchanged = self._groups_heads or self._pairs_queries
+        return grouped_heads(self.config) if is_exchanged else nullcontext()
 
     def _tree_masks(
         self, topology: TreeTopology, base: int

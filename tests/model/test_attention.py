@@ -14,9 +14,10 @@ from transformers import AttentionInterface
 
 import model.attention
 from model.attention import NAME, can_group_heads, grouped_attention, grouped_heads
+from model.draft_tree import DraftTree
 from model.hf import TargetModel
 from model.self_test import Probe, verified_logits
-from tests.model.decoded import known
+from tests.model.decoded import known, random_ids
 from tests.model.test_families import PREFIX_LENGTH
 
 GROUPED = (
@@ -55,6 +56,38 @@ def test_every_node_has_the_same_bits_as_with_repeated_heads(
     calls.clear()
     assert torch.equal(verified_logits(target, probe), grouped)
     assert not calls
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX2", reason="where one query is slow alone"
+)
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "name", ("Llama, grouped heads", "Phi", "Gemma 3 text", "Qwen2, sliding window")
+)
+def test_one_query_as_two_has_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        lengths.append(query.shape[2])
+        return attend(query, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    target = TargetModel(known(name).build().to(torch.bfloat16))
+    cache = target.new_cache(40)
+    for token in random_ids(12):
+        lengths.clear()
+        logits = target.forward(DraftTree.chain([token], target.device), cache)
+        assert set(lengths) == {2}
+    plain = TargetModel(target.model)
+    monkeypatch.setattr(plain, "_pairs_queries", False)
+    alone = plain.new_cache(40)
+    for token in random_ids(12):
+        lengths.clear()
+        expected = plain.forward(DraftTree.chain([token], plain.device), alone)
+        assert 1 in lengths
+    assert torch.equal(logits, expected)
 
 
 @pytest.mark.parametrize("name", NOT_GROUPED)
