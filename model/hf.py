@@ -252,7 +252,7 @@ class TargetModel:
         if last_logits_only and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
         # A model spread over devices gives its logits on the last one. A single token needs no mask,
-        # and no heads are repeated for it.
+        # and no heads are repeated for it; it may be slow alone.
         with self.attention() if len(token_ids) > 1 or self._pairs_queries else nullcontext():
             logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0].to(self.device)
