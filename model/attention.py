@@ -52,11 +52,11 @@ def grouped_attention(
         The attended values [1, n, heads, D], and None for the weights.
     """
     is_special = any(all(kwargs.get(name) is not off for off in (None, False)) for name in SPECIAL)
-    # Transformers 5 groups the heads of a single query by itself, unless it is compiled.
-    is_single = query.shape[2] == 1 and not torch.compiler.is_compiling()
-    is_grouped = key.shape[1] < query.shape[1]
-    is_repeated = attention_mask is not None and is_grouped and not is_single
     num_queries = query.shape[2]
+    is_grouped = key.shape[1] < query.shape[1]
+    # Transformers 5 groups the heads of a single query by itself, unless it is compiled.
+    is_left_alone = num_queries == 1 and not torch.compiler.is_compiling()
+    is_repeated = attention_mask is not None and is_grouped and not is_left_alone
     is_paired = num_queries == 1 and is_slow_alone(query.dtype, query.device)
     if is_special or not (is_repeated or is_paired):
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(

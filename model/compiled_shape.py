@@ -106,9 +106,8 @@ class CompiledShape:
         """Compile for torch, which calls this when it has traced the function."""
         if self._backend == "inductor":
             # Without graphs, calling kernels from Python takes as long as a small model's kernels.
-            has_graphs = self._has_graphs
-            options = {"triton.cudagraphs": True} if has_graphs else {"cpp_wrapper": True}
-            code = torch._inductor.compile(graph, examples, options=options)
+            option = "triton.cudagraphs" if self._has_graphs else "cpp_wrapper"
+            code = torch._inductor.compile(graph, examples, options={option: True})
         else:
             code = torch._dynamo.lookup_backend(self._backend)(graph, examples)
 

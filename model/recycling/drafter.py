@@ -187,12 +187,11 @@ class RecyclingDrafter(Drafter):
         wins.
         """
         acceptance, k = step.acceptance, self.config.output_id_topk
-        if not self._is_original:
-            order = acceptance.accepted_last
-        elif step.stop_reason is not None and not self._stops_after_update(step):
-            return
-        else:
-            order = list(range(len(acceptance.node_tokens)))
+        order = acceptance.accepted_last
+        if self._is_original:
+            if step.stop_reason is not None and not self._stops_after_update(step):
+                return
+            order.sort()
         if self._guesses and self._growth:
             self._growth.teach(self._guesses.rates, acceptance)
             self._growth = None
