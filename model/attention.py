@@ -1,29 +1,50 @@
-"""Attention that does not copy keys and values once for every query head, and takes no detour for one query.
+"""The attention of a draft's pass: keys and values, read by whatever is fastest for a few queries.
 
-Transformers' sdpa attention repeats the keys and values of a group of query heads before it calls
-the kernel whenever there is a mask, as there is with every tree: a copy of the whole cache, times
-the size of a group, in every layer of every step. The kernel for the CPU reads grouped heads as
-they are, to the same bits. On a GPU a mask would make it fall back to plain matrix products, so
-that there transformers' own way stays.
+On a CPU torch's kernel takes two to four times as long as one of our own (`model.few_rows`) for the handful
+of queries of a draft. Up to how many queries ours is the faster one depends on heads, dtype and machine, so
+it is measured, once, and kept on disk. It sums in another order: in float32 decoding decides near-ties with
+transformers' own attention (`plainly`), as with `model.linear_kernels`.
 
-The same kernel takes three times as long for one query of bfloat16 as for two, without AVX-512 (300 keys, 16
-heads of 64: 378 and 132 us; 1,500 keys: 2.0 and 0.7 ms). There one query is given as two that are equal.
+For longer passes there is torch's kernel. Transformers' sdpa attention repeats the keys and values of a group
+of query heads before it calls it whenever there is a mask: a copy of the whole cache, times the size of a
+group, in every layer. The kernel for the CPU reads grouped heads as they are, to the same bits. On a GPU a
+mask would make it fall back to plain matrix products, so that there transformers' own way stays.
+
+Shapes: n queries in each of H heads, T keys and values in each of K heads, D and E numbers in a key and a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-NAME = "sdpa_grouped"
-# Arguments of transformers' attention functions that the kernel does not know.
+from model.few_rows import DTYPES, few_rows_kernel
+from model.linear_kernels import FEWEST_WEIGHTS
+from model.measured import machine_key, read_measured, write_measured
+from model.verification import decides_near_ties
+
+if TYPE_CHECKING:
+    from model.hf import TargetModel
+    from model.kv_cache import LayerShape
+
+GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
+# Arguments of transformers' attention functions that the kernels do not know.
 SPECIAL = ("position_bias", "softcap", "cache", "head_mask", "output_attentions")
+# Numbers of queries that are measured, after a text of this length.
+QUERIES = (1, 8, 32, 128)
+NUM_KEYS = 512
+# Keys and values that are read in turn while a function is timed, since in a pass each layer's come from memory.
+TIMED_BYTES = 2**24
+NUM_TIMES = 15
+ENOUGH_SECONDS = 0.05  # of timing one function for one number of queries
 
 
 def grouped_attention(
@@ -36,61 +57,130 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend like transformers' sdpa attention, bit for bit, by the way that is fastest for the kernel.
+    """Attend like transformers' sdpa attention, bit for bit, without repeating heads.
 
     Args:
         module: the attention layer.
-        query: [1, heads, n, D].
-        key: [1, key-value heads, T, D].
-        value: [1, key-value heads, T, D].
+        query: [1, H, n, D].
+        key: [1, K, T, D].
+        value: [1, K, T, E].
         attention_mask: boolean or additive, [1, 1, n, T]; without one transformers copies nothing.
         dropout: as in sdpa.
         scaling: as in sdpa.
         **kwargs: what a model may add; special ones go to transformers' function.
 
     Returns:
-        The attended values [1, n, heads, D], and None for the weights.
+        The attended values [1, n, H, E], and None for the weights.
     """
-    is_special = any(all(kwargs.get(name) is not off for off in (None, False)) for name in SPECIAL)
-    num_queries = query.shape[2]
     is_grouped = key.shape[1] < query.shape[1]
     # Transformers 5 groups the heads of a single query by itself, unless it is compiled.
-    is_left_alone = num_queries == 1 and not torch.compiler.is_compiling()
-    is_repeated = attention_mask is not None and is_grouped and not is_left_alone
-    is_paired = num_queries == 1 and is_slow_alone(query.dtype, query.device)
-    if is_special or not (is_repeated or is_paired):
+    is_left_alone = query.shape[2] == 1 and not torch.compiler.is_compiling()
+    if attention_mask is None or is_left_alone or not is_grouped or _is_special(kwargs):
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
         return result
-    if is_paired:
-        query = query.repeat(1, 1, 2, 1)
     attended = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=is_grouped
+        query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True
     )
-    return attended[:, :, :num_queries].transpose(1, 2).contiguous(), None
+    return attended.transpose(1, 2).contiguous(), None
 
 
-def is_slow_alone(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether one query takes longer than two."""
-    is_slow = dtype == torch.bfloat16 and device.type == "cpu"
-    return is_slow and torch.backends.cpu.get_cpu_capability() == "AVX2"
+def few_queries_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend by the kernel for a few queries, as `grouped_attention` otherwise but for rounding.
+
+    What the kernel does not know goes there: several queries without a mask, masks that differ from head to
+    head, dropout, options.
+    """
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    shape = (1, 1, num_queries, num_keys)
+    is_known = num_queries == 1 if attention_mask is None else attention_mask.shape == shape
+    if not is_known or dropout or key.dtype != query.dtype or _is_special(kwargs):
+        return grouped_attention(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attend = torch.ops.token_recycling.attend.default
+    return attend(query, key, value, attention_mask, scale), None
 
 
-def can_group_heads(model: PreTrainedModel) -> bool:
-    """Whether the model has grouped heads, and its attention can be exchanged on this device."""
-    config = model.config.get_text_config(decoder=True)
-    num_heads = getattr(config, "num_attention_heads", None)
-    num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    return num_key_value_heads != num_heads and _can_exchange(model)
+def _is_special(options: dict[str, Any]) -> bool:
+    return any(all(options.get(name) is not off for off in (None, False)) for name in SPECIAL)
 
 
-def can_pair_queries(model: PreTrainedModel) -> bool:
-    """Whether single queries are slow here, and the model's attention can be exchanged."""
-    return is_slow_alone(model.dtype, model.device) and _can_exchange(model)
+AttentionInterface.register(GROUPED, grouped_attention)
+AttentionInterface.register(FEW_QUERIES, few_queries_attention)
+for name in (GROUPED, FEW_QUERIES):
+    # The mask function too: without it, passes without a mask of ours would lose their windows.
+    AttentionMaskInterface.register(name, sdpa_mask)
 
 
-def _can_exchange(model: PreTrainedModel) -> bool:
+class Attention:
+    """The attention functions of a model's passes.
+
+    Args:
+        config: the model's, of its text part.
+        groups_heads: whether passes of several rows use `grouped_attention`.
+        most_queries: largest number of rows for which passes use `few_queries_attention`; 0: none.
+        is_plain: whether passes are plain decoding with any function: compiled ones, which round in their own
+            way, and those in half precision, where near-ties may fall either way.
+
+    Attributes:
+        name: of the functions in use.
+    """
+
+    def __init__(
+        self, config: Any, groups_heads: bool, most_queries: int, is_plain: bool = False
+    ) -> None:
+        self._config = config
+        self._groups_heads = groups_heads
+        self._most_queries = most_queries
+        self._is_always_plain = is_plain
+        self._is_off = False
+        self.name = f"attention-{most_queries}"
+
+    def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
+        """Return the block to run a pass over `num_rows` rows in."""
+        if num_rows <= self._most_queries and not self._is_off:
+            return exchanged(self._config, FEW_QUERIES)
+        # No heads are repeated for a single query without a mask, unless it is compiled.
+        return exchanged(self._config, GROUPED) if self._groups_heads else nullcontext()
+
+    def is_plain(self, num_rows: int) -> bool:
+        """Whether a pass over so many rows attends as plain decoding does, bit for bit."""
+        return self._is_always_plain or num_rows > self._most_queries
+
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """Within the block passes attend as plain decoding does, bit for bit."""
+        self._is_off = not self._is_always_plain
+        try:
+            yield
+        finally:
+            self._is_off = False
+
+
+@contextmanager
+def exchanged(config: Any, name: str) -> Iterator[None]:
+    """Let the model of this config attend with a registered function within the block."""
+    stock = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = stock
+
+
+def can_exchange(model: PreTrainedModel) -> bool:
     """Whether the model takes registered attention functions, uses sdpa, and runs on the CPU."""
     config = model.config.get_text_config(decoder=True)
     return (
@@ -100,17 +190,76 @@ def _can_exchange(model: PreTrainedModel) -> bool:
     )
 
 
-@contextmanager
-def grouped_heads(config: Any) -> Iterator[None]:
-    """Let the model of this config attend with `grouped_attention` within the block."""
-    stock = config._attn_implementation
-    config._attn_implementation = NAME
+def attention(target: TargetModel, is_compiled: bool = False) -> Attention:
+    """Return the attention that a target model's passes are fastest with on this machine: measured once,
+    then read from disk.
+    """
+    config = target.config
+    if not can_exchange(target.model):
+        return Attention(config, groups_heads=False, most_queries=0)
+    num_heads = getattr(config, "num_attention_heads", 0)
+    num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    is_plain = is_compiled or not decides_near_ties(target.dtype)
+    most_queries = _most_queries(target, num_heads)
+    return Attention(config, num_heads != num_key_value_heads, most_queries, is_plain)
+
+
+def _most_queries(target: TargetModel, num_heads: int) -> int:
+    """Return up to how many queries the kernel for a few is the faster one; 0: never."""
+    model = target.model
+    shape = next(shape for shape in target.layer_shapes if shape)
+    is_small = sum(parameter.numel() for parameter in model.parameters()) < FEWEST_WEIGHTS
+    if is_small or hasattr(model, "_orig_mod") or target.dtype not in DTYPES:
+        return 0
+    if num_heads % shape.keys.num_heads or not (build := few_rows_kernel()):
+        return 0
+    name, key = "attention", f"{machine_key(target)}-{build}"
     try:
-        yield
-    finally:
-        config._attn_implementation = stock
+        return int(read_measured(name, key)["most_queries"])
+    except (TypeError, ValueError, KeyError):  # none there, or not one of ours
+        most = measure(num_heads, shape)
+    write_measured(name, key, {"most_queries": most})
+    return most
 
 
-AttentionInterface.register(NAME, grouped_attention)
-# The mask function too: without it, passes without a mask of ours would lose their windows.
-AttentionMaskInterface.register(NAME, sdpa_mask)
+@torch.inference_mode()
+def measure(num_heads: int, shape: LayerShape) -> int:
+    """Time attention in both ways for some of `QUERIES`: half a second for 16 heads of 64.
+
+    Args:
+        num_heads: H.
+        shape: of the keys and values of a layer.
+
+    Returns:
+        The largest number of queries for which the kernel is the faster one, as for all smaller ones.
+    """
+    sizes = [(1, part.num_heads, NUM_KEYS, part.head_dim) for part in (shape.keys, shape.values)]
+    dtype = shape.keys.dtype
+    num_bytes = sum(torch.Size(size).numel() for size in sizes) * dtype.itemsize
+    layers = [
+        [torch.randn(size).to(dtype) for size in sizes]
+        for _ in range(max(1, TIMED_BYTES // num_bytes))
+    ]
+    module = torch.nn.Module()
+    module.num_key_value_groups = num_heads // shape.keys.num_heads  # type: ignore[assignment]
+    most = 0
+    for n in QUERIES:
+        query = torch.randn(1, num_heads, n, shape.keys.head_dim).to(dtype)
+        mask = None if n == 1 else torch.zeros(1, 1, n, NUM_KEYS, dtype=dtype)
+        times: dict[Callable[..., Any], list[float]] = {
+            few_queries_attention: [],
+            grouped_attention: [],
+        }
+        for _ in range(NUM_TIMES):
+            for function, found in times.items():
+                begun = time.perf_counter()
+                for key, value in layers:
+                    function(module, query, key, value, mask)
+                found.append(time.perf_counter() - begun)
+            if sum(times[grouped_attention]) > ENOUGH_SECONDS:
+                break
+        ours, theirs = (statistics.median(found) for found in times.values())
+        if ours > theirs:
+            break
+        most = n
+    return most

@@ -1,4 +1,5 @@
-// What a pass over a few rows computes slowly in torch: linear layers, and the largest logits.
+// What a pass over a few rows computes slowly in torch: linear layers, the largest logits, and attention
+// (few_queries.h).
 //
 // Linear layers, y = x W^T + b: every weight is read from memory once, whatever the rows. An output is one sum over
 // the inputs, in the same order whatever the number of rows, so that the results of a row do not depend on the rows
@@ -6,10 +7,6 @@
 //
 // Shapes: n rows, I inputs and O outputs of a layer; V numbers in a row of logits, k of them.
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -17,44 +14,16 @@
 #include <optional>
 #include <tuple>
 
+#include "few_queries.h"
+#include "few_rows.h"
+
 namespace {
 
-using Floats = at::vec::Vectorized<float>;
+using namespace few_rows;
 
 // Rows and outputs whose sums fit into registers together: a number that is read serves several sums.
 constexpr int TILE_ROWS = 4;
 constexpr int TILE_OUTPUTS = 3;
-// Bytes by which weights are asked for before they are read: what memory gives while it takes to answer.
-constexpr int64_t LOOK_AHEAD = 12 * 1024;
-constexpr int64_t CACHE_LINE = 64;
-// Weights for which a thread is worth waking.
-constexpr int64_t GRAIN = 16384;
-
-inline Floats floats_at(const float* place) { return Floats::loadu(place); }
-
-template <typename T>
-inline Floats floats_at(const T* place) {
-  Floats floats;
-  at::vec::load_to_float<T>(place, floats);
-  return floats;
-}
-
-inline __m256 eight(const Floats& floats) {
-#if defined(CPU_CAPABILITY_AVX512)
-  return _mm256_add_ps(_mm512_castps512_ps256(floats), _mm512_extractf32x8_ps(floats, 1));
-#else
-  return floats;
-#endif
-}
-
-// Add up the numbers in each of four, all at once.
-inline __m128 totals(const Floats& a, const Floats& b, const Floats& c, const Floats& d) {
-  const __m256 e = eight(a), f = eight(b), g = eight(c), h = eight(d);
-  const __m256 ef = _mm256_add_ps(_mm256_unpacklo_ps(e, f), _mm256_unpackhi_ps(e, f));
-  const __m256 gh = _mm256_add_ps(_mm256_unpacklo_ps(g, h), _mm256_unpackhi_ps(g, h));
-  const __m256 all = _mm256_add_ps(_mm256_shuffle_ps(ef, gh, 0x44), _mm256_shuffle_ps(ef, gh, 0xEE));
-  return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
-}
 
 // Some outputs of some rows: x [ROWS, I], w [OUTPUTS, I], bias [OUTPUTS] or null, y [ROWS, OUTPUTS] in rows of O;
 // asks for the weights of another tile, `ahead` of its own.
@@ -219,10 +188,15 @@ std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& logits, int64_t k) 
 
 TORCH_LIBRARY(token_recycling, library) {
   library.def("few_rows(Tensor rows, Tensor weight, Tensor? bias) -> Tensor");
+  // Any layout: a compiler would copy the cache to give keys and values another.
+  library.def(
+      "attend(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor",
+      {at::Tag::flexible_layout});
   library.def("largest(Tensor logits, int k) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(token_recycling, CPU, library) {
   library.impl("few_rows", linear);
+  library.impl("attend", few_rows::attend);
   library.impl("largest", largest);
 }

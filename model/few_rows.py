@@ -2,9 +2,10 @@
 
 torch's own matrix product is made for many rows. Over the handful of a draft it reads weights at a
 fraction of what memory gives. The kernel reads each once, and in float32 and half precision
-sums in float32. Another finds the largest logits of a row in one look at it.
+sums in float32. So does one for attention (`few_queries.h`): torch's takes two to four times as long. Another
+finds the largest logits of a row in one look at it.
 
-The file is built by the system's C++ compiler, in about 20 seconds, once for each version of torch, and kept
+The files are built by the system's C++ compiler, in about 20 seconds, once for each version of torch, and kept
 where torch keeps its extensions (`TORCH_EXTENSIONS_DIR`).
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("few_rows.cpp")
+HEADERS = (SOURCE.with_name("few_rows.h"), SOURCE.with_name("few_queries.h"))
 # What torch's vector classes are, by what the processor has.
 INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
@@ -35,7 +37,8 @@ class KernelError(Exception):
 
 @cache
 def few_rows_kernel() -> str | None:
-    """Load the kernels as `torch.ops.token_recycling.few_rows` and `.largest`, built if need be.
+    """Load the kernels as `torch.ops.token_recycling`'s `few_rows`, `attend` and `largest`, built if
+    need be.
 
     Returns:
         A name of this build; None where it cannot be had, which standard error says once.
@@ -53,6 +56,7 @@ def few_rows_kernel() -> str | None:
         return None
 
     torch.library.register_fake("token_recycling::few_rows", _outputs)
+    torch.library.register_fake("token_recycling::attend", _attended)
     torch.library.register_fake("token_recycling::largest", _largest)
     return library.stem
 
@@ -66,6 +70,18 @@ def is_available() -> bool:
 def _outputs(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return outputs of the right shape and dtype, for a compiler."""
     return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
+
+
+def _attended(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """Return attended values of the right shape and dtype, for a compiler."""
+    _, num_heads, num_queries, _ = query.shape
+    return query.new_empty((1, num_queries, num_heads, value.shape[-1]))
 
 
 def _largest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,7 +105,8 @@ def _library() -> Path:
         raise KernelError(
             f"processor: got {capability} on {sys.platform}; allowed: {', '.join(INSTRUCTIONS)} on linux"
         )
-    content = SOURCE.read_bytes() + f"{torch.__version__} {INSTRUCTIONS[capability]}".encode()
+    content = b"".join(file.read_bytes() for file in (SOURCE, *HEADERS))
+    content += f"{torch.__version__} {INSTRUCTIONS[capability]}".encode()
     name = f"few-rows-{capability.lower()}-{hashlib.sha256(content).hexdigest()[:12]}.so"
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
     return Path(root) / "token-recycling" / name

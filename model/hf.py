@@ -12,7 +12,7 @@ chunk.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +26,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from model.attention import can_group_heads, can_pair_queries, grouped_heads
+from model.attention import Attention, attention
 from model.draft_tree import DraftTree, TreeTopology
 from model.kv_cache import BufferShape, LayerShape, TreeCache
 from model.linear_kernels import LinearKernels, linear_kernels
@@ -70,10 +70,14 @@ class TargetModel:
     Attributes:
         chain_only: whether drafts must be chains.
         chain_reason: why, in one line; empty if trees work.
+        layer_shapes: what each layer caches; None for layers that read another layer's cache.
 
     Raises:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
     """
+
+    # Whether passes are compiled, which round in their own way.
+    is_compiled = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         refuse_unverifiable(model)
@@ -82,8 +86,6 @@ class TargetModel:
         self.config = model.config.get_text_config(decoder=True)
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.dtype
-        self._groups_heads = can_group_heads(model)
-        self._pairs_queries = can_pair_queries(model)
         self._parameters = forward_parameters(model)
         self._layer_types = sorted(set(getattr(self.config, "layer_types", None) or ()))
         has_window = bool(getattr(self.config, "sliding_window", None))
@@ -93,7 +95,7 @@ class TargetModel:
         scales_queries = getattr(self.config, "attn_temperature_tuning", False)
         self._query_scale_step: int = self.config.floor_scale if scales_queries else 0
         self._rope_border = rope_border(self.config)
-        self._layer_shapes, self.vocab_size = self._probe_shapes()
+        self.layer_shapes, self.vocab_size = self._probe_shapes()
         self.chain_reason = why_chain_only(model)
 
     @property
@@ -109,17 +111,30 @@ class TargetModel:
     @cached_property
     def linear_kernels(self) -> LinearKernels:
         """What computes linear layers over a few rows; measured at the first call, like costs."""
-        return linear_kernels(self)
+        return linear_kernels(self, self.is_compiled)
+
+    @cached_property
+    def attention(self) -> Attention:
+        """What attends with a few rows; measured at the first call, like costs."""
+        return attention(self, self.is_compiled)
+
+    @contextmanager
+    def kernels(self, num_rows: int) -> Iterator[None]:
+        """Within the block the model computes a pass over `num_rows` rows by what is fastest for them."""
+        with self.attention.for_rows(num_rows), self.linear_kernels.for_rows(num_rows):
+            yield
 
     def is_plain(self, num_rows: int) -> bool:
         """Whether a chunk of the prompt of so many tokens, or a single row, is read as plain decoding reads
         it, bit for bit, without `plainly`.
         """
-        return self.linear_kernels.is_plain(num_rows)
+        return self.linear_kernels.is_plain(num_rows) and self.attention.is_plain(num_rows)
 
-    def plainly(self) -> AbstractContextManager[None]:
-        """Return the block in which prompts and single rows are plain decoding, bit for bit."""
-        return self.linear_kernels.plainly()
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """Within the block prompts and single rows are plain decoding, bit for bit."""
+        with self.linear_kernels.plainly(), self.attention.plainly():
+            yield
 
     @cached_property
     def head_share(self) -> float:
@@ -130,7 +145,7 @@ class TargetModel:
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree)."""
-        return TreeCache(self._layer_shapes, capacity)
+        return TreeCache(self.layer_shapes, capacity)
 
     def context_limit(self, prompt_length: int) -> int | None:
         """Return the most tokens (prompt and new) that this prompt may grow to; None if the model
@@ -161,7 +176,7 @@ class TargetModel:
         if not topology.is_chain:  # a chain needs no more than the model's own causal mask
             masks = self._tree_masks(topology, base)
             positions = topology.depth_tensor(self.device) + base
-        with self.linear_kernels.for_rows(topology.num_nodes):
+        with self.kernels(topology.num_nodes):
             return self.run(tree.token_ids, base, cache, masks, positions)
 
     def prefill(
@@ -186,7 +201,7 @@ class TargetModel:
         self, token_ids: torch.Tensor, base: int, cache: TreeCache, last_logits_only: bool
     ) -> torch.Tensor:
         """Run the model on a chunk of the prompt; as `run`."""
-        with self.linear_kernels.for_rows(len(token_ids)):
+        with self.kernels(len(token_ids)):
             return self.run(token_ids, base, cache, None, last_logits_only=last_logits_only)
 
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
@@ -251,16 +266,8 @@ class TargetModel:
             arguments["attention_mask"] = masks
         if last_logits_only and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
-        # A model spread over devices gives its logits on the last one. A single token needs no mask,
-        # and no heads are repeated for it; it may be slow alone.
-        with self.attention() if len(token_ids) > 1 or self._pairs_queries else nullcontext():
-            logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
-        return logits[0].to(self.device)
-
-    def attention(self) -> AbstractContextManager[None]:
-        """Return the block to run the model in: it has the fastest exact attention there."""
-        is_exchanged = self._groups_heads or self._pairs_queries
-        return grouped_heads(self.config) if is_exchanged else nullcontext()
+        logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
+        return logits[0].to(self.device)  # a model spread over devices gives them on the last one
 
     def _tree_masks(
         self, topology: TreeTopology, base: int

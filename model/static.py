@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from model.draft_tree import DraftTree, TreeTopology
 from model.drafter import Drafter
 from model.hf import PromptChunk, TargetModel
 from model.kv_cache import TreeCache
-from model.linear_kernels import LinearKernels, linear_kernels
 from model.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from model.support import UnsupportedModelError
 from model.whole_step import WholeStep
@@ -100,7 +98,7 @@ class StaticTarget(TargetModel):
         storage = self._storage
         if storage is None or self._lent() is not None or storage.num_rows < num_rows:
             storage = StaticStorage(
-                self._layer_shapes, num_rows, self.device, self._has_dynamic_lengths
+                self.layer_shapes, num_rows, self.device, self._has_dynamic_lengths
             )
         cache = StaticTreeCache(storage, storage.num_rows - NODE_STEP, self._move)
         self._storage, self._lent = storage, weakref.ref(cache)
@@ -206,7 +204,7 @@ class StaticTarget(TargetModel):
         self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
     ) -> Any:
         """Call what `as_one` returned, in a pass over so many rows."""
-        with self.attention(), self.linear_kernels.for_rows(num_rows):
+        with self.kernels(num_rows):
             return function(*arguments, view)
 
     def _length_shown(self, num_rows: int) -> int:
@@ -273,6 +271,8 @@ class CompiledTarget(StaticTarget):
             on a CPU, where every row shown costs time; graphs on a GPU need lengths in buckets.
     """
 
+    is_compiled = True
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -292,11 +292,6 @@ class CompiledTarget(StaticTarget):
         # What runs again in this text: functions with views that torch has found to be as they were compiled.
         self._known: dict[tuple[CompiledShape, StaticView], Again] = {}
 
-    @cached_property
-    def linear_kernels(self) -> LinearKernels:
-        """What computes linear layers over a few rows; measured at the first call, like costs."""
-        return linear_kernels(self, is_compiled=True)
-
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
     ) -> Iterator[PromptChunk]:
@@ -315,7 +310,7 @@ class CompiledTarget(StaticTarget):
         again = self._known.get((function, view))
         if again:
             return again(arguments)
-        with self.attention(), self.linear_kernels.for_rows(num_rows):
+        with self.kernels(num_rows):
             result, again = function.first(arguments, view)
         if again:
             self._known[function, view] = again

@@ -1,10 +1,12 @@
-"""Grouped attention gives transformers' own bits, where it may be used, and leaves no trace.
+"""Exchanged attention: transformers' own bits with grouped heads, its tokens with the kernel, no trace.
 
 Run: pytest tests/model/test_attention.py
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,139 +14,278 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-import model.attention
-from model.attention import NAME, can_group_heads, grouped_attention, grouped_heads
-from model.draft_tree import DraftTree
+import model.attention as module
+from model.attention import (
+    FEW_QUERIES,
+    GROUPED,
+    QUERIES,
+    Attention,
+    can_exchange,
+    exchanged,
+    few_queries_attention,
+    grouped_attention,
+    measure,
+)
+from model.decoding import generate
+from model.drafter import METHODS
+from model.few_rows import few_rows_kernel
 from model.hf import TargetModel
-from model.self_test import Probe, verified_logits
-from tests.model.decoded import known, random_ids
+from model.kv_cache import BufferShape, LayerShape
+from model.self_test import Probe, self_test, verified_logits
+from model.static import CompiledTarget
+from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.test_families import PREFIX_LENGTH
 
-GROUPED = (
-    *("Llama, grouped heads", "Qwen2, sliding window", "Qwen3", "Mistral, sliding window"),
+LLAMA = "Llama, grouped heads"
+GROUPED_HEADS = (
+    *(LLAMA, "Qwen2, sliding window", "Qwen3", "Mistral, sliding window"),
     *("Gemma 3 text", "Gemma 3n text", "Phi 3, sliding window", "Llama 4 text", "GLM-4"),
     *("Cohere 2", "StarCoder 2", "EXAONE 4"),
 )
-# All heads have keys of their own; eager attention; attention classes that know names alone.
-NOT_GROUPED = ("Phi", "GPT-OSS", "Falcon, rotary", "DeepSeek-V3")
+# Eager attention; attention classes that know names alone.
+NOT_EXCHANGED = ("GPT-OSS", "Falcon, rotary")
 
 
-def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the query length of every call of our attention."""
+@pytest.fixture
+def _kernel() -> None:
+    if not few_rows_kernel():
+        pytest.skip("the kernels cannot be built here")
+
+
+needs_kernel = pytest.mark.usefixtures("_kernel")
+
+
+def count_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the query length of every call of a registered attention."""
     calls: list[int] = []
+    function = AttentionInterface._global_mapping[name]
 
-    def spy(module: nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def spy(layer: nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         calls.append(query.shape[2])
-        return grouped_attention(module, query, *args, **kwargs)
+        return function(layer, query, *args, **kwargs)
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, NAME, spy)
+    monkeypatch.setitem(AttentionInterface._global_mapping, name, spy)
     return calls
 
 
+def target_using(name: str, most_queries: int, dtype: torch.dtype = torch.float32) -> TargetModel:
+    """Return a target that attends by the kernel with up to so many queries."""
+    target = TargetModel(known(name).build().to(dtype))
+    is_plain = dtype != torch.float32
+    target.__dict__["attention"] = Attention(target.config, True, most_queries, is_plain)
+    return target
+
+
 @torch.inference_mode()
-@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("name", GROUPED_HEADS)
 def test_every_node_has_the_same_bits_as_with_repeated_heads(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = TargetModel(known(name).build())
-    assert can_group_heads(target.model)
-    calls = count_calls(monkeypatch)
+    calls = count_calls(GROUPED, monkeypatch)
     probe = Probe.random(target.vocab_size, False, PREFIX_LENGTH)
     grouped = verified_logits(target, probe)
     assert probe.topology.num_nodes in calls, "the draft did not go through our attention"
-    monkeypatch.setattr(target, "_groups_heads", False)
+    target.__dict__["attention"] = Attention(target.config, groups_heads=False, most_queries=0)
     calls.clear()
     assert torch.equal(verified_logits(target, probe), grouped)
     assert not calls
 
 
-@pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX2", reason="where one query is slow alone"
-)
+@needs_kernel
+@pytest.mark.parametrize("name", (*GROUPED_HEADS, "Phi", "DeepSeek-V3"))
+def test_tokens_equal_generate_with_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_using(name, most_queries=128)
+    assert can_exchange(target.model)
+    calls = count_calls(FEW_QUERIES, monkeypatch)
+    self_test(target)
+    prompt = random_ids(28)
+    expected = referee(target, prompt, 40)
+    for method in METHODS:
+        if method == "sps":
+            continue  # drafts with a model of its own, and verifies like the others
+        calls.clear()
+        answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)
+        assert answer.token_ids == expected, method
+        assert calls, "no pass went through the kernel"
+
+
+@needs_kernel
 @torch.inference_mode()
-@pytest.mark.parametrize(
-    "name", ("Llama, grouped heads", "Phi", "Gemma 3 text", "Qwen2, sliding window")
-)
-def test_one_query_as_two_has_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[int] = []
-    attend = torch.nn.functional.scaled_dot_product_attention
-
-    def spy(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        lengths.append(query.shape[2])
-        return attend(query, *args, **kwargs)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-    target = TargetModel(known(name).build().to(torch.bfloat16))
-    cache = target.new_cache(40)
-    for token in random_ids(12):
-        lengths.clear()
-        logits = target.forward(DraftTree.chain([token], target.device), cache)
-        assert set(lengths) == {2}
-    plain = TargetModel(target.model)
-    monkeypatch.setattr(plain, "_pairs_queries", False)
-    alone = plain.new_cache(40)
-    for token in random_ids(12):
-        lengths.clear()
-        expected = plain.forward(DraftTree.chain([token], plain.device), alone)
-        assert 1 in lengths
-    assert torch.equal(logits, expected)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_no_further_off_than_with_torchs_kernel(dtype: torch.dtype) -> None:
+    exact = target_using(LLAMA, most_queries=0)
+    probe = Probe.random(exact.vocab_size, False, PREFIX_LENGTH)
+    # Weights that are rounded, in float32.
+    exact.model.to(dtype).float()
+    expected = verified_logits(exact, probe)
+    errors = [
+        (verified_logits(target_using(LLAMA, most, dtype), probe).float() - expected).norm()
+        for most in (0, 128)
+    ]
+    assert errors[1] <= 1.1 * errors[0]
 
 
-@pytest.mark.parametrize("name", NOT_GROUPED)
+@needs_kernel
+def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_using(LLAMA, most_queries=8)
+    calls = count_calls(FEW_QUERIES, monkeypatch)
+    assert not target.is_plain(1) and not target.is_plain(8) and target.is_plain(9)
+    for num_rows, is_used in ((1, True), (8, True), (9, False)):
+        prompt = torch.tensor(random_ids(num_rows))
+        cache = target.new_cache(60)
+        with torch.inference_mode():
+            list(target.prefill(random_ids(20), cache, False))
+            with target.plainly():
+                calls.clear()
+                target.read(prompt, cache.length, cache, last_logits_only=False)
+                assert not calls
+            target.read(prompt, cache.length, cache, last_logits_only=False)
+        assert bool(calls) == is_used
+    always = Attention(target.config, True, 8, is_plain=True)
+    assert always.is_plain(1)
+    with always.plainly(), always.for_rows(1):
+        assert target.config._attn_implementation == FEW_QUERIES, "compiled passes have one way"
+
+
+@pytest.mark.parametrize("name", NOT_EXCHANGED)
 def test_other_models_keep_their_attention(name: str) -> None:
-    assert not can_group_heads(known(name).build())
+    target = TargetModel(known(name).build())
+    stock = target.config._attn_implementation
+    for num_rows in (1, 5):
+        with target.attention.for_rows(num_rows):
+            assert target.config._attn_implementation == stock
+    assert not can_exchange(target.model)
 
 
 def test_the_model_is_left_as_it_was() -> None:
-    config = known("Llama, grouped heads").build().config
-    with pytest.raises(RuntimeError, match="in the pass"), grouped_heads(config):
-        assert config._attn_implementation == NAME
+    config = known(LLAMA).build().config
+    with pytest.raises(RuntimeError, match="in the pass"), exchanged(config, GROUPED):
+        assert config._attn_implementation == GROUPED
         raise RuntimeError("in the pass")
     assert config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize(
-    ("num_queries", "has_mask", "options", "is_ours"),
+    ("num_queries", "mask", "options", "groups", "few"),
     [
-        (5, True, {}, True),
-        (5, True, {"sliding_window": 4, "position_bias": None}, True),
-        (5, False, {}, False),
-        (1, True, {}, False),
-        (5, True, {"softcap": 30.0}, False),
-        (5, True, {"position_bias": torch.zeros(1, 4, 5, 9)}, False),
-        (5, True, {"output_attentions": True}, False),
+        (5, (1, 1, 5, 9), {}, True, True),
+        (5, (1, 1, 5, 9), {"sliding_window": 4, "position_bias": None}, True, True),
+        (5, None, {}, False, False),
+        (1, None, {}, False, True),
+        (1, (1, 1, 1, 9), {}, False, True),
+        (5, (1, 4, 5, 9), {}, True, False),
+        (5, (1, 1, 5, 9), {"dropout": 0.1}, True, False),
+        (5, (1, 1, 5, 9), {"softcap": 30.0}, False, False),
+        (5, (1, 1, 5, 9), {"position_bias": torch.zeros(1, 4, 5, 9)}, False, False),
+        (5, (1, 1, 5, 9), {"output_attentions": True}, False, False),
     ],
 )
-def test_what_the_kernel_cannot_do_goes_to_transformers(
+@needs_kernel
+def test_what_a_kernel_cannot_do_goes_to_transformers(
     num_queries: int,
-    has_mask: bool,
+    mask: tuple[int, ...] | None,
     options: dict[str, Any],
-    is_ours: bool,
+    groups: bool,
+    few: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     delegated: list[dict[str, Any]] = []
+    sdpa: list[torch.Tensor] = []
+    attend = nn.functional.scaled_dot_product_attention
+
+    def spy(*args: Any, **kwargs: Any) -> torch.Tensor:
+        sdpa.append(args[0])
+        return attend(*args, **kwargs)
+
     monkeypatch.setattr(
-        model.attention,
+        module,
         "sdpa_attention_forward",
         lambda *args, **kwargs: delegated.append(kwargs) or (args[1], None),
     )
-    query = torch.randn(1, 4, num_queries, 8)
-    rows = torch.randn(1, 2, 9, 8)
-    mask = torch.zeros(1, 1, num_queries, 9) if has_mask else None
-    grouped_attention(nn.Module(), query, rows, rows, mask, scaling=0.5, **options)
-    assert bool(delegated) != is_ours
-    if delegated:
-        assert delegated[0].keys() == options.keys(), "an option was lost on the way"
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", spy)
+    query, rows = torch.randn(1, 4, num_queries, 8), torch.randn(1, 2, 9, 8)
+    tensor = None if mask is None else torch.zeros(mask)
+    for function, is_ours in ((grouped_attention, groups), (few_queries_attention, groups or few)):
+        delegated.clear()
+        sdpa.clear()
+        function(nn.Module(), query, rows, rows, tensor, scaling=0.5, **options)
+        assert bool(delegated) != is_ours
+        if function is few_queries_attention:
+            assert bool(sdpa) == (is_ours and not few)
+        if delegated:
+            expected = options.keys() - {"dropout"}
+            assert delegated[0].keys() == expected, "an option was lost on the way"
 
 
-def test_scaling_and_masks_count() -> None:
+@needs_kernel
+@pytest.mark.parametrize("function", [grouped_attention, few_queries_attention])
+def test_scaling_and_masks_count(function: Any) -> None:
     query, rows = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 9, 8)
     mask = torch.zeros(1, 1, 5, 9)
-    one, _ = grouped_attention(nn.Module(), query, rows, rows, mask, scaling=0.5)
+    one, _ = function(nn.Module(), query, rows, rows, mask, scaling=0.5)
+    usual, _ = function(nn.Module(), query, rows, rows, mask)
     mask[..., 3] = torch.finfo(torch.float32).min
     assert one.shape == (1, 5, 4, 8)
     for other in (
-        grouped_attention(nn.Module(), query, rows, rows, mask, scaling=0.5)[0],
-        grouped_attention(nn.Module(), query, rows, rows, torch.zeros(1, 1, 5, 9), scaling=2.0)[0],
+        usual,
+        function(nn.Module(), query, rows, rows, mask, scaling=0.5)[0],
+        function(nn.Module(), query, rows, rows, torch.zeros(1, 1, 5, 9), scaling=2.0)[0],
     ):
         assert not torch.allclose(one, other, atol=1e-3)
+    expected, _ = grouped_attention(nn.Module(), query, rows, rows, mask, scaling=0.5)
+    found, _ = function(nn.Module(), query, rows, rows, mask, scaling=0.5)
+    torch.testing.assert_close(found, expected)
+
+
+@needs_kernel
+def test_it_is_measured_once_for_models_that_are_not_small(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
+
+    def again(*args: object) -> int:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(module, "measure", again)
+    assert TargetModel(known(LLAMA).build()).attention.name == "attention-0", "a small model"
+    monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(module, "measure", lambda *args: 8)
+    assert TargetModel(known(LLAMA).build()).attention.name == "attention-8"
+    (file,) = tmp_path.glob("attention-*.json")
+    monkeypatch.setattr(module, "measure", again)
+    assert TargetModel(known(LLAMA).build()).attention.name == "attention-8"
+    for content in ({"not": "ours"}, [8], {"most_queries": None}):
+        file.write_text(json.dumps(content))
+        with pytest.raises(AssertionError, match="measured again"):
+            _ = TargetModel(known(LLAMA).build()).attention
+    double = TargetModel(known(LLAMA).build().double()).attention
+    assert double.name == "attention-0"
+    compiled = CompiledTarget(known("Qwen3").build(), backend="eager")
+    monkeypatch.setattr(module, "measure", lambda *args: 8)
+    assert compiled.attention.is_plain(1)
+    monkeypatch.setattr(module, "few_rows_kernel", lambda: None)
+    assert TargetModel(known("Phi").build()).attention.name == "attention-0"
+
+
+@needs_kernel
+@pytest.mark.parametrize("slower_from", [1, 8, 32, 1000])
+def test_the_kernel_serves_as_long_as_it_is_the_faster_one(
+    slower_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def taking(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(module, "grouped_attention", lambda *args: taking(2.0))
+    monkeypatch.setattr(
+        module,
+        "few_queries_attention",
+        lambda layer, query, *args: taking(3.0 if query.shape[2] >= slower_from else 1.0),
+    )
+    part = BufferShape(2, 8, torch.float32, torch.device("cpu"))
+    most = max([n for n in QUERIES if n < slower_from], default=0)
+    assert measure(4, LayerShape(part, part)) == most

@@ -1,0 +1,299 @@
+// Attention of a few queries to all keys: the scores of a row's keys, their softmax, and the sum of the values
+// by it, one after the other. Keys and values are read from memory once for all queries of the heads that share
+// them. Every sum runs in the same order whatever the number of queries, so that the results of a query do not
+// depend on the queries beside it, to the last bit.
+//
+// Shapes: n queries in each of H heads, T keys and values in each of K heads that H / K heads of queries share;
+// D numbers in a key, E in a value. R rows are the queries of the heads that share, one head after the other.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "few_rows.h"
+
+namespace few_rows {
+
+// Rows, keys, and vectors of a value whose sums fit into registers together.
+constexpr int MOST_ROWS = 3;
+constexpr int SCORED_KEYS = 4;
+constexpr int VALUE_PARTS = 4;
+constexpr int VALUE_PARTS_OF_ONE = 8;  // of a single row
+// Keys, and values, that all rows are done with before the next: they lie in the nearest cache meanwhile.
+constexpr int64_t BLOCK_KEYS = 16;
+constexpr int64_t BLOCK_VALUES = 32;
+constexpr int64_t WIDTH = Floats::size();
+constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+
+inline int64_t whole_vectors(int64_t count) { return (count + WIDTH - 1) / WIDTH * WIDTH; }
+
+// Some rows of a matrix in memory.
+template <typename T>
+struct Matrix {
+  T* data;
+  int64_t stride;
+  T* row(int64_t index) const { return data + index * stride; }
+  Matrix from(int64_t index) const { return {row(index), stride}; }
+};
+
+// Scores of SCORED_KEYS keys for some queries, of `size` numbers each, into rows of scores.
+template <int ROWS>
+inline void score(const float* queries, Matrix<const float> keys, float* scores, int64_t size, int64_t score_size) {
+  Floats sums[ROWS][SCORED_KEYS];
+  for (auto& of_row : sums) std::fill_n(of_row, SCORED_KEYS, Floats(0.0f));
+  for (int64_t d = 0; d < size; d += WIDTH) {
+    Floats of_keys[SCORED_KEYS];
+#pragma GCC unroll 4
+    for (int t = 0; t < SCORED_KEYS; ++t) of_keys[t] = Floats::loadu(keys.data + d + t * keys.stride);
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) {
+      const Floats query = Floats::loadu(queries + d + r * size);
+#pragma GCC unroll 4
+      for (int t = 0; t < SCORED_KEYS; ++t) sums[r][t] = at::vec::fmadd(query, of_keys[t], sums[r][t]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r) {
+    _mm_storeu_ps(scores + r * score_size, totals(sums[r][0], sums[r][1], sums[r][2], sums[r][3]));
+  }
+}
+
+// Add `count` values, PARTS vectors of them, to the sums of some rows, each by its weight.
+template <int ROWS, int PARTS>
+inline void add(Matrix<float> weights, Matrix<const float> values, Matrix<float> outputs, int64_t count) {
+  Floats sums[ROWS][PARTS];
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) sums[r][part] = Floats::loadu(outputs.row(r) + part * WIDTH);
+  }
+  for (int64_t t = 0; t < count; ++t) {
+    Floats value[PARTS];
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) value[part] = Floats::loadu(values.row(t) + part * WIDTH);
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) {
+      const Floats weight(weights.row(r)[t]);
+#pragma GCC unroll 8
+      for (int part = 0; part < PARTS; ++part) sums[r][part] = at::vec::fmadd(weight, value[part], sums[r][part]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) sums[r][part].store(outputs.row(r) + part * WIDTH);
+  }
+}
+
+// The same for all parts of values, `size` numbers each.
+template <int ROWS>
+void add_all(Matrix<float> weights, Matrix<const float> values, Matrix<float> outputs, int64_t count, int64_t size) {
+  constexpr int PARTS = ROWS == 1 ? VALUE_PARTS_OF_ONE : VALUE_PARTS;
+  int64_t d = 0;
+  for (; d + PARTS * WIDTH <= size; d += PARTS * WIDTH) {
+    add<ROWS, PARTS>(weights, {values.data + d, values.stride}, {outputs.data + d, outputs.stride}, count);
+  }
+  for (; d < size; d += WIDTH) {
+    add<ROWS, 1>(weights, {values.data + d, values.stride}, {outputs.data + d, outputs.stride}, count);
+  }
+}
+
+// Ask for what comes LOOK_AHEAD behind `count` rows of `size` numbers. Always inline: to GCC such a function does
+// nothing, and it leaves calls out.
+template <typename T>
+__attribute__((always_inline)) inline void ask_ahead(Matrix<const T> rows, int64_t count, int64_t size) {
+  for (int64_t r = 0; r < count; ++r) {
+    const char* ahead = reinterpret_cast<const char*>(rows.row(r)) + LOOK_AHEAD;
+    for (int64_t byte = 0; byte < size * static_cast<int64_t>(sizeof(T)); byte += CACHE_LINE) {
+      __builtin_prefetch(ahead + byte, 0, 2);
+    }
+  }
+}
+
+// `count` rows of `size` numbers as float32 in whole vectors: the rows themselves if they are such, else copied to
+// `space`, whose numbers behind the copied ones stay.
+template <typename T>
+Matrix<const float> as_floats(Matrix<const T> rows, int64_t count, int64_t size, float* space, int64_t whole) {
+  const int64_t padded = whole_vectors(size);
+  if constexpr (std::is_same_v<T, float>) {
+    if (size == padded && count == whole) return rows;
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    const T* row = rows.row(r);
+    int64_t d = 0;
+    for (; d + WIDTH <= size; d += WIDTH) floats_at(row + d).store(space + r * padded + d);
+    for (; d < size; ++d) space[r * padded + d] = static_cast<float>(row[d]);
+  }
+  return {space, padded};
+}
+
+// Turn a row's scores into the weights of the values, but for a factor; returns their sum. `mask` may be null.
+inline float soften(float* scores, const float* mask, int64_t T) {
+  const int64_t padded = whole_vectors(T);
+  std::fill(scores + T, scores + padded, LOWEST);
+  Floats largest(LOWEST);
+  int64_t t = 0;
+  if (mask) {
+    for (; t + WIDTH <= T; t += WIDTH) {
+      const Floats masked = Floats::loadu(scores + t) + Floats::loadu(mask + t);
+      masked.store(scores + t);
+      largest = at::vec::maximum(largest, masked);
+    }
+    for (int64_t rest = t; rest < T; ++rest) scores[rest] += mask[rest];
+  }
+  for (; t < padded; t += WIDTH) largest = at::vec::maximum(largest, Floats::loadu(scores + t));
+  const auto larger = [](Floats& a, Floats& b) { return at::vec::maximum(a, b); };
+  const float top = at::vec::vec_reduce_all<float>(larger, largest);
+  const Floats shift(top == LOWEST ? 0.0f : top);  // a row that sees nothing
+  Floats sum(0.0f);
+  for (t = 0; t < padded; t += WIDTH) {
+    const Floats weights = (Floats::loadu(scores + t) - shift).exp_u20();
+    weights.store(scores + t);
+    sum = sum + weights;
+  }
+  return at::vec::vec_reduce_all<float>([](Floats& a, Floats& b) { return a + b; }, sum);
+}
+
+// What the heads of queries have in common that share keys [T, D] and values [T, E].
+template <typename Number>
+struct Shared {
+  Matrix<const Number> keys, values;
+  Matrix<const float> mask;  // [n, T], or null
+  float scale;
+  int64_t n, T, D, E;
+};
+
+// Attend with R rows, the first of which is row `first` of the heads that share. `query` and `output` say where
+// a row's numbers are.
+template <typename Number, typename Query, typename Output>
+void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Query& query, const Output& output) {
+  const int64_t T = shared.T, key_size = whole_vectors(shared.D), value_size = whole_vectors(shared.E);
+  // Scores of keys that are not there are written behind the last.
+  const int64_t score_size = whole_vectors(T) + SCORED_KEYS;
+  thread_local std::vector<float> small, large;
+  small.assign(R * (key_size + value_size + 1) + std::max(BLOCK_KEYS * key_size, BLOCK_VALUES * value_size), 0.0f);
+  large.resize(std::max<int64_t>(large.size(), R * score_size));
+  const Matrix<float> queries{small.data(), key_size}, sums{queries.row(R), value_size}, scores{large.data(), score_size};
+  float* const factors = sums.row(R);
+  float* const space = factors + R;
+  for (int64_t r = 0; r < R; ++r) {
+    const Number* numbers = query(first + r);
+    for (int64_t d = 0; d < shared.D; ++d) queries.row(r)[d] = static_cast<float>(numbers[d]) * shared.scale;
+  }
+  for (int64_t begin = 0; begin < T; begin += BLOCK_KEYS) {
+    const int64_t count = std::min(BLOCK_KEYS, T - begin);
+    ask_ahead(shared.keys.from(begin), count, shared.D);
+    const Matrix<const float> block = as_floats(shared.keys.from(begin), count, shared.D, space, BLOCK_KEYS);
+    for (int64_t t = 0; t < count; t += SCORED_KEYS) {
+      const Matrix<const float> keys = block.from(t);
+      float* const found = scores.data + begin + t;
+      int64_t r = 0;
+      for (; r + MOST_ROWS <= R; r += MOST_ROWS) {
+        score<MOST_ROWS>(queries.data + r * key_size, keys, found + r * score_size, key_size, score_size);
+      }
+      for (; r < R; ++r) score<1>(queries.data + r * key_size, keys, found + r * score_size, key_size, score_size);
+    }
+  }
+  for (int64_t r = 0; r < R; ++r) {
+    const float* mask = shared.mask.data ? shared.mask.row((first + r) % shared.n) : nullptr;
+    const float sum = soften(scores.row(r), mask, T);
+    factors[r] = sum > 0.0f ? 1.0f / sum : 0.0f;
+  }
+  for (int64_t begin = 0; begin < T; begin += BLOCK_VALUES) {
+    const int64_t count = std::min(BLOCK_VALUES, T - begin);
+    ask_ahead(shared.values.from(begin), count, shared.E);
+    const Matrix<const float> block = as_floats(shared.values.from(begin), count, shared.E, space, count);
+    const Matrix<float> weights{scores.data + begin, score_size};
+    int64_t r = 0;
+    for (; r + MOST_ROWS <= R; r += MOST_ROWS) {
+      add_all<MOST_ROWS>(weights.from(r), block, sums.from(r), count, value_size);
+    }
+    for (; r < R; ++r) add_all<1>(weights.from(r), block, sums.from(r), count, value_size);
+  }
+  for (int64_t r = 0; r < R; ++r) {
+    Number* numbers = output(first + r);
+    for (int64_t d = 0; d < shared.E; ++d) numbers[d] = static_cast<Number>(sums.row(r)[d] * factors[r]);
+  }
+}
+
+// Rows of the last two dimensions of a tensor [1, heads, rows, numbers], in one of its heads.
+template <typename Number>
+Matrix<const Number> head_of(const at::Tensor& tensor, int64_t head) {
+  return {tensor.const_data_ptr<Number>() + head * tensor.stride(1), tensor.stride(2)};
+}
+
+template <typename Number>
+void attend_heads(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask, double scale,
+    at::Tensor& outputs) {
+  const int64_t H = query.size(1), n = query.size(2), D = query.size(3);
+  const int64_t K = key.size(1), T = key.size(2), E = value.size(3);
+  const Matrix<const float> allowed{mask.defined() ? mask.const_data_ptr<float>() : nullptr, T};
+  Number* const first_output = outputs.mutable_data_ptr<Number>();
+  // Where fewer heads have keys than there are threads, threads share the rows of a head.
+  const int64_t num_rows = H / K * n;
+  const int64_t num_parts = std::min<int64_t>(num_rows, (at::get_num_threads() + K - 1) / K);
+  const int64_t R = (num_rows + num_parts - 1) / num_parts;
+  const int64_t grain = std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, R * T * D));
+  at::parallel_for(0, K * num_parts, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t head = task / num_parts, first = task % num_parts * R;
+      const Shared<Number> shared{head_of<Number>(key, head), head_of<Number>(value, head), allowed,
+                                  static_cast<float>(scale), n, T, D, E};
+      const auto from = [&](int64_t row) { return head_of<Number>(query, head * (H / K) + row / n).row(row % n); };
+      const auto to = [&](int64_t row) { return first_output + (row % n * H + head * (H / K) + row / n) * E; };
+      if (first < num_rows) attend_rows(shared, first, std::min(R, num_rows - first), from, to);
+    }
+  });
+}
+
+// A mask [1, 1, n, T], boolean or additive, as additive float32 in order.
+inline at::Tensor additive(const at::Tensor& mask) {
+  if (mask.scalar_type() != at::kBool) return mask.to(at::kFloat).contiguous();
+  return at::zeros(mask.sizes(), mask.options().dtype(at::kFloat)).masked_fill_(mask.logical_not(), LOWEST);
+}
+
+// The tensor, with the numbers of a row one after the other.
+inline at::Tensor in_rows(const at::Tensor& tensor) {
+  return tensor.stride(3) == 1 ? tensor : tensor.contiguous();
+}
+
+// Query [1, H, n, D], key [1, K, T, D] and value [1, K, T, E] of one dtype, mask [1, 1, n, T], boolean (what is seen)
+// or additive; returns [1, n, H, E], rounded once. A query that sees nothing attends to zeros.
+inline at::Tensor attend(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+    double scale) {
+  const auto dtype = query.scalar_type();
+  const bool is_shaped = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.size(0) == 1 &&
+                         key.size(0) == 1 && value.size(0) == 1 && key.size(1) > 0 &&
+                         query.size(1) % key.size(1) == 0 && value.size(1) == key.size(1) &&
+                         key.size(2) > 0 && value.size(2) == key.size(2) && key.size(3) == query.size(3);
+  TORCH_CHECK(
+      is_shaped && key.scalar_type() == dtype && value.scalar_type() == dtype &&
+          (!mask || mask->sizes() == at::IntArrayRef({1, 1, query.size(2), key.size(2)})),
+      "attend: got query ", query.dtype(), query.sizes(), ", key ", key.dtype(), key.sizes(), " and value ",
+      value.dtype(), value.sizes(), mask ? ", another mask" : "",
+      "; allowed: query [1, H, n, D], key [1, K, T, D] and value [1, K, T, E] of one dtype, H a multiple of K, T above 0, "
+      "mask [1, 1, n, T]");
+  at::Tensor outputs = at::empty({1, query.size(2), query.size(1), value.size(3)}, query.options());
+  if (outputs.numel() == 0) return outputs;
+  const at::Tensor q = in_rows(query), k = in_rows(key), v = in_rows(value);
+  const at::Tensor allowed = mask ? additive(*mask) : at::Tensor();
+  if (dtype == at::kFloat) {
+    attend_heads<float>(q, k, v, allowed, scale, outputs);
+  } else if (dtype == at::kBFloat16) {
+    attend_heads<at::BFloat16>(q, k, v, allowed, scale, outputs);
+  } else if (dtype == at::kHalf) {
+    attend_heads<at::Half>(q, k, v, allowed, scale, outputs);
+  } else {
+    TORCH_CHECK(false, "attend: got ", query.dtype(), "; allowed: float32, bfloat16, float16");
+  }
+  return outputs;
+}
+
+}  // namespace few_rows
