@@ -1,7 +1,7 @@
 """The attention of a draft's pass: keys and values, read by whatever is fastest for a few queries.
 
-On a CPU torch's kernel takes two to four times as long as one of our own (`model.few_rows`) for the handful
-of queries of a draft. Up to how many queries ours is the faster one depends on heads, dtype and machine, so
+On a CPU torch's kernel takes 1.3 to 7 times as long as one of our own (`model.few_rows`) for the handful of
+queries of a draft. Up to how many queries ours is the faster one depends on heads, dtype and machine, so
 it is measured, once, and kept on disk. It sums in another order: in float32 decoding decides near-ties with
 transformers' own attention (`plainly`), as with `model.linear_kernels`.
 

@@ -1,7 +1,7 @@
 // Attention of a few queries to all keys: the scores of a row's keys, their softmax, and the sum of the values
 // by it, one after the other. Keys and values are read from memory once for all queries of the heads that share
-// them. Every sum runs in the same order whatever the number of queries, so that the results of a query do not
-// depend on the queries beside it, to the last bit.
+// them. Every sum over keys runs in their order, one by one: neither the queries beside a query nor keys that it does
+// not see change a bit of its results, so that a branch of a draft tree has the bits of the same text without the tree.
 //
 // Shapes: n queries in each of H heads, T keys and values in each of K heads that H / K heads of queries share;
 // D numbers in a key, E in a value. R rows are the queries of the heads that share, one head after the other.
@@ -24,6 +24,7 @@ constexpr int MOST_ROWS = 3;
 constexpr int SCORED_KEYS = 4;
 constexpr int VALUE_PARTS = 4;
 constexpr int VALUE_PARTS_OF_ONE = 8;  // of a single row
+constexpr int SUMMED_ROWS = 4;
 // Keys, and values, that all rows are done with before the next: they lie in the nearest cache meanwhile.
 constexpr int64_t BLOCK_KEYS = 16;
 constexpr int64_t BLOCK_VALUES = 32;
@@ -132,8 +133,8 @@ Matrix<const float> as_floats(Matrix<const T> rows, int64_t count, int64_t size,
   return {space, padded};
 }
 
-// Turn a row's scores into the weights of the values, but for a factor; returns their sum. `mask` may be null.
-inline float soften(float* scores, const float* mask, int64_t T) {
+// Turn a row's scores into the weights of the values, but for a factor. `mask` may be null.
+inline void soften(float* scores, const float* mask, int64_t T) {
   const int64_t padded = whole_vectors(T);
   std::fill(scores + T, scores + padded, LOWEST);
   Floats largest(LOWEST);
@@ -150,13 +151,18 @@ inline float soften(float* scores, const float* mask, int64_t T) {
   const auto larger = [](Floats& a, Floats& b) { return at::vec::maximum(a, b); };
   const float top = at::vec::vec_reduce_all<float>(larger, largest);
   const Floats shift(top == LOWEST ? 0.0f : top);  // a row that sees nothing
-  Floats sum(0.0f);
-  for (t = 0; t < padded; t += WIDTH) {
-    const Floats weights = (Floats::loadu(scores + t) - shift).exp_u20();
-    weights.store(scores + t);
-    sum = sum + weights;
+  for (t = 0; t < padded; t += WIDTH) (Floats::loadu(scores + t) - shift).exp_u20().store(scores + t);
+}
+
+// What some rows of weights [ROWS, T] are to be multiplied with, so that they add up to 1.
+template <int ROWS>
+inline void factors_of(Matrix<float> weights, int64_t T, float* factors) {
+  float sums[ROWS] = {};
+  for (int64_t t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) sums[r] += weights.row(r)[t];
   }
-  return at::vec::vec_reduce_all<float>([](Floats& a, Floats& b) { return a + b; }, sum);
+  for (int r = 0; r < ROWS; ++r) factors[r] = sums[r] > 0.0f ? 1.0f / sums[r] : 0.0f;
 }
 
 // What the heads of queries have in common that share keys [T, D] and values [T, E].
@@ -201,9 +207,11 @@ void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Q
   }
   for (int64_t r = 0; r < R; ++r) {
     const float* mask = shared.mask.data ? shared.mask.row((first + r) % shared.n) : nullptr;
-    const float sum = soften(scores.row(r), mask, T);
-    factors[r] = sum > 0.0f ? 1.0f / sum : 0.0f;
+    soften(scores.row(r), mask, T);
   }
+  int64_t row = 0;
+  for (; row + SUMMED_ROWS <= R; row += SUMMED_ROWS) factors_of<SUMMED_ROWS>(scores.from(row), T, factors + row);
+  for (; row < R; ++row) factors_of<1>(scores.from(row), T, factors + row);
   for (int64_t begin = 0; begin < T; begin += BLOCK_VALUES) {
     const int64_t count = std::min(BLOCK_VALUES, T - begin);
     ask_ahead(shared.values.from(begin), count, shared.E);

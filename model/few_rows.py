@@ -2,7 +2,7 @@
 
 torch's own matrix product is made for many rows. Over the handful of a draft it reads weights at a
 fraction of what memory gives. The kernel reads each once, and in float32 and half precision
-sums in float32. So does one for attention (`few_queries.h`): torch's takes two to four times as long. Another
+sums in float32. So does one for attention (`few_queries.h`): torch's takes 1.3 to 7 times as long. Another
 finds the largest logits of a row in one look at it.
 
 The files are built by the system's C++ compiler, in about 20 seconds, once for each version of torch, and kept

@@ -27,10 +27,12 @@ from model.attention import (
     measure,
 )
 from model.decoding import generate
+from model.draft_tree import DraftTree
 from model.drafter import METHODS
-from model.few_rows import few_rows_kernel
+from model.few_rows import DTYPES, few_rows_kernel
 from model.hf import TargetModel
 from model.kv_cache import BufferShape, LayerShape
+from model.linear_kernels import FEW_ROWS, ROWS, LinearKernels, size_of, suitable_layers
 from model.self_test import Probe, self_test, verified_logits
 from model.static import CompiledTarget
 from tests.model.decoded import drafter_for, known, random_ids, referee
@@ -124,6 +126,35 @@ def test_half_precision_is_no_further_off_than_with_torchs_kernel(dtype: torch.d
         for most in (0, 128)
     ]
     assert errors[1] <= 1.1 * errors[0]
+
+
+@needs_kernel
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [LLAMA, "Qwen3", "Gemma 3 text"])
+def test_a_draft_has_the_bits_of_single_steps_with_our_kernels(
+    name: str, dtype: torch.dtype
+) -> None:
+    target = target_using(name, 128, dtype)
+    layers = suitable_layers(target.model)
+    chosen = {size_of(layer): dict.fromkeys(ROWS, FEW_ROWS) for layer in layers}
+    target.__dict__["linear_kernels"] = LinearKernels(layers, chosen)
+    text = random_ids(60)
+    cache = target.new_cache(80)
+    list(target.prefill(text[:21], cache, False))
+    base = cache.length
+    steps = [target.forward(DraftTree.chain([token], target.device), cache) for token in text[20:]]
+    for count in (2, 3, 8, 17, 40):
+        cache.keep(base, ())
+        draft = DraftTree.chain(text[20 : 20 + count], target.device)
+        assert torch.equal(target.forward(draft, cache), torch.cat(steps[:count])), count
+    # A tree's nodes too: here the draft's tokens under two children of the root.
+    cache.keep(base, ())
+    tokens = [text[20], *text[21:25], *text[21:25]]
+    tree = DraftTree.from_lists(tokens, (-1, 0, 1, 2, 3, 0, 5, 6, 7), target.device)
+    logits = target.forward(tree, cache)
+    assert torch.equal(logits[:5], torch.cat(steps[:5]))
+    assert torch.equal(logits[5:], torch.cat(steps[1:5]))
 
 
 @needs_kernel

@@ -116,16 +116,18 @@ def test_a_query_has_the_same_bits_beside_any_others(dtype: torch.dtype, threads
         torch.set_num_threads(before)
 
 
-def test_keys_that_are_not_seen_change_nothing() -> None:
+@pytest.mark.parametrize("blocked", [-torch.inf, torch.finfo(torch.float32).min])
+def test_keys_that_are_not_seen_change_no_bit(blocked: float) -> None:
     query, key, value = random_inputs("grouped heads, odd sizes", torch.float32)
-    alone = attend(query, key, value, torch.ones(1, 1, 9, 77, dtype=torch.bool))
-    more = [
-        torch.cat((rows, 100 * torch.randn(1, 2, 51, rows.shape[-1])), dim=2)
-        for rows in (key, value)
-    ]
-    mask = torch.zeros(1, 1, 9, 128)
-    mask[..., 77:] = torch.finfo(torch.float32).min
-    torch.testing.assert_close(attend(query, *more, mask), alone, rtol=1e-6, atol=1e-6)
+    alone = attend(query, key, value)
+    for before, after in ((1, 0), (0, 51), (6, 7)):  # wherever the seen ones stand
+        rows = []
+        for seen in (key, value):
+            others = 100 * torch.randn(1, 2, before + after, seen.shape[-1])
+            rows.append(torch.cat((seen[:, :, :40], others, seen[:, :, 40:]), dim=2))
+        mask = torch.zeros(1, 1, 9, 77 + before + after)
+        mask[..., 40 : 40 + before + after] = blocked
+        assert torch.equal(attend(query, *rows, mask), alone)
 
 
 def test_a_query_that_sees_nothing_attends_to_zeros() -> None:
