@@ -26,6 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from model import few_rows
 from model.few_rows import DTYPES, few_rows_kernel
 from model.linear_kernels import FEWEST_WEIGHTS
 from model.measured import machine_key, read_measured, write_measured
@@ -109,8 +110,7 @@ def few_queries_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    attend = torch.ops.token_recycling.attend.default
-    return attend(query, key, value, attention_mask, scale), None
+    return few_rows.attend(query, key, value, attention_mask, scale), None
 
 
 def _is_special(options: dict[str, Any]) -> bool:

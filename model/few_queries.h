@@ -24,10 +24,11 @@ constexpr int MOST_ROWS = 3;
 constexpr int SCORED_KEYS = 4;
 constexpr int VALUE_PARTS = 4;
 constexpr int VALUE_PARTS_OF_ONE = 8;  // of a single row
-constexpr int SUMMED_ROWS = 4;
 // Keys, and values, that all rows are done with before the next: they lie in the nearest cache meanwhile.
 constexpr int64_t BLOCK_KEYS = 16;
 constexpr int64_t BLOCK_VALUES = 32;
+// Rows whose scores of all keys are in memory at once, in each thread.
+constexpr int64_t TASK_ROWS = 64;
 constexpr int64_t WIDTH = Floats::size();
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
@@ -64,9 +65,13 @@ inline void score(const float* queries, Matrix<const float> keys, float* scores,
   }
 }
 
-// Add `count` values, PARTS vectors of them, to the sums of some rows, each by its weight.
-template <int ROWS, int PARTS>
-inline void add(Matrix<float> weights, Matrix<const float> values, Matrix<float> outputs, int64_t count) {
+// Add `count` values, PARTS vectors of them, to the sums of some rows, each by its weight; and with the FIRST parts the
+// weights themselves to their totals.
+template <int ROWS, int PARTS, bool FIRST>
+inline void add(
+    Matrix<float> weights, Matrix<const float> values, Matrix<float> outputs, float* weight_totals, int64_t count) {
+  float of_weights[ROWS];
+  std::copy_n(weight_totals, ROWS, of_weights);
   Floats sums[ROWS][PARTS];
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; ++r) {
@@ -80,6 +85,7 @@ inline void add(Matrix<float> weights, Matrix<const float> values, Matrix<float>
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) {
       const Floats weight(weights.row(r)[t]);
+      if (FIRST) of_weights[r] += weights.row(r)[t];
 #pragma GCC unroll 8
       for (int part = 0; part < PARTS; ++part) sums[r][part] = at::vec::fmadd(weight, value[part], sums[r][part]);
     }
@@ -89,19 +95,24 @@ inline void add(Matrix<float> weights, Matrix<const float> values, Matrix<float>
 #pragma GCC unroll 8
     for (int part = 0; part < PARTS; ++part) sums[r][part].store(outputs.row(r) + part * WIDTH);
   }
+  if (FIRST) std::copy_n(of_weights, ROWS, weight_totals);
 }
 
 // The same for all parts of values, `size` numbers each.
 template <int ROWS>
-void add_all(Matrix<float> weights, Matrix<const float> values, Matrix<float> outputs, int64_t count, int64_t size) {
-  constexpr int PARTS = ROWS == 1 ? VALUE_PARTS_OF_ONE : VALUE_PARTS;
+void add_all(
+    Matrix<float> weights, Matrix<const float> values, Matrix<float> outputs, float* weight_totals, int64_t count,
+    int64_t size) {
   int64_t d = 0;
-  for (; d + PARTS * WIDTH <= size; d += PARTS * WIDTH) {
-    add<ROWS, PARTS>(weights, {values.data + d, values.stride}, {outputs.data + d, outputs.stride}, count);
-  }
-  for (; d < size; d += WIDTH) {
-    add<ROWS, 1>(weights, {values.data + d, values.stride}, {outputs.data + d, outputs.stride}, count);
-  }
+  const auto add_parts = [&]<int PARTS>() {
+    for (; d + PARTS * WIDTH <= size; d += PARTS * WIDTH) {
+      (d ? add<ROWS, PARTS, false> : add<ROWS, PARTS, true>)(
+          weights, {values.data + d, values.stride}, {outputs.data + d, outputs.stride}, weight_totals, count);
+    }
+  };
+  if constexpr (ROWS == 1) add_parts.template operator()<VALUE_PARTS_OF_ONE>();
+  add_parts.template operator()<VALUE_PARTS>();
+  add_parts.template operator()<1>();
 }
 
 // Ask for what comes LOOK_AHEAD behind `count` rows of `size` numbers. Always inline: to GCC such a function does
@@ -116,8 +127,8 @@ __attribute__((always_inline)) inline void ask_ahead(Matrix<const T> rows, int64
   }
 }
 
-// `count` rows of `size` numbers as float32 in whole vectors: the rows themselves if they are such, else copied to
-// `space`, whose numbers behind the copied ones stay.
+// `count` rows of `size` numbers as float32 in whole vectors: the rows themselves if they are such and `whole` many, so
+// that no more are read than there are; else copied to `space`, whose numbers behind the copied ones stay.
 template <typename T>
 Matrix<const float> as_floats(Matrix<const T> rows, int64_t count, int64_t size, float* space, int64_t whole) {
   const int64_t padded = whole_vectors(size);
@@ -154,17 +165,6 @@ inline void soften(float* scores, const float* mask, int64_t T) {
   for (t = 0; t < padded; t += WIDTH) (Floats::loadu(scores + t) - shift).exp_u20().store(scores + t);
 }
 
-// What some rows of weights [ROWS, T] are to be multiplied with, so that they add up to 1.
-template <int ROWS>
-inline void factors_of(Matrix<float> weights, int64_t T, float* factors) {
-  float sums[ROWS] = {};
-  for (int64_t t = 0; t < T; ++t) {
-#pragma GCC unroll 4
-    for (int r = 0; r < ROWS; ++r) sums[r] += weights.row(r)[t];
-  }
-  for (int r = 0; r < ROWS; ++r) factors[r] = sums[r] > 0.0f ? 1.0f / sums[r] : 0.0f;
-}
-
 // What the heads of queries have in common that share keys [T, D] and values [T, E].
 template <typename Number>
 struct Shared {
@@ -179,14 +179,14 @@ struct Shared {
 template <typename Number, typename Query, typename Output>
 void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Query& query, const Output& output) {
   const int64_t T = shared.T, key_size = whole_vectors(shared.D), value_size = whole_vectors(shared.E);
-  // Scores of keys that are not there are written behind the last.
+  // A few numbers more, so that rows are not a power of two apart: such share a few places of the cache.
   const int64_t score_size = whole_vectors(T) + SCORED_KEYS;
   thread_local std::vector<float> small, large;
   small.assign(R * (key_size + value_size + 1) + std::max(BLOCK_KEYS * key_size, BLOCK_VALUES * value_size), 0.0f);
   large.resize(std::max<int64_t>(large.size(), R * score_size));
   const Matrix<float> queries{small.data(), key_size}, sums{queries.row(R), value_size}, scores{large.data(), score_size};
-  float* const factors = sums.row(R);
-  float* const space = factors + R;
+  float* const weight_totals = sums.row(R);
+  float* const space = weight_totals + R;
   for (int64_t r = 0; r < R; ++r) {
     const Number* numbers = query(first + r);
     for (int64_t d = 0; d < shared.D; ++d) queries.row(r)[d] = static_cast<float>(numbers[d]) * shared.scale;
@@ -209,9 +209,6 @@ void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Q
     const float* mask = shared.mask.data ? shared.mask.row((first + r) % shared.n) : nullptr;
     soften(scores.row(r), mask, T);
   }
-  int64_t row = 0;
-  for (; row + SUMMED_ROWS <= R; row += SUMMED_ROWS) factors_of<SUMMED_ROWS>(scores.from(row), T, factors + row);
-  for (; row < R; ++row) factors_of<1>(scores.from(row), T, factors + row);
   for (int64_t begin = 0; begin < T; begin += BLOCK_VALUES) {
     const int64_t count = std::min(BLOCK_VALUES, T - begin);
     ask_ahead(shared.values.from(begin), count, shared.E);
@@ -219,13 +216,14 @@ void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Q
     const Matrix<float> weights{scores.data + begin, score_size};
     int64_t r = 0;
     for (; r + MOST_ROWS <= R; r += MOST_ROWS) {
-      add_all<MOST_ROWS>(weights.from(r), block, sums.from(r), count, value_size);
+      add_all<MOST_ROWS>(weights.from(r), block, sums.from(r), weight_totals + r, count, value_size);
     }
-    for (; r < R; ++r) add_all<1>(weights.from(r), block, sums.from(r), count, value_size);
+    for (; r < R; ++r) add_all<1>(weights.from(r), block, sums.from(r), weight_totals + r, count, value_size);
   }
   for (int64_t r = 0; r < R; ++r) {
+    const float factor = weight_totals[r] > 0.0f ? 1.0f / weight_totals[r] : 0.0f;
     Number* numbers = output(first + r);
-    for (int64_t d = 0; d < shared.E; ++d) numbers[d] = static_cast<Number>(sums.row(r)[d] * factors[r]);
+    for (int64_t d = 0; d < shared.E; ++d) numbers[d] = static_cast<Number>(sums.row(r)[d] * factor);
   }
 }
 
@@ -244,8 +242,8 @@ void attend_heads(
   const Matrix<const float> allowed{mask.defined() ? mask.const_data_ptr<float>() : nullptr, T};
   Number* const first_output = outputs.mutable_data_ptr<Number>();
   // Where fewer heads have keys than there are threads, threads share the rows of a head.
-  const int64_t num_rows = H / K * n;
-  const int64_t num_parts = std::min<int64_t>(num_rows, (at::get_num_threads() + K - 1) / K);
+  const int64_t num_rows = H / K * n, num_threads = at::get_num_threads();
+  const int64_t num_parts = std::min(num_rows, std::max((num_threads + K - 1) / K, (num_rows + TASK_ROWS - 1) / TASK_ROWS));
   const int64_t R = (num_rows + num_parts - 1) / num_parts;
   const int64_t grain = std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, R * T * D));
   at::parallel_for(0, K * num_parts, grain, [&](int64_t begin, int64_t end) {

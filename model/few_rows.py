@@ -67,6 +67,34 @@ def is_available() -> bool:
     return few_rows_kernel() is not None
 
 
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """Attend by the kernel for a few queries, where it is available.
+
+    Args:
+        query: [1, H, n, D].
+        key: [1, K, T, D], for H / K heads of queries each.
+        value: [1, K, T, E].
+        mask: [1, 1, n, T], boolean (what is seen) or additive; None: all is seen.
+        scale: of the scores.
+
+    Returns:
+        Attended values [1, n, H, E].
+
+    Raises:
+        RuntimeError: if shapes or dtypes do not fit.
+    """
+    attended: torch.Tensor = torch.ops.token_recycling.attend.default(
+        query, key, value, mask, scale
+    )
+    return attended
+
+
 def _outputs(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return outputs of the right shape and dtype, for a compiler."""
     return rows.new_empty((*rows.shape[:-1], weight.shape[0]))

@@ -17,7 +17,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from evaluation.loading import (
 from evaluation.provenance import git_commit, versions
 from evaluation.run_config import DTYPES, RunConfig
 from evaluation.tables import markdown_table
+from model import few_rows
 from model.draft_tree import DraftTree
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
@@ -102,23 +103,28 @@ def _time_pass(target: TargetModel, tree: DraftTree, cache: TreeCache) -> tuple[
 
 @contextmanager
 def _timed_attention(target: TargetModel) -> Iterator[list[float]]:
-    """Add the seconds of every call of PyTorch's attention within the block to a list."""
+    """Add the seconds of every call of an attention kernel, PyTorch's or ours, within the block to a
+    list.
+    """
     seconds: list[float] = []
-    kernel = functional.scaled_dot_product_attention
 
-    def timed(*args: Any, **kwargs: Any) -> torch.Tensor:
-        target.synchronize()
-        start = time.perf_counter()
-        attended = kernel(*args, **kwargs)
-        target.synchronize()
-        seconds.append(time.perf_counter() - start)
-        return attended
+    def timed(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+            target.synchronize()
+            start = time.perf_counter()
+            attended = kernel(*args, **kwargs)
+            target.synchronize()
+            seconds.append(time.perf_counter() - start)
+            return attended
 
-    functional.scaled_dot_product_attention = timed
+        return run
+
+    theirs, ours = functional.scaled_dot_product_attention, few_rows.attend
+    functional.scaled_dot_product_attention, few_rows.attend = timed(theirs), timed(ours)
     try:
         yield seconds
     finally:
-        functional.scaled_dot_product_attention = kernel
+        functional.scaled_dot_product_attention, few_rows.attend = theirs, ours
 
 
 def draw(costs: Sequence[ContextCost], path: Path) -> None:

@@ -16,6 +16,7 @@ SHAPES = {  # H, K, n, T, D, E
     "one key": (3, 1, 5, 1, 7, 64),
     "more queries than keys": (16, 16, 33, 13, 80, 80),
     "one head of keys": (8, 1, 2, 64, 128, 128),
+    "more rows than a task has": (8, 2, 45, 50, 16, 24),
 }
 
 
@@ -96,14 +97,15 @@ def test_sums_in_float32_and_rounds_once(name: str, dtype: torch.dtype, mask_kin
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_query_has_the_same_bits_beside_any_others(dtype: torch.dtype, threads: int) -> None:
     before = torch.get_num_threads()
-    query = torch.randn(1, 6, 21, 40).to(dtype)
+    count_all = 50  # three heads share keys: 150 rows, in several tasks
+    query = torch.randn(1, 6, count_all, 40).to(dtype)
     key, value = torch.randn(1, 2, 130, 40).to(dtype), torch.randn(1, 2, 130, 48).to(dtype)
-    mask = random_mask(21, 130)
+    mask = random_mask(count_all, 130)
     together = attend(query, key, value, mask)
     try:
         torch.set_num_threads(threads)
-        for count in (*range(1, 9), 16, 20):
-            for first in (0, 1, 21 - count):
+        for count in (*range(1, 9), 16, 49):
+            for first in (0, 1, count_all - count):
                 some = slice(first, first + count)
                 part = attend(query[:, :, some], key, value, mask[:, :, some])
                 assert torch.equal(part, together[:, some]), count

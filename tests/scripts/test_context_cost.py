@@ -10,19 +10,29 @@ import torch
 from torch.nn import functional
 
 from evaluation.command_line import UserError
+from model import few_rows
+from model.attention import Attention
+from model.draft_tree import DraftTree
+from model.hf import TargetModel
 from scripts import context_cost
 from scripts.context_cost import ContextCost, main
-from tests.model.decoded import target_of
+from tests.model.decoded import known
 
 
-def test_every_attention_call_is_timed_and_the_kernel_is_put_back() -> None:
-    target = target_of("Llama, grouped heads")
-    kernel = functional.scaled_dot_product_attention
+@pytest.mark.parametrize("most_queries", [0, 128])
+def test_every_attention_call_is_timed_and_the_kernels_are_put_back(most_queries: int) -> None:
+    if most_queries and not few_rows.few_rows_kernel():
+        pytest.skip("the kernels cannot be built here")
+    target = TargetModel(known("Llama, grouped heads").build())
+    target.__dict__["attention"] = Attention(target.config, True, most_queries)
+    kernels = functional.scaled_dot_product_attention, few_rows.attend
+    cache = target.new_cache(8)
     with torch.inference_mode(), context_cost._timed_attention(target) as seconds:
-        for _ in target.prefill([1, 2, 3], target.new_cache(4), with_logits=False):
-            pass
-    assert len(seconds) == target.config.num_hidden_layers
-    assert functional.scaled_dot_product_attention is kernel
+        list(target.prefill([1, 2, 3], cache, with_logits=False))
+        assert len(seconds) == target.config.num_hidden_layers
+        target.forward(DraftTree.chain([3, 4], target.device), cache)
+        assert len(seconds) == 2 * target.config.num_hidden_layers
+    assert (functional.scaled_dot_product_attention, few_rows.attend) == kernels
 
 
 def test_the_command_prints_every_point_and_draws_them(
