@@ -290,15 +290,7 @@ inline at::Tensor attend(
   if (outputs.numel() == 0) return outputs;
   const at::Tensor q = in_rows(query), k = in_rows(key), v = in_rows(value);
   const at::Tensor allowed = mask ? additive(*mask) : at::Tensor();
-  if (dtype == at::kFloat) {
-    attend_heads<float>(q, k, v, allowed, scale, outputs);
-  } else if (dtype == at::kBFloat16) {
-    attend_heads<at::BFloat16>(q, k, v, allowed, scale, outputs);
-  } else if (dtype == at::kHalf) {
-    attend_heads<at::Half>(q, k, v, allowed, scale, outputs);
-  } else {
-    TORCH_CHECK(false, "attend: got ", query.dtype(), "; allowed: float32, bfloat16, float16");
-  }
+  for_dtype(dtype, "attend", [&](auto number) { attend_heads<decltype(number)>(q, k, v, allowed, scale, outputs); });
   return outputs;
 }
 

@@ -111,15 +111,7 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::o
   at::Tensor outputs = at::empty(sizes, weight.options());
   const at::Tensor x = rows.to(at::kFloat).contiguous(), w = weight.contiguous();
   const at::Tensor b = bias ? bias->contiguous() : at::Tensor();
-  if (dtype == at::kFloat) {
-    multiply<float>(x, w, b, outputs);
-  } else if (dtype == at::kBFloat16) {
-    multiply<at::BFloat16>(x, w, b, outputs);
-  } else if (dtype == at::kHalf) {
-    multiply<at::Half>(x, w, b, outputs);
-  } else {
-    TORCH_CHECK(false, "few_rows: got ", weight.dtype(), "; allowed: float32, bfloat16, float16");
-  }
+  for_dtype(dtype, "few_rows", [&](auto number) { multiply<decltype(number)>(x, w, b, outputs); });
   return outputs;
 }
 
@@ -172,15 +164,9 @@ std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& logits, int64_t k) 
   const at::Tensor rows = logits.contiguous();
   at::Tensor values = at::empty({rows.size(0), k}, rows.options().dtype(at::kFloat));
   at::Tensor places = at::empty({rows.size(0), k}, rows.options().dtype(at::kLong));
-  if (rows.scalar_type() == at::kFloat) {
-    largest_of_rows<float>(rows, k, values, places);
-  } else if (rows.scalar_type() == at::kBFloat16) {
-    largest_of_rows<at::BFloat16>(rows, k, values, places);
-  } else if (rows.scalar_type() == at::kHalf) {
-    largest_of_rows<at::Half>(rows, k, values, places);
-  } else {
-    TORCH_CHECK(false, "largest: got ", rows.dtype(), "; allowed: float32, bfloat16, float16");
-  }
+  for_dtype(rows.scalar_type(), "largest", [&](auto number) {
+    largest_of_rows<decltype(number)>(rows, k, values, places);
+  });
   return {values, places};
 }
 

@@ -26,6 +26,20 @@ inline Floats floats_at(const T* place) {
   return floats;
 }
 
+// Call `function` with a number of the dtype; refuse others in the name of `operation`.
+template <typename Function>
+void for_dtype(at::ScalarType dtype, const char* operation, const Function& function) {
+  if (dtype == at::kFloat) {
+    function(float());
+  } else if (dtype == at::kBFloat16) {
+    function(at::BFloat16());
+  } else if (dtype == at::kHalf) {
+    function(at::Half());
+  } else {
+    TORCH_CHECK(false, operation, ": got ", dtype, "; allowed: float32, bfloat16, float16");
+  }
+}
+
 inline __m256 eight(const Floats& floats) {
 #if defined(CPU_CAPABILITY_AVX512)
   return _mm256_add_ps(_mm512_castps512_ps256(floats), _mm512_extractf32x8_ps(floats, 1));

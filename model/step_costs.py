@@ -220,10 +220,8 @@ def _star(target: TargetModel, num_nodes: int) -> DraftTree:
 
 def step_costs(target: TargetModel) -> StepCosts:
     """Return the cost curve of a target model: measured once, then read from disk (`model.measured`)."""
-    name, key = (
-        "step-costs",
-        f"{machine_key(target)}-{target.linear_kernels.name}-{target.attention.name}",
-    )
+    name = "step-costs"
+    key = "-".join((machine_key(target), target.linear_kernels.name, target.attention.name))
     try:
         content = read_measured(name, key)
         near, far = (tuple(map(float, content[place])) for place in ("near", "far"))
