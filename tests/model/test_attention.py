@@ -6,13 +6,14 @@ Run: pytest tests/model/test_attention.py
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 import model.attention as module
 from model.attention import (
@@ -71,8 +72,13 @@ def count_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def target_using(name: str, most_queries: int, dtype: torch.dtype = torch.float32) -> TargetModel:
+    """Return a target of a family that attends by the kernel with up to so many queries."""
+    return target_of(known(name).build(), most_queries, dtype)
+
+
+def target_of(model: PreTrainedModel, most_queries: int, dtype: torch.dtype) -> TargetModel:
     """Return a target that attends by the kernel with up to so many queries."""
-    target = TargetModel(known(name).build().to(dtype))
+    target = TargetModel(model.to(dtype))
     is_plain = dtype != torch.float32
     target.__dict__["attention"] = Attention(target.config, True, most_queries, is_plain)
     return target
@@ -135,7 +141,11 @@ def test_half_precision_is_no_further_off_than_with_torchs_kernel(dtype: torch.d
 def test_a_draft_has_the_bits_of_single_steps_with_our_kernels(
     name: str, dtype: torch.dtype
 ) -> None:
-    target = target_using(name, 128, dtype)
+    family = known(name)
+    # Torch computes the last numbers of a tensor, fewer than two vectors, by another exponential function:
+    # rows of whole pairs of vectors have none.
+    options = {**family.options, "intermediate_size": 64}
+    target = target_of(replace(family, options=options).build(), 128, dtype)
     layers = suitable_layers(target.model)
     chosen = {size_of(layer): dict.fromkeys(ROWS, FEW_ROWS) for layer in layers}
     target.__dict__["linear_kernels"] = LinearKernels(layers, chosen)
