@@ -3,7 +3,7 @@
 //
 // Linear layers, y = x W^T + b: every weight is read from memory once, whatever the rows. An output is one sum over
 // the inputs, in the same order whatever the number of rows, so that the results of a row do not depend on the rows
-// beside it, to the last bit.
+// beside it, to the last bit. bfloat16 is multiplied as it is where the processor has units for it, else in float32.
 //
 // Shapes: n rows, I inputs and O outputs of a layer; V numbers in a row of logits, k of them.
 
@@ -25,21 +25,52 @@ using namespace few_rows;
 constexpr int TILE_ROWS = 4;
 constexpr int TILE_OUTPUTS = 3;
 
+// How inputs and weights are multiplied: in float32, as which all inputs are there, and weights are read.
+template <typename T>
+struct Products {
+  using Input = float;
+  using Numbers = Floats;
+  static Numbers inputs_at(const Input* place) { return Floats::loadu(place); }
+  static Numbers weights_at(const T* place) { return floats_at(place); }
+  static Floats add(const Floats& sums, const Numbers& inputs, const Numbers& weights) {
+    return at::vec::fmadd(inputs, weights, sums);
+  }
+};
+
+#if defined(__AVX512BF16__)
+// Two neighbouring products for each sum at once, where the processor has units for bfloat16.
+template <>
+struct Products<at::BFloat16> {
+  using Input = at::BFloat16;
+  using Numbers = __m512bh;
+  static Numbers inputs_at(const Input* place) { return (__m512bh)_mm512_loadu_si512(place); }
+  static Numbers weights_at(const Input* place) { return inputs_at(place); }
+  static Floats add(const Floats& sums, const Numbers& inputs, const Numbers& weights) {
+    return _mm512_dpbf16_ps(sums, inputs, weights);
+  }
+};
+#endif
+
+template <typename T>
+using Input = typename Products<T>::Input;
+
 // Some outputs of some rows: x [ROWS, I], w [OUTPUTS, I], bias [OUTPUTS] or null, y [ROWS, OUTPUTS] in rows of O;
 // asks for the weights of another tile, `ahead` of its own.
 template <int ROWS, int OUTPUTS, typename T>
-void tile(const float* x, const T* w, const T* bias, T* y, int64_t I, int64_t O, int64_t ahead) {
+void tile(const Input<T>* x, const T* w, const T* bias, T* y, int64_t I, int64_t O, int64_t ahead) {
+  using Numbers = typename Products<T>::Numbers;
+  constexpr int64_t WIDTH = sizeof(Numbers) / sizeof(Input<T>);
   Floats sums[ROWS][OUTPUTS];
   for (auto& of_row : sums) std::fill_n(of_row, OUTPUTS, Floats(0.0f));
   const auto add = [&](int64_t i) __attribute__((always_inline)) {
-    Floats weights[OUTPUTS];
+    Numbers weights[OUTPUTS];
 #pragma GCC unroll 4
-    for (int o = 0; o < OUTPUTS; ++o) weights[o] = floats_at(w + o * I + i);
+    for (int o = 0; o < OUTPUTS; ++o) weights[o] = Products<T>::weights_at(w + o * I + i);
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) {
-      const Floats inputs = floats_at(x + r * I + i);
+      const Numbers inputs = Products<T>::inputs_at(x + r * I + i);
 #pragma GCC unroll 4
-      for (int o = 0; o < OUTPUTS; ++o) sums[r][o] = at::vec::fmadd(inputs, weights[o], sums[r][o]);
+      for (int o = 0; o < OUTPUTS; ++o) sums[r][o] = Products<T>::add(sums[r][o], inputs, weights[o]);
     }
   };
   constexpr int64_t LINE = CACHE_LINE / sizeof(T);
@@ -48,9 +79,9 @@ void tile(const float* x, const T* w, const T* bias, T* y, int64_t I, int64_t O,
 #pragma GCC unroll 4
     for (int o = 0; o < OUTPUTS; ++o) __builtin_prefetch(w + o * I + i + ahead, 0, 2);
 #pragma GCC unroll 4
-    for (int64_t part = 0; part < LINE; part += Floats::size()) add(i + part);
+    for (int64_t part = 0; part < LINE; part += WIDTH) add(i + part);
   }
-  for (; i + Floats::size() <= I; i += Floats::size()) add(i);
+  for (; i + WIDTH <= I; i += WIDTH) add(i);
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; ++r) {
     const Floats* of_row = sums[r];
@@ -60,7 +91,7 @@ void tile(const float* x, const T* w, const T* bias, T* y, int64_t I, int64_t O,
     for (int o = 0; o < OUTPUTS; ++o) {
       float sum = found[o];
       for (int64_t rest = i; rest < I; ++rest) {
-        sum = std::fma(x[r * I + rest], static_cast<float>(w[o * I + rest]), sum);
+        sum = std::fma(static_cast<float>(x[r * I + rest]), static_cast<float>(w[o * I + rest]), sum);
       }
       y[r * O + o] = static_cast<T>(bias ? sum + static_cast<float>(bias[o]) : sum);
     }
@@ -69,8 +100,8 @@ void tile(const float* x, const T* w, const T* bias, T* y, int64_t I, int64_t O,
 
 // The same for all n rows: x [n, I].
 template <int OUTPUTS, typename T>
-void tiles(int64_t n, const float* x, const T* w, const T* bias, T* y, int64_t I, int64_t O, int64_t ahead) {
-  using Tile = void (*)(const float*, const T*, const T*, T*, int64_t, int64_t, int64_t);
+void tiles(int64_t n, const Input<T>* x, const T* w, const T* bias, T* y, int64_t I, int64_t O, int64_t ahead) {
+  using Tile = void (*)(const Input<T>*, const T*, const T*, T*, int64_t, int64_t, int64_t);
   static constexpr Tile BY_ROWS[TILE_ROWS] = {
       tile<1, OUTPUTS, T>, tile<2, OUTPUTS, T>, tile<3, OUTPUTS, T>, tile<4, OUTPUTS, T>};
   for (int64_t r = 0; r < n; r += TILE_ROWS) {
@@ -81,7 +112,8 @@ void tiles(int64_t n, const float* x, const T* w, const T* bias, T* y, int64_t I
 template <typename T>
 void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias, at::Tensor& outputs) {
   const int64_t O = weight.size(0), I = weight.size(1), n = rows.numel() / I;
-  const float* x = rows.const_data_ptr<float>();
+  const at::Tensor inputs = rows.to(c10::CppTypeToScalarType<Input<T>>::value).contiguous();
+  const Input<T>* x = inputs.const_data_ptr<Input<T>>();
   const T* w = weight.const_data_ptr<T>();
   const T* b = bias.defined() ? bias.const_data_ptr<T>() : nullptr;
   T* y = outputs.mutable_data_ptr<T>();
@@ -109,9 +141,9 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::o
   auto sizes = rows.sizes().vec();
   sizes.back() = weight.size(0);
   at::Tensor outputs = at::empty(sizes, weight.options());
-  const at::Tensor x = rows.to(at::kFloat).contiguous(), w = weight.contiguous();
+  const at::Tensor w = weight.contiguous();
   const at::Tensor b = bias ? bias->contiguous() : at::Tensor();
-  for_dtype(dtype, "few_rows", [&](auto number) { multiply<decltype(number)>(x, w, b, outputs); });
+  for_dtype(dtype, "few_rows", [&](auto number) { multiply<decltype(number)>(rows, w, b, outputs); });
   return outputs;
 }
 

@@ -27,6 +27,8 @@ INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"),
 }
+# Units for bfloat16, which some processors with AVX-512 have.
+BFLOAT16_UNITS = "-mavx512bf16"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BUILD_SECONDS = 300
 
@@ -118,6 +120,23 @@ def _largest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int64)
 
 
+def _instructions() -> tuple[str, ...]:
+    """Return the compiler's options for what this processor has.
+
+    Raises:
+        KernelError: if the kernels are not for it.
+    """
+    capability = torch.backends.cpu.get_cpu_capability()
+    if sys.platform != "linux" or capability not in INSTRUCTIONS:
+        raise KernelError(
+            f"processor: got {capability} on {sys.platform}; allowed: {', '.join(INSTRUCTIONS)} on linux"
+        )
+    instructions = INSTRUCTIONS[capability]
+    if capability == "AVX512" and torch.cpu._is_avx512_bf16_supported():
+        instructions += (BFLOAT16_UNITS,)
+    return (*instructions, f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}")
+
+
 def _library() -> Path:
     """Return where the kernel is kept for this processor, source and torch.
 
@@ -128,14 +147,9 @@ def _library() -> Path:
     # It imports setuptools, which takes a third of a second, and is not everywhere.
     from torch.utils import cpp_extension
 
-    capability = torch.backends.cpu.get_cpu_capability()
-    if sys.platform != "linux" or capability not in INSTRUCTIONS:
-        raise KernelError(
-            f"processor: got {capability} on {sys.platform}; allowed: {', '.join(INSTRUCTIONS)} on linux"
-        )
     content = b"".join(file.read_bytes() for file in (SOURCE, *HEADERS))
-    content += f"{torch.__version__} {INSTRUCTIONS[capability]}".encode()
-    name = f"few-rows-{capability.lower()}-{hashlib.sha256(content).hexdigest()[:12]}.so"
+    content += f"{torch.__version__} {_instructions()}".encode()
+    name = f"few-rows-{hashlib.sha256(content).hexdigest()[:12]}.so"
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
     return Path(root) / "token-recycling" / name
 
@@ -149,14 +163,12 @@ def _build(library: Path) -> None:
     """
     from torch.utils import cpp_extension
 
-    capability = torch.backends.cpu.get_cpu_capability()
     library.parent.mkdir(parents=True, exist_ok=True)
     temporary = library.with_suffix(f".{os.getpid()}.tmp")
     command = (
         cpp_extension.get_cxx_compiler(),
         *("-O3", "-std=c++20", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi"),
-        *INSTRUCTIONS[capability],
-        *(f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}"),
+        *_instructions(),
         *(f"-isystem{folder}" for folder in cpp_extension.include_paths()),
         *(str(SOURCE), "-o", str(temporary)),
         *(f"-L{folder}" for folder in cpp_extension.library_paths()),

@@ -169,3 +169,16 @@ def test_other_processors_use_what_torch_has(
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert load_again() is None
     assert "got DEFAULT" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernels are for linux")
+@pytest.mark.parametrize(
+    ("capability", "has_units", "uses_them"),
+    [("AVX512", True, True), ("AVX512", False, False), ("AVX2", True, False)],
+)
+def test_units_for_bfloat16_are_used_where_they_are(
+    capability: str, has_units: bool, uses_them: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_units)
+    assert (module.BFLOAT16_UNITS in module._instructions()) == uses_them
