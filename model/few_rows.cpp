@@ -23,7 +23,11 @@ using namespace few_rows;
 
 // Rows and outputs whose sums fit into registers together: a number that is read serves several sums.
 constexpr int TILE_ROWS = 4;
-constexpr int TILE_OUTPUTS = 3;
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int TILE_OUTPUTS = 4;
+#else
+constexpr int TILE_OUTPUTS = 3;  // of 16 registers instead of 32
+#endif
 
 // How inputs and weights are multiplied: in float32, as which all inputs are there, and weights are read.
 template <typename T>
