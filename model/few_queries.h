@@ -20,7 +20,11 @@
 namespace few_rows {
 
 // Rows, keys, and vectors of a value whose sums fit into registers together.
-constexpr int MOST_ROWS = 3;
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int MOST_ROWS = 4;
+#else
+constexpr int MOST_ROWS = 3;  // of 16 registers instead of 32
+#endif
 constexpr int SCORED_KEYS = 4;
 constexpr int VALUE_PARTS = 4;
 constexpr int VALUE_PARTS_OF_ONE = 8;  // of a single row
