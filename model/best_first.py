@@ -62,6 +62,7 @@ class Growth(Generic[Context]):
         self._follow = follow
         self._max_depth = max_depth
         self._chain_only = chain_only
+        self._order: list[int] = []  # of each node of the tree, its number here
 
     def tree(
         self, num_drafted: int, device: torch.device, sources: Sequence[str] | None = None
@@ -73,13 +74,23 @@ class Growth(Generic[Context]):
             device: of the token ids.
             sources: where guesses of each kind come from; None where all have one source.
         """
-        end = 1 + num_drafted
-        names = tuple(sources[kind] for kind in self._kinds[:end]) if sources else None
-        return DraftTree.from_lists(self.tokens[:end], tuple(self.parents[:end]), device, names)
+        # Level by level: grown in another order, the same shape is the same topology.
+        children: list[list[int]] = [[] for _ in range(1 + num_drafted)]
+        for node in range(1, 1 + num_drafted):
+            children[self.parents[node]].append(node)
+        self._order = order = [0]
+        parents = [-1]
+        for place, node in enumerate(order):  # which grows meanwhile
+            order += children[node]
+            parents += [place] * len(children[node])
+        tokens = [self.tokens[node] for node in order]
+        names = tuple([sources[self._kinds[node]] for node in order]) if sources else None
+        return DraftTree.from_lists(tokens, tuple(parents), device, names)
 
     def teach(self, rates: AcceptanceRates, acceptance: Acceptance) -> None:
         """Say of every guess after an accepted node, drafted or only considered, if it came true."""
-        following = dict(zip(acceptance.path, acceptance.tokens, strict=False))
+        path = (self._order[node] for node in acceptance.path)
+        following = dict(zip(path, acceptance.tokens, strict=False))
         for node in range(1, len(self.tokens)):
             token = following.get(self.parents[node])
             if token is not None:
