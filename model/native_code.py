@@ -1,0 +1,76 @@
+"""C++ sources of the project, built where they first run.
+
+Each is built by the system's C++ compiler, once for each version of its files and options, and kept where torch
+keeps its extensions (`TORCH_EXTENSIONS_DIR`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+BUILD_SECONDS = 300
+
+
+class BuildError(Exception):
+    """The code cannot be built here; the message says why in one line."""
+
+
+def built(
+    files: Sequence[Path],
+    what: str,
+    options: Sequence[str] = (),
+    libraries: Sequence[str] = (),
+    versions: str = "",
+) -> Path:
+    """Return the shared library of a C++ file, built if need be.
+
+    Args:
+        files: the source, then the headers of the project that it includes.
+        what: is built, and about how long it takes, as standard error says.
+        options: of the compiler.
+        libraries: options that say where others' headers and libraries are.
+        versions: of these.
+
+    Raises:
+        BuildError: if there is no compiler, or it fails.
+        ImportError: if torch's tools for extensions lack what they need.
+        OSError: if the folder cannot be written.
+    """
+    # It imports setuptools, which takes a third of a second, and is not everywhere.
+    from torch.utils import cpp_extension
+
+    content = b"".join(file.read_bytes() for file in files) + f"{versions} {options}".encode()
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    name = f"{files[0].stem.replace('_', '-')}-{hashlib.sha256(content).hexdigest()[:12]}.so"
+    library = Path(root) / "token-recycling" / name
+    if library.exists():
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    temporary = library.with_suffix(f".{os.getpid()}.tmp")
+    compiler = cpp_extension.get_cxx_compiler()
+    command = (
+        *(compiler, "-O3", "-std=c++20", "-fPIC", "-shared", *options),
+        *(str(files[0]), "-o", str(temporary), *libraries),
+    )
+    print(f"building {what}", file=sys.stderr)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line]
+            raise BuildError(f"{compiler} failed: {lines[0] if lines else done.returncode}")
+        # Others may build at the same time, and use what they find.
+        os.replace(temporary, library)
+    except FileNotFoundError as error:
+        raise BuildError(
+            f"no C++ compiler: got {compiler}; install g++, or name one as CXX"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{compiler} took more than {BUILD_SECONDS} s") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return library
