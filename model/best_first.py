@@ -137,6 +137,10 @@ class Growth(Generic[Context]):
         return context
 
 
+# Observations that a rate rests on, at most.
+MEMORY = 400.0
+
+
 class AcceptanceRates:
     """How often guesses of a kind came true, learned while decoding.
 
@@ -147,7 +151,7 @@ class AcceptanceRates:
     """
 
     def __init__(
-        self, prior: Sequence[float], strength: float = 8.0, memory: float = 400.0
+        self, prior: Sequence[float], strength: float = 8.0, memory: float = MEMORY
     ) -> None:
         self._prior = tuple(prior)
         self._strength = strength
@@ -199,5 +203,7 @@ def probability_codes(logits: Sequence[float]) -> list[int]:
     """Return the codes of the k largest logits' probabilities among themselves; the largest is first."""
     largest = logits[0]
     weights = [math.exp(logit - largest) for logit in logits]
-    minus_total = -sum(weights)
+    minus_total = 0.0
+    for weight in weights:  # one by one: `sum` rounds otherwise from Python 3.12 on
+        minus_total -= weight
     return [1 + bisect_left(MINUS_EDGES, weight / minus_total) for weight in weights]

@@ -44,6 +44,11 @@ class RowTables:
         self._k = k
 
     @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys [S] and rows [S, k], to write into."""
+        return self._keys, self._rows
+
+    @property
     def num_bytes(self) -> int:
         """Memory in bytes."""
         return self._keys.nbytes + self._rows.nbytes

@@ -13,12 +13,23 @@ import torch
 
 from model.decoding import generate
 from model.draft_tree import DraftBudget
+from model.hybrid import drafter as module
 from model.hybrid.drafter import HybridConfig, HybridDrafter
+from model.hybrid.market import Market
+from model.hybrid.native_market import NativeMarket, market_class
 from model.hybrid.suffix_index import LONGEST_MATCH, Match, SuffixIndex
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 
 LLAMA = "Llama, grouped heads"
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, params=[Market, NativeMarket], ids=["Python", "C++"])
+def _market(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test with both markets."""
+    if request.param is NativeMarket and market_class() is not NativeMarket:
+        pytest.skip("the market cannot be built here")
+    monkeypatch.setattr(module, "market_class", lambda: request.param)
 
 
 def fixed(**options: Any) -> HybridDrafter:
@@ -42,20 +53,18 @@ def test_greedy_text_is_that_of_generate_and_drafts_are_accepted(
 
 
 def test_sources_agree_on_a_higher_probability_than_each_has_alone() -> None:
-    drafter = fixed()
-    logits = torch.full((4, drafter.vocab_size), -9.0)
-    for node, token in enumerate((11, 12, 13, 14)):
-        logits[node, token], logits[node, token + 1] = 3.0, 2.0
-    drafter.start([10, 11, 12, 13, 10])
-    by_match = drafter.propose([10], DraftBudget(10)).token_ids.tolist()
-    assert by_match == [10, 11, 12, 13, 10, *by_match[5:]], "the text's own continuation"
-    drafter.observe_prompt([10, 11, 12, 13], logits)
-    guesses = drafter._guesses(drafter._context_at_end())
+    market = Market(2**8, 8, 67)
+    market.start([10, 11, 12, 13, 10])
+    tree = market.grow(10, 4, 9, True, None, CPU)
+    assert tree.token_ids.tolist() == [10, 11, 12, 13, 10], "the text's own continuation"
+    rows = [[token, token + 1, *range(50, 56)] for token in (11, 12, 13, 14)]
+    market.write_rows([10, 11, 12, 13], 0, rows, [[3.0, 2.0, *[-9.0] * 6]] * 4)
+    guesses = market._guesses(market._context_at_end())
     assert guesses[0][1] == 11, "the match and the row of token 10"
     assert guesses == sorted(guesses, reverse=True)
     assert guesses[0][0] > 0.3 and sum(share for share, _, _ in guesses) < 1.1
-    drafter.start([10])
-    alone = {token: share for share, token, _ in drafter._guesses(drafter._context_at_end())}
+    market.start([10])
+    alone = {token: share for share, token, _ in market._guesses(market._context_at_end())}
     assert alone[11] < guesses[0][0]
 
 

@@ -1,0 +1,201 @@
+"""The market of the hybrid: what every source bids for the next token, and trees of the best bids.
+
+This is the market in Python. Where there is a C++ compiler the same is done by `market.cpp` (see
+`model.hybrid.native_market`), node by node and number by number.
+
+Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+
+from model.best_first import CENTRES, MINUS_EDGES, AcceptanceRates, Growth, Guess
+from model.draft_tree import DraftTree
+from model.hybrid.frequent_tokens import NUM_TOKENS, FrequentTokens
+from model.hybrid.row_tables import LONGEST_KEY as LONGEST_ROW_KEY
+from model.hybrid.row_tables import NUM_CODES, RowTables
+from model.hybrid.suffix_index import LONGEST_KEY, Match, SuffixIndex
+from model.prices import Prices
+from model.verification import Acceptance
+
+# Weights of the pool, fitted on a 7M model and 120 Spec-Bench questions; flat around these values.
+ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4
+MATCH_OFFSET, MATCH_SLOPE = 1.0, 0.08
+IN_TEXT_WEIGHT = math.exp(0.4)
+# How much a match of m tokens counts, by m; longer ones count as the last.
+MATCH_STEPS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 7, 8, 8, 8, 8, *(9,) * 8, 10)
+# Weight of a row's entry by its code: a probability's bucket, those of the row's first token last.
+ROW_WEIGHTS = tuple(
+    math.exp(ROW_OFFSET + bonus) * centre**ROW_SLOPE
+    for bonus in (0.0, FIRST_BONUS)
+    for centre in (1.0, *CENTRES)
+)
+MATCH_WEIGHTS = tuple(math.exp(MATCH_OFFSET + MATCH_SLOPE * step) for step in MATCH_STEPS)
+# What a pooled probability is worth depends on who agreed on it. A kind of guess is one of these and
+# a bucket of the probability.
+SOURCES = ("rows", "text", "rows and text")
+KIND_CENTRES = CENTRES * len(SOURCES)
+# Frequent tokens, guessed where there is no source, are one kind for each rank.
+FIRST_FREQUENT = len(KIND_CENTRES)
+FREQUENT_PRIORS = tuple(0.05 / (1 + rank) for rank in range(NUM_TOKENS))
+KIND_SOURCES = (
+    *(source for source in SOURCES for _ in CENTRES),
+    *("frequent tokens" for _ in FREQUENT_PRIORS),
+)
+
+
+class _Context(NamedTuple):
+    """What a node's guesses depend on.
+
+    Attributes:
+        last: last tokens of its path, itself included, at most `LONGEST_KEY`.
+        match: the place in the text that agrees with them.
+    """
+
+    last: tuple[int, ...]
+    match: Match | None
+
+
+class Market:
+    """All sources, and what their guesses were worth.
+
+    Args:
+        num_slots: slots of the table of rows.
+        k: tokens in a row.
+        vocab_size: V.
+    """
+
+    def __init__(self, num_slots: int, k: int, vocab_size: int) -> None:
+        self._k = k
+        self._vocab_size = vocab_size
+        self.tables = RowTables(num_slots, k)
+        self._rates = AcceptanceRates(KIND_CENTRES + FREQUENT_PRIORS)
+        self._frequent = FrequentTokens(vocab_size)
+        self._index = SuffixIndex()
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text: index the prompt."""
+        self._index = SuffixIndex(prompt_ids)
+
+    def write_rows(
+        self,
+        text: Sequence[int],
+        begin: int,
+        token_ids: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+    ) -> None:
+        """Make rows of what follows each token of a text from `begin` on: k tokens and their logits."""
+        ends = range(begin + 1, len(text) + 1)
+        for end, row, of_row in zip(ends, token_ids, logits, strict=True):
+            context = tuple(text[max(0, end - LONGEST_ROW_KEY) : end])
+            self.tables.write(context, row, of_row)
+
+    def grow(
+        self,
+        root: int,
+        num_nodes: int,
+        max_depth: int,
+        chain_only: bool,
+        prices: Prices | None,
+        device: torch.device,
+    ) -> DraftTree:
+        """Return the tree of the most probable nodes: at most `num_nodes`, without the root, and as many
+        as are worth their price.
+        """
+        self._growth = growth = Growth(
+            root, self._context_at_end(), self._guesses, self._follow, max_depth, chain_only
+        )
+        gains = islice(growth, num_nodes)
+        num_drafted = prices.worth(gains) if prices else sum(1 for _ in gains)
+        return growth.tree(num_drafted, device, KIND_SOURCES)
+
+    def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
+        """Learn from the last tree that was grown: what guesses were worth, a row of every node, the
+        accepted path last, and the new tokens.
+        """
+        self._growth.teach(self._rates, acceptance)
+        tokens, parents = acceptance.node_tokens, tree.topology.parents
+        contexts = [tuple(self._index.text[-LONGEST_ROW_KEY:])]
+        for node in range(1, len(tokens)):
+            contexts.append((*contexts[parents[node]][1 - LONGEST_ROW_KEY :], tokens[node]))
+        (token_ids, logits), k = acceptance.candidates, self._k
+        # Of equal contexts the last written wins.
+        for node in acceptance.accepted_last:
+            self.tables.write(contexts[node], token_ids[node][:k], logits[node][:k])
+        self.append(acceptance.tokens)
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Take over new tokens of the text."""
+        tokens = list(tokens)
+        self._index.append(tokens)
+        self._frequent.append(tokens)
+
+    def reset(self) -> None:
+        """Forget the rows, and what guesses were worth."""
+        self.tables.reset()
+        self._rates.reset()
+        self._frequent.reset()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the rows, what guesses were worth, and the counts of tokens."""
+        learned = {"rates": self._rates.state(), "counts": self._frequent.state()}
+        return {**self.tables.memory(), **learned}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned.
+
+        Raises:
+            ValueError: if shapes or values do not fit.
+        """
+        self._rates.load_state(tensors["rates"])
+        self._frequent.load_state(tensors["counts"])
+        self.tables.load_memory(tensors, self._vocab_size)
+
+    def _context_at_end(self) -> _Context:
+        return _Context(tuple(self._index.text[-LONGEST_KEY:]), self._index.match_end())
+
+    def _guesses(self, context: _Context) -> list[Guess]:
+        """Pool what the sources say about the token after a context."""
+        weights: dict[int, float] = {}
+        for row in self.tables.find(context.last[-LONGEST_ROW_KEY:]):
+            for entry in row:
+                token = entry // NUM_CODES
+                weight = ROW_WEIGHTS[entry % NUM_CODES]
+                weights[token] = weights[token] * weight if token in weights else weight
+        matching, kind_of_match = -1, 0
+        if context.match:
+            matching = self._index.text[context.match.position]
+            step = min(context.match.length, len(MATCH_WEIGHTS) - 1)
+            kind_of_match = len(CENTRES) * (2 if matching in weights else 1)
+            weights[matching] = weights.get(matching, 1.0) * MATCH_WEIGHTS[step]
+        rates = self._rates.rates
+        if not weights:
+            frequent = enumerate(self._frequent.top, FIRST_FREQUENT)
+            return sorted(((rates[kind], token, kind) for kind, token in frequent), reverse=True)
+        for token in weights.keys() & self._index.tokens:
+            weights[token] *= IN_TEXT_WEIGHT
+        total = 1.0  # "none of these"
+        for weight in weights.values():  # one by one: `sum` rounds otherwise from Python 3.12 on
+            total += weight
+        guesses = []
+        for token, weight in weights.items():
+            probability = weight / total
+            kind = bisect_left(MINUS_EDGES, -probability)
+            if token == matching:
+                kind += kind_of_match
+            expected = probability * rates[kind] / KIND_CENTRES[kind]
+            guesses.append((expected if expected < 1.0 else 1.0, token, kind))
+        guesses.sort(reverse=True)
+        return guesses
+
+    def _follow(self, context: _Context, token: int) -> _Context:
+        """Return the context after one more token."""
+        last = (*context.last, token)[-LONGEST_KEY:]
+        return _Context(last, self._index.follow(context.match, token, last))

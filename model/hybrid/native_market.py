@@ -1,0 +1,210 @@
+"""The market of the hybrid in C++, where there is a compiler (`market.cpp`)."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from model.best_first import CENTRES, MEMORY, MINUS_EDGES
+from model.draft_tree import DraftTree
+from model.hybrid.frequent_tokens import NUM_TOKENS
+from model.hybrid.market import (
+    FIRST_FREQUENT,
+    IN_TEXT_WEIGHT,
+    KIND_CENTRES,
+    KIND_SOURCES,
+    MATCH_WEIGHTS,
+    ROW_WEIGHTS,
+    Market,
+)
+from model.hybrid.row_tables import FIRST, NUM_CODES
+from model.native_code import BuildError, built
+from model.prices import MARGIN, Prices
+from model.verification import Acceptance
+
+SOURCE = Path(__file__).with_name("market.cpp")
+# The same numbers as Python's: no product is added without being rounded.
+OPTIONS = ("-ffp-contract=off",)
+
+
+class _Shared(ctypes.Structure):
+    """As `Shared` in `market.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_slots", "k", "vocab_size")),
+        *((name, ctypes.c_int64) for name in ("num_buckets", "num_codes", "first_of_row")),
+        *((name, ctypes.c_int64) for name in ("num_match_weights", "num_frequent")),
+        *((name, ctypes.c_int64) for name in ("first_frequent", "num_kinds")),
+        *((name, ctypes.c_double) for name in ("in_text_weight", "most_observations")),
+        *((name, ctypes.c_void_p) for name in ("minus_edges", "row_weights", "match_weights")),
+        *((name, ctypes.c_void_p) for name in ("kind_centres", "keys", "rows", "rates", "counts")),
+    )
+
+
+_POINTER, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+# Result and arguments of every function.
+_FUNCTIONS: Mapping[str, tuple[type | None, tuple[type, ...]]] = {
+    "market_new": (_POINTER, (_POINTER,)),
+    "market_free": (None, (_POINTER,)),
+    "market_reload": (None, (_POINTER,)),
+    "market_start": (None, (_POINTER, _POINTER, _NUMBER)),
+    "market_append": (None, (_POINTER, _POINTER, _NUMBER)),
+    "market_write_rows": (None, (_POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER, _POINTER)),
+    "market_grow": (
+        _NUMBER,
+        (
+            *(_POINTER, _FLAG, _NUMBER, _NUMBER, _FLAG),
+            *(_NUMBER, _POINTER, _POINTER, ctypes.c_double),
+            *(_POINTER, _POINTER, _POINTER),
+        ),
+    ),
+    "market_learn": (
+        None,
+        (
+            *(_POINTER, _NUMBER, _POINTER, _POINTER),
+            *(_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER),
+        ),
+    ),
+}
+
+
+@cache
+def market_class() -> type[Market]:
+    """Return the fastest market that can be had here; why it is not the one in C++, standard error says
+    once.
+    """
+    try:
+        _library()
+    except (BuildError, ImportError, OSError) as error:
+        print(f"the hybrid drafts in Python, which takes longer: {error}", file=sys.stderr)
+        return Market
+    return NativeMarket
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(
+        str(built((SOURCE,), "the market of the hybrid (once, about 2 s)", OPTIONS))
+    )
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+class NativeMarket(Market):
+    """A market whose text, trees and bids are C++'s; it writes into the arrays of this one."""
+
+    def __init__(self, num_slots: int, k: int, vocab_size: int) -> None:
+        super().__init__(num_slots, k, vocab_size)
+        self._library = library = _library()
+        self._learned = self._rates.state().numpy()  # [2, kinds]
+        constants = [
+            np.array(numbers) for numbers in (MINUS_EDGES, ROW_WEIGHTS, MATCH_WEIGHTS, KIND_CENTRES)
+        ]
+        keys, rows = self.tables.arrays
+        arrays = (*constants, keys, rows, self._learned, self._frequent.state().numpy())
+        sizes = (num_slots, k, vocab_size, len(CENTRES), NUM_CODES, FIRST)
+        kinds = (len(MATCH_WEIGHTS), NUM_TOKENS, FIRST_FREQUENT, self._learned.shape[1])
+        shared = _Shared(
+            *(*sizes, *kinds, IN_TEXT_WEIGHT, MEMORY), *(values.ctypes.data for values in arrays)
+        )
+        self._arrays = arrays  # which C++ reads and writes
+        self._market = library.market_new(ctypes.byref(shared))
+        weakref.finalize(self, library.market_free, self._market)
+        self._nodes = tuple(array("i", [0]) for _ in range(3))
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text: index the prompt."""
+        tokens = array("i", prompt_ids)
+        self._library.market_start(self._market, _address(tokens), len(tokens))
+
+    def write_rows(
+        self,
+        text: Sequence[int],
+        begin: int,
+        token_ids: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+    ) -> None:
+        """Make rows of what follows each token of a text from `begin` on: k tokens and their logits."""
+        tokens, rows = array("i", text), _flat("i", token_ids)
+        values = _flat("d", logits)
+        self._library.market_write_rows(
+            *(self._market, _address(tokens), begin, len(tokens), _address(rows), _address(values))
+        )
+
+    def grow(
+        self,
+        root: int,
+        num_nodes: int,
+        max_depth: int,
+        chain_only: bool,
+        prices: Prices | None,
+        device: torch.device,
+    ) -> DraftTree:
+        """Return the tree of the most probable nodes; as `Market.grow`."""
+        if len(self._nodes[0]) <= num_nodes:
+            self._nodes = tuple(array("i", bytes(4 * (1 + num_nodes))) for _ in range(3))
+        sizes = array("q", prices.sizes if prices else ())
+        milliseconds = array("d", prices.milliseconds if prices else ())
+        count = self._library.market_grow(
+            *(self._market, root, num_nodes, max_depth, chain_only),
+            *(len(sizes), _address(sizes), _address(milliseconds), MARGIN),
+            *map(_address, self._nodes),
+        )
+        tokens, parents, kinds = (values[:count].tolist() for values in self._nodes)
+        names = tuple([KIND_SOURCES[kind] for kind in kinds])
+        return DraftTree.from_lists(tokens, tuple(parents), device, names)
+
+    def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
+        """Learn from the last tree that was grown; as `Market.learn`."""
+        tokens, parents, _ = self._nodes
+        path, emitted = array("q", acceptance.path), array("i", acceptance.tokens)
+        token_ids, logits = acceptance.candidates
+        rows, values = _flat("i", token_ids), _flat("d", logits)
+        self._library.market_learn(
+            *(self._market, tree.topology.num_nodes, _address(tokens), _address(parents)),
+            *(_address(path), len(path), _address(emitted), len(emitted)),
+            *(_address(rows), _address(values), len(token_ids[0])),
+        )
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Take over new tokens of the text."""
+        new = array("i", tokens)
+        self._library.market_append(self._market, _address(new), len(new))
+
+    def reset(self) -> None:
+        """Forget the rows, and what guesses were worth."""
+        super().reset()
+        self._share()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the rows, what guesses were worth, and the counts of tokens."""
+        return {**super().memory(), "rates": torch.from_numpy(self._learned.copy())}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned; errors are those of `Market.load_memory`."""
+        super().load_memory(tensors)
+        self._share()
+
+    def _share(self) -> None:
+        """Let C++ know what has changed in Python."""
+        self._learned[:] = self._rates.state().numpy()
+        self._library.market_reload(self._market)
+
+
+def _flat(kind: str, rows: Sequence[Sequence[float]]) -> array[float]:
+    return array(kind, chain.from_iterable(rows))
+
+
+def _address(values: array[int] | array[float]) -> int:
+    return values.buffer_info()[0]

@@ -1,0 +1,144 @@
+"""The market in C++ does what the one in Python does: equal trees, equal memory, after any text.
+
+Run: pytest tests/model/hybrid/test_native_market.py
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from model.draft_tree import DraftTree
+from model.hybrid.market import Market
+from model.hybrid.native_market import NativeMarket, market_class
+from model.prices import Prices
+from model.verification import Acceptance, verify
+
+CPU = torch.device("cpu")
+SIZES = (1, 2, 4, 6, 8, 12, 24)
+
+
+@pytest.fixture
+def _native() -> None:
+    if market_class() is not NativeMarket:
+        pytest.skip("the market cannot be built here")
+
+
+class Pair:
+    """Both markets, told the same; what they say is compared."""
+
+    def __init__(self, seed: int, k: int, vocab_size: int, num_slots: int) -> None:
+        self.source = random.Random(seed)
+        self.k, self.vocab_size = k, vocab_size
+        self.markets = [kind(num_slots, k, vocab_size) for kind in (Market, NativeMarket)]
+
+    def tokens(self, count: int) -> list[int]:
+        """Return random tokens: some often, so that n-grams repeat."""
+        draw = self.source.random
+        return [int(self.vocab_size * draw() ** 3) for _ in range(count)]
+
+    def prices(self) -> Prices | None:
+        """Return random prices, rising, or none."""
+        if self.source.random() < 0.3:
+            return None
+        costs = sorted(1.0 + self.source.random() * size / 8 for size in SIZES)
+        return Prices(SIZES, tuple(costs))
+
+    def verified(self, tree: DraftTree) -> Acceptance:
+        """Return what a model with random logits accepts, along the tree more often than not."""
+        num_nodes = tree.topology.num_nodes
+        logits = torch.randn(
+            num_nodes,
+            self.vocab_size,
+            generator=torch.Generator().manual_seed(self.source.getrandbits(30)),
+        )
+        for child in range(1, num_nodes):
+            if self.source.random() < 0.6:
+                logits[tree.topology.parents[child], tree.token_ids[child]] = 6.0
+        return verify(tree, logits, num_candidates=self.k)
+
+    def start(self) -> None:
+        """Begin a text in both, with rows of a part of it."""
+        prompt = self.tokens(self.source.choice((1, 2, 5, 300)))
+        begin = self.source.randrange(len(prompt))
+        values, ids = torch.randn(len(prompt) - begin, self.vocab_size).topk(self.k)
+        for market in self.markets:
+            market.start(prompt)
+            market.write_rows(prompt, begin, ids.tolist(), values.tolist())
+
+    def step(self) -> None:
+        """Draft in both, and teach both."""
+        root, num_nodes = self.tokens(1)[0], self.source.choice((1, 3, 7, 30))
+        max_depth, chain_only = self.source.choice((0, 1, 3, 24)), self.source.random() < 0.2
+        prices = self.prices()
+        trees = [
+            market.grow(root, num_nodes, max_depth, chain_only, prices, CPU)
+            for market in self.markets
+        ]
+        assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
+        assert trees[0].topology is trees[1].topology
+        assert trees[0].sources == trees[1].sources
+        acceptance = self.verified(trees[0])
+        for market, tree in zip(self.markets, trees, strict=True):
+            market.learn(tree, acceptance)
+
+    def compare(self) -> dict[str, torch.Tensor]:
+        """Compare the memories, and return them."""
+        memories = [market.memory() for market in self.markets]
+        assert set(memories[0]) == set(memories[1])
+        for name, tensor in memories[0].items():
+            assert torch.equal(tensor, memories[1][name]), name
+        return memories[0]
+
+
+@pytest.mark.usefixtures("_native")
+@pytest.mark.parametrize(
+    ("k", "vocab_size", "num_slots"), [(8, 67, 256), (2, 20, 2**12), (30, 500, 2**10), (1, 3, 256)]
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_both_markets_draft_and_learn_the_same(
+    seed: int, k: int, vocab_size: int, num_slots: int
+) -> None:
+    pair = Pair(seed, k, vocab_size, num_slots)
+    for text in range(4):
+        pair.start()
+        for _ in range(40):
+            if pair.source.random() < 0.3:
+                skipped = pair.tokens(pair.source.randrange(4))
+                for market in pair.markets:
+                    market.append(skipped)
+            else:
+                pair.step()
+        memory = pair.compare()
+        if text == 1:
+            for market in pair.markets:
+                market.reset()
+            pair.compare()
+            for market in pair.markets:
+                market.load_memory(memory)
+            pair.compare()
+
+
+@pytest.mark.usefixtures("_native")
+def test_prompts_may_hold_tokens_without_a_logit() -> None:
+    pair = Pair(0, k=4, vocab_size=50, num_slots=256)
+    for market in pair.markets:
+        market.start([3, 4000, 5, 3])
+    pair.step()
+    pair.compare()
+
+
+def test_without_a_compiler_python_drafts_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from model.hybrid import native_market
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: "no-such-compiler")
+    monkeypatch.setattr(native_market, "_library", native_market._library.__wrapped__)
+    assert market_class.__wrapped__() is Market
+    assert "drafts in Python, which takes longer: no C++ compiler" in capsys.readouterr().err
