@@ -74,15 +74,22 @@ class Growth(Generic[Context]):
             device: of the token ids.
             sources: where guesses of each kind come from; None where all have one source.
         """
-        # Level by level: grown in another order, the same shape is the same topology.
+        # Depth first: the same shape, grown in another order, is the same topology, and the likeliest path stays
+        # where it is in the cache when it is accepted.
         children: list[list[int]] = [[] for _ in range(1 + num_drafted)]
-        for node in range(1, 1 + num_drafted):
+        for node in range(num_drafted, 0, -1):
             children[self.parents[node]].append(node)
-        self._order = order = [0]
-        parents = [-1]
-        for place, node in enumerate(order):  # which grows meanwhile
-            order += children[node]
-            parents += [place] * len(children[node])
+        order: list[int] = []
+        parents: list[int] = []
+        places = [-1] * (2 + num_drafted)  # by node; the last is that of the root's parent
+        waiting = [0]
+        while waiting:
+            node = waiting.pop()
+            places[node] = len(order)
+            order.append(node)
+            parents.append(places[self.parents[node]])
+            waiting += children[node]
+        self._order = order
         tokens = [self.tokens[node] for node in order]
         names = tuple([sources[self._kinds[node]] for node in order]) if sources else None
         return DraftTree.from_lists(tokens, tuple(parents), device, names)

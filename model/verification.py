@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from model.draft_tree import DraftTree
+from model.draft_tree import DraftTree, TreeTopology
 from model.top_k import top_k
 
 
@@ -66,11 +66,13 @@ class Acceptance:
     is_decided: bool = True
     is_stopped: bool = False
 
-    @property
-    def accepted_last(self) -> list[int]:
-        """All nodes, the accepted ones last: true successors overwrite what was learned from guesses."""
+    def accepted_last(self, topology: TreeTopology) -> list[int]:
+        """Return all nodes of the tree, level by level, but the accepted ones last: true successors
+        overwrite what was learned from guesses.
+        """
         path = self.path
-        return [node for node in range(len(self.node_tokens)) if node not in path] + path
+        others = [node for node in range(len(self.node_tokens)) if node not in path]
+        return sorted(others, key=topology.depths.__getitem__) + path
 
     def decided(self, token: int, is_stopped: bool = False) -> Acceptance:
         """Return this acceptance with the open token filled in."""

@@ -468,24 +468,25 @@ void market_write_rows(
   }
 }
 
-// Grow a tree, and put it in order level by level: tokens, parents and kinds [N], the root first; returns N.
+// Grow a tree, and put it in order depth first: tokens, parents and kinds [N], the root first; returns N.
 int64_t market_grow(
     Market* market, int32_t root, int64_t num_nodes, int64_t max_depth, int32_t chain_only, int64_t num_prices,
     const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
   const int64_t N = 1 + market->grow(root, num_nodes, max_depth, chain_only, {num_prices, sizes, milliseconds, margin});
+  const auto& nodes = market->nodes;
   auto& order = market->order;
-  order.assign(1, 0);
-  parents[0] = -1;
-  for (int64_t place = 0; place < static_cast<int64_t>(order.size()); ++place) {
-    const Node& node = market->nodes[order[place]];
-    tokens[place] = node.token;
-    kinds[place] = node.kind;
-    for (int32_t child = order[place] + 1; child < N; ++child) {
-      if (market->nodes[child].parent != order[place]) continue;
-      parents[order.size()] = place;
-      order.push_back(child);
+  order.clear();
+  const auto place = [&](int32_t node, int32_t parent, const auto& place_rest) -> void {
+    const int32_t own = order.size();
+    order.push_back(node);
+    tokens[own] = nodes[node].token;
+    parents[own] = parent;
+    kinds[own] = nodes[node].kind;
+    for (int32_t child = node + 1; child < N; ++child) {
+      if (nodes[child].parent == node) place_rest(child, own, place_rest);
     }
-  }
+  };
+  place(0, -1, place);
   return N;
 }
 
@@ -506,10 +507,14 @@ void market_learn(
     const int count = std::min(LONGEST_ROW_KEY, last.count);
     market->write(last.from_end(0), count, token_ids + node * width, logits + node * width);
   };
-  // Of equal contexts the last written wins.
+  // Of equal contexts the last written wins: the accepted nodes, and of others the deeper one.
+  std::vector<int64_t> others;
   for (int64_t node = 0; node < N; ++node) {
-    if (std::find(path, path + path_length, node) == path + path_length) write(node);
+    if (std::find(path, path + path_length, node) == path + path_length) others.push_back(node);
   }
+  const auto depth_of = [&](int64_t node) { return market->nodes[market->order[node]].depth; };
+  std::stable_sort(others.begin(), others.end(), [&](int64_t a, int64_t b) { return depth_of(a) < depth_of(b); });
+  for (const int64_t node : others) write(node);
   for (int64_t i = 0; i < path_length; ++i) write(path[i]);
   market_append(market, emitted, num_emitted);
 }

@@ -127,7 +127,7 @@ class Market:
             contexts.append((*contexts[parents[node]][1 - LONGEST_ROW_KEY :], tokens[node]))
         (token_ids, logits), k = acceptance.candidates, self._k
         # Of equal contexts the last written wins.
-        for node in acceptance.accepted_last:
+        for node in acceptance.accepted_last(tree.topology):
             self.tables.write(contexts[node], token_ids[node][:k], logits[node][:k])
         self.append(acceptance.tokens)
 

@@ -187,7 +187,7 @@ class RecyclingDrafter(Drafter):
         wins.
         """
         acceptance, k = step.acceptance, self.config.output_id_topk
-        order = acceptance.accepted_last
+        order = acceptance.accepted_last(step.tree.topology)
         if self._is_original:
             if step.stop_reason is not None and not self._stops_after_update(step):
                 return

@@ -106,7 +106,7 @@ def test_trees_of_one_shape_are_one_topology_whichever_node_came_first() -> None
         trees.append((growth.tokens, growth.tree(3, CPU)))
     assert trees[0][0] == [99, 1, 2, 3] and trees[1][0] == [99, 1, 3, 2]
     assert trees[0][1].topology is trees[1][1].topology
-    assert trees[1][1].token_ids.tolist() == [99, 1, 2, 3]
+    assert trees[0][1].token_ids.tolist() == [99, 1, 3, 2], "the likeliest path first"
 
 
 def test_only_as_much_is_grown_as_is_read() -> None:
@@ -150,13 +150,13 @@ def test_guesses_after_accepted_nodes_teach_their_kinds() -> None:
 
 
 def test_of_a_tree_in_another_order_the_right_kinds_are_taught() -> None:
-    growth = grown({(): [(0.9, 1, 0), (0.5, 2, 1)], (1,): [(0.9, 3, 2)], (2,): [(0.1, 4, 3)]}, 3)
+    growth = grown({(): [(0.9, 1, 0), (0.5, 2, 1)], (1,): [(0.4, 3, 2)], (2,): [(0.1, 4, 3)]}, 3)
     assert len(list(growth)) == 4
-    assert growth.tokens == [99, 1, 3, 2, 4]
+    assert growth.tokens == [99, 1, 2, 3, 4]
     tree = growth.tree(4, CPU)
-    assert tree.token_ids.tolist() == [99, 1, 2, 3, 4]
+    assert tree.token_ids.tolist() == [99, 1, 3, 2, 4]
     logits = torch.zeros(5, 9)
-    logits[0, 2] = logits[2, 4] = logits[4, 8] = 1.0
+    logits[0, 2] = logits[3, 4] = logits[4, 8] = 1.0
     rates = AcceptanceRates([0.5] * 4, strength=1)
     growth.teach(rates, verify(tree, logits))
     assert rates.rates == [0.25, 0.75, 0.5, 0.75], "wrong, right, not reached, right"

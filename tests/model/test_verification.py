@@ -113,7 +113,17 @@ def test_duplicate_siblings_are_all_followed() -> None:
     logits = torch.eye(4)[[1, 2, 2, 3]]
     acceptance = verify(tree, logits)
     assert acceptance.path == [0, 2, 3], "the second sibling has the longer path"
-    assert acceptance.accepted_last == [1, 0, 2, 3]
+    assert acceptance.accepted_last(tree.topology) == [1, 0, 2, 3]
+
+
+def test_rejected_nodes_are_learned_from_level_by_level_before_the_accepted_ones() -> None:
+    tree = DraftTree.from_lists([0, 1, 2, 3, 1], (-1, 0, 1, 0, 3), CPU)
+    acceptance = verify(tree, torch.eye(4)[[3, 0, 0, 0, 0]])
+    assert acceptance.path == [0, 3]
+    assert acceptance.accepted_last(tree.topology) == [1, 2, 4, 0, 3]
+    swapped = DraftTree.from_lists([0, 1, 2, 3, 1], (-1, 0, 1, 0, 0), CPU)
+    acceptance = verify(swapped, torch.eye(4)[[2, 0, 0, 0, 0]])
+    assert acceptance.accepted_last(swapped.topology) == [1, 3, 4, 2, 0]
 
 
 def test_equal_logits_go_to_the_first_as_in_plain_decoding() -> None:
