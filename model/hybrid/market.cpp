@@ -1,6 +1,4 @@
-// The market of the hybrid: what market.py does, node by node and number by number, in a tenth of the time. After a pass
-// over the model nothing is left of a step's objects in the processor's caches, so that Python spends most of a step
-// waiting for memory; here a step touches a few arrays.
+// The market of the hybrid: what market.py does, node by node and number by number, in a tenth of the time.
 //
 // The arrays of rows, rates and counts are Python's, which saves and loads them; the text and the tree under way are kept
 // here.
@@ -9,18 +7,19 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <queue>
+#include <functional>
 #include <vector>
+
+#include "../best_first.h"
+
+using namespace best_first;
 
 namespace {
 
 constexpr int LONGEST_ROW_KEY = 3;
 constexpr int LONGEST_KEY = 4;  // of the text's n-grams
 constexpr int64_t LONGEST_MATCH = 24;
-constexpr int64_t NOWHERE = -1;
 
 }  // namespace
 
@@ -176,54 +175,23 @@ class SuffixIndex {
   size_t num_entries_ = 0;
 };
 
-struct Guess {
-  double probability;
-  int32_t token, kind;
-
-  bool operator>(const Guess& other) const {
-    if (probability != other.probability) return probability > other.probability;
-    if (token != other.token) return token > other.token;
-    return kind > other.kind;
-  }
-};
-
-struct Node {
-  int32_t token, parent, kind, depth;
-  bool has_context;
-  Context context;
-};
-
-// A node that waits in the heap for its guesses, or for the next of them to become its child.
-struct Waiting {
-  double negative;  // minus the probability that the child is accepted; without guesses, that the node is
-  int64_t number;
-  int32_t parent;
-  double reached;
-  int64_t first_guess, num_guesses;  // NOWHERE: not asked for yet
-
-  bool operator<(const Waiting& other) const {  // of a heap's top: comes later
-    return negative != other.negative ? negative > other.negative : number > other.number;
-  }
-};
-
-// Milliseconds of a step with so many nodes, rising; none: all nodes are drawn.
-struct Prices {
-  int64_t count;
-  const int64_t* sizes;
-  const double* milliseconds;
-  double margin;
-};
-
 }  // namespace
 
 struct Market {
   Shared shared;
+  Rates rates;
+  Buckets buckets;
   SuffixIndex index;
+  Growth<Market, Context> growth;
   std::vector<int32_t> frequent;  // the most frequent first
-  std::vector<Node> nodes;        // in the order of growth
-  std::vector<int32_t> order;     // of each node of the tree, its number there
 
-  explicit Market(const Shared& shared) : shared(shared), index(shared.vocab_size) { reload(); }
+  explicit Market(const Shared& shared)
+      : shared(shared),
+        rates{shared.rates, shared.num_kinds, shared.most_observations},
+        buckets{shared.minus_edges, shared.num_buckets},
+        index(shared.vocab_size) {
+    reload();
+  }
 
   // Take over counts that Python has changed.
   void reload() {
@@ -242,16 +210,10 @@ struct Market {
   // Write a row of k tokens, after `count` tokens that end at `last`, under all lengths of key.
   void write(const int32_t* last, int count, const int32_t* tokens, const double* logits) {
     const int64_t k = shared.k;
-    double total = 0.0;
-    weights_.clear();
-    for (int64_t i = 0; i < k; ++i) {
-      weights_.push_back(std::exp(logits[i] - logits[0]));
-      total += weights_.back();
-    }
-    row_.clear();
-    for (int64_t i = 0; i < k; ++i) {
-      row_.push_back(tokens[i] * shared.num_codes + 1 + bucket_of(weights_[i] / -total));
-    }
+    weights_.resize(k);
+    row_.resize(k);
+    buckets.codes(logits, k, weights_.data(), row_.data());
+    for (int64_t i = 0; i < k; ++i) row_[i] += tokens[i] * shared.num_codes;
     row_[0] += shared.first_of_row;
     for (int length = 1; length <= count; ++length) {
       const int64_t key = hash_of(last - length, length), slot = key & (shared.num_slots - 1);
@@ -260,130 +222,15 @@ struct Market {
     }
   }
 
-  // Grow the tree; return how many nodes are drafted.
-  int64_t grow(int32_t root, int64_t num_nodes, int64_t max_depth, bool chain_only, const Prices& prices) {
-    nodes.clear();
-    guesses_.clear();
-    heap_ = {};
-    next_number_ = 0;
-    nodes.push_back({root, -1, 0, 0, true, {index.end(LONGEST_KEY), index.match_end()}});
-    if (max_depth > 0) wait(-1.0, 0, 1.0, NOWHERE, 0);
-    num_nodes_ = num_nodes;
-    max_depth_ = max_depth;
-    chain_only_ = chain_only;
-    if (prices.count) return worth(prices);
-    int64_t drawn = 0;
-    while (next() >= 0.0) ++drawn;
-    return drawn;
+  Context follow(const Context& before, int32_t token) const {
+    Context after = before;
+    after.last.push(token);
+    after.match = index.follow(before.match, token, after.last);
+    return after;
   }
 
-  // Say of every guess after an accepted node, drafted or only considered, if it came true.
-  void teach(const int64_t* path, const int32_t* tokens, int64_t count) {
-    std::vector<int32_t> following(nodes.size(), -1);
-    for (int64_t i = 0; i < count; ++i) following[order[path[i]]] = tokens[i];
-    for (size_t node = 1; node < nodes.size(); ++node) {
-      const int32_t token = following[nodes[node].parent];
-      if (token < 0) continue;
-      const int64_t kind = nodes[node].kind;
-      double& weight = shared.rates[shared.num_kinds + kind];
-      weight = std::min(weight + 1.0, shared.most_observations);
-      const double came_true = token == nodes[node].token;
-      shared.rates[kind] += (came_true - shared.rates[kind]) / weight;
-    }
-  }
-
- private:
-  int64_t bucket_of(double minus_probability) const {
-    const double* begin = shared.minus_edges;
-    return std::lower_bound(begin, begin + shared.num_buckets - 1, minus_probability) - begin;
-  }
-
-  // Put a token where its count says, if it is among the most frequent; of equal counts the larger id comes first.
-  void rank(int32_t token) {
-    const auto comes_before = [this](int32_t a, int32_t b) {
-      return shared.counts[a] != shared.counts[b] ? shared.counts[a] > shared.counts[b] : a > b;
-    };
-    if (std::find(frequent.begin(), frequent.end(), token) == frequent.end()) {
-      if (static_cast<int64_t>(frequent.size()) == shared.num_frequent && comes_before(frequent.back(), token)) return;
-      frequent.push_back(token);
-    }
-    std::sort(frequent.begin(), frequent.end(), comes_before);
-    if (static_cast<int64_t>(frequent.size()) > shared.num_frequent) frequent.pop_back();
-  }
-
-  void wait(double negative, int32_t parent, double reached, int64_t first_guess, int64_t num_guesses) {
-    heap_.push({negative, next_number_++, parent, reached, first_guess, num_guesses});
-  }
-
-  // Add the next node; return the probability that it is accepted, -1 if there is none.
-  double next() {
-    while (!heap_.empty() && num_nodes_ > 0) {
-      const Waiting top = heap_.top();
-      heap_.pop();
-      if (top.first_guess == NOWHERE) {
-        const int64_t first = guesses_.size();
-        guess(context_of(top.parent));
-        const int64_t count = guesses_.size() - first;
-        if (count) wait(-top.reached * guesses_[first].probability, top.parent, top.reached, first, count);
-        continue;
-      }
-      const Guess chosen = guesses_[top.first_guess];
-      const int32_t node = nodes.size(), depth = nodes[top.parent].depth + 1;
-      nodes.push_back({chosen.token, top.parent, chosen.kind, depth, false, {}});
-      if (top.num_guesses > 1 && !chain_only_) {
-        const double probability = top.reached * guesses_[top.first_guess + 1].probability;
-        wait(-probability, top.parent, top.reached, top.first_guess + 1, top.num_guesses - 1);
-      }
-      if (depth < max_depth_) wait(top.negative, node, -top.negative, NOWHERE, 0);
-      --num_nodes_;
-      return -top.negative;
-    }
-    return -1.0;
-  }
-
-  // As `Prices.worth` in model/prices.py.
-  int64_t worth(const Prices& prices) {
-    double tokens = 1.0, gain = 1.0, best_rate = prices.margin / prices.milliseconds[0];
-    int64_t num_read = 0, best = 0;
-    bool is_over = false;
-    for (int64_t i = 1; i < prices.count; ++i) {
-      while (num_read < prices.sizes[i] - 1) {
-        gain = next();
-        if (gain < 0.0) {
-          is_over = true;
-          break;
-        }
-        tokens += gain;
-        ++num_read;
-      }
-      const double rate = tokens / prices.milliseconds[i];
-      if (rate > best_rate) {
-        best_rate = rate * prices.margin;
-        best = num_read;
-      }
-      bool is_hopeless = true;
-      for (int64_t larger = i + 1; larger < prices.count && is_hopeless; ++larger) {
-        const double more = (prices.sizes[larger] - prices.sizes[i]) * gain;
-        is_hopeless = tokens + more <= best_rate * prices.milliseconds[larger];
-      }
-      if (is_over || is_hopeless) break;
-    }
-    return best;
-  }
-
-  const Context& context_of(int32_t number) {
-    Node& node = nodes[number];
-    if (!node.has_context) {
-      node.context = context_of(node.parent);
-      node.context.last.push(node.token);
-      node.context.match = index.follow(node.context.match, node.token, node.context.last);
-      node.has_context = true;
-    }
-    return node.context;
-  }
-
-  // Pool what the sources say about the token after a context; the guesses go behind `guesses_`, the likeliest first.
-  void guess(const Context& context) {
+  // Pool what the sources say about the token after a context.
+  void guess(const Context& context, std::vector<Guess>& guesses) {
     weights_.clear();
     tokens_.clear();
     const auto weight_of = [this](int32_t token) -> double& {
@@ -412,11 +259,11 @@ struct Market {
       kind_of_match = shared.num_buckets * (is_known ? 2 : 1);
       weight_of(matching) *= shared.match_weights[step];
     }
-    const size_t first = guesses_.size();
+    const size_t first = guesses.size();
     if (tokens_.empty()) {
       for (size_t rank = 0; rank < frequent.size(); ++rank) {
         const int32_t kind = shared.first_frequent + rank;
-        guesses_.push_back({shared.rates[kind], frequent[rank], kind});
+        guesses.push_back({rates[kind], frequent[rank], kind});
       }
     }
     double total = 1.0;  // "none of these"
@@ -426,21 +273,31 @@ struct Market {
     }
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const double probability = weights_[i] / total;
-      int64_t kind = bucket_of(-probability);
+      int32_t kind = buckets.of(-probability);
       if (tokens_[i] == matching) kind += kind_of_match;
-      const double expected = probability * shared.rates[kind] / shared.kind_centres[kind];
-      guesses_.push_back({expected < 1.0 ? expected : 1.0, tokens_[i], static_cast<int32_t>(kind)});
+      const double expected = probability * rates[kind] / shared.kind_centres[kind];
+      guesses.push_back({expected < 1.0 ? expected : 1.0, tokens_[i], kind});
     }
-    std::sort(guesses_.begin() + first, guesses_.end(), std::greater<>());
+    std::sort(guesses.begin() + first, guesses.end(), std::greater<>());
   }
 
-  std::priority_queue<Waiting> heap_;
-  std::vector<Guess> guesses_;  // of all nodes that were asked
+ private:
+  // Put a token where its count says, if it is among the most frequent; of equal counts the larger id comes first.
+  void rank(int32_t token) {
+    const auto comes_before = [this](int32_t a, int32_t b) {
+      return shared.counts[a] != shared.counts[b] ? shared.counts[a] > shared.counts[b] : a > b;
+    };
+    if (std::find(frequent.begin(), frequent.end(), token) == frequent.end()) {
+      if (static_cast<int64_t>(frequent.size()) == shared.num_frequent && comes_before(frequent.back(), token)) return;
+      frequent.push_back(token);
+    }
+    std::sort(frequent.begin(), frequent.end(), comes_before);
+    if (static_cast<int64_t>(frequent.size()) > shared.num_frequent) frequent.pop_back();
+  }
+
   std::vector<int32_t> tokens_;  // bid for at a node, and their weights
   std::vector<double> weights_;
   std::vector<int32_t> row_;
-  int64_t next_number_ = 0, num_nodes_ = 0, max_depth_ = 0;
-  bool chain_only_ = false;
 };
 
 extern "C" {
@@ -468,25 +325,14 @@ void market_write_rows(
   }
 }
 
-// Grow a tree, and put it in order depth first: tokens, parents and kinds [N], the root first; returns N.
+// Grow a tree at the end of the text: tokens, parents and kinds [N], the root first; returns N.
 int64_t market_grow(
-    Market* market, int32_t root, int64_t num_nodes, int64_t max_depth, int32_t chain_only, int64_t num_prices,
+    Market* market, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_prices,
     const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
-  const int64_t N = 1 + market->grow(root, num_nodes, max_depth, chain_only, {num_prices, sizes, milliseconds, margin});
-  const auto& nodes = market->nodes;
-  auto& order = market->order;
-  order.clear();
-  const auto place = [&](int32_t node, int32_t parent, const auto& place_rest) -> void {
-    const int32_t own = order.size();
-    order.push_back(node);
-    tokens[own] = nodes[node].token;
-    parents[own] = parent;
-    kinds[own] = nodes[node].kind;
-    for (int32_t child = node + 1; child < N; ++child) {
-      if (nodes[child].parent == node) place_rest(child, own, place_rest);
-    }
-  };
-  place(0, -1, place);
+  const Context context{market->index.end(LONGEST_KEY), market->index.match_end()};
+  const Prices prices{num_prices, sizes, milliseconds, margin};
+  const int64_t N = market->growth.grow(*market, root, context, num_drafted, max_depth, chain_only, prices);
+  market->growth.put_in_order(N, tokens, parents, kinds);
   return N;
 }
 
@@ -495,7 +341,8 @@ int64_t market_grow(
 void market_learn(
     Market* market, int64_t N, const int32_t* tokens, const int32_t* parents, const int64_t* path, int64_t path_length,
     const int32_t* emitted, int64_t num_emitted, const int32_t* token_ids, const double* logits, int64_t width) {
-  market->teach(path, emitted, std::min(path_length, num_emitted));
+  const auto& growth = market->growth;
+  growth.teach(market->rates, path, emitted, std::min(path_length, num_emitted));
   std::vector<Last> contexts(N);
   contexts[0] = market->index.end(LONGEST_ROW_KEY);
   for (int64_t node = 1; node < N; ++node) {
@@ -512,8 +359,9 @@ void market_learn(
   for (int64_t node = 0; node < N; ++node) {
     if (std::find(path, path + path_length, node) == path + path_length) others.push_back(node);
   }
-  const auto depth_of = [&](int64_t node) { return market->nodes[market->order[node]].depth; };
-  std::stable_sort(others.begin(), others.end(), [&](int64_t a, int64_t b) { return depth_of(a) < depth_of(b); });
+  std::stable_sort(others.begin(), others.end(), [&](int64_t a, int64_t b) {
+    return growth.depth_of(a) < growth.depth_of(b);
+  });
   for (const int64_t node : others) write(node);
   for (int64_t i = 0; i < path_length; ++i) write(path[i]);
   market_append(market, emitted, num_emitted);

@@ -32,6 +32,7 @@ from model.prices import MARGIN, Prices
 from model.verification import Acceptance
 
 SOURCE = Path(__file__).with_name("market.cpp")
+HEADER = Path(__file__).parent.with_name("best_first.h")
 # The same numbers as Python's: no product is added without being rounded.
 OPTIONS = ("-ffp-contract=off",)
 
@@ -93,7 +94,7 @@ def market_class() -> type[Market]:
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(
-        str(built((SOURCE,), "the market of the hybrid (once, about 2 s)", OPTIONS))
+        str(built((SOURCE, HEADER), "the market of the hybrid (once, about 2 s)", OPTIONS))
     )
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
