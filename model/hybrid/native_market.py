@@ -8,7 +8,6 @@ import weakref
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +26,21 @@ from model.hybrid.market import (
     Market,
 )
 from model.hybrid.row_tables import FIRST, NUM_CODES
-from model.native_code import BuildError, built
-from model.prices import MARGIN, Prices
+from model.native_code import BuildError
+from model.native_growth import (
+    GROW_ARGUMENTS,
+    NUMBER,
+    POINTER,
+    Functions,
+    NativeGrowth,
+    address,
+    flat,
+    loaded,
+)
+from model.prices import Prices
 from model.verification import Acceptance
 
 SOURCE = Path(__file__).with_name("market.cpp")
-HEADER = Path(__file__).parent.with_name("best_first.h")
-# The same numbers as Python's: no product is added without being rounded.
-OPTIONS = ("-ffp-contract=off",)
 
 
 class _Shared(ctypes.Structure):
@@ -49,33 +55,6 @@ class _Shared(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("minus_edges", "row_weights", "match_weights")),
         *((name, ctypes.c_void_p) for name in ("kind_centres", "keys", "rows", "rates", "counts")),
     )
-
-
-_POINTER, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-# Result and arguments of every function.
-_FUNCTIONS: Mapping[str, tuple[type | None, tuple[type, ...]]] = {
-    "market_new": (_POINTER, (_POINTER,)),
-    "market_free": (None, (_POINTER,)),
-    "market_reload": (None, (_POINTER,)),
-    "market_start": (None, (_POINTER, _POINTER, _NUMBER)),
-    "market_append": (None, (_POINTER, _POINTER, _NUMBER)),
-    "market_write_rows": (None, (_POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER, _POINTER)),
-    "market_grow": (
-        _NUMBER,
-        (
-            *(_POINTER, _FLAG, _NUMBER, _NUMBER, _FLAG),
-            *(_NUMBER, _POINTER, _POINTER, ctypes.c_double),
-            *(_POINTER, _POINTER, _POINTER),
-        ),
-    ),
-    "market_learn": (
-        None,
-        (
-            *(_POINTER, _NUMBER, _POINTER, _POINTER),
-            *(_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER),
-        ),
-    ),
-}
 
 
 @cache
@@ -93,13 +72,20 @@ def market_class() -> type[Market]:
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(
-        str(built((SOURCE, HEADER), "the market of the hybrid (once, about 2 s)", OPTIONS))
-    )
-    for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    what = "the market of the hybrid (once, about 2 s)"
+    tree = (NUMBER, POINTER, POINTER)
+    path, emitted, candidates = (POINTER, NUMBER), (POINTER, NUMBER), (POINTER, POINTER, NUMBER)
+    functions: Functions = {
+        "market_new": (POINTER, (POINTER,)),
+        "market_free": (None, (POINTER,)),
+        "market_reload": (None, (POINTER,)),
+        "market_start": (None, (POINTER, POINTER, NUMBER)),
+        "market_append": (None, (POINTER, POINTER, NUMBER)),
+        "market_write_rows": (None, (POINTER, POINTER, NUMBER, NUMBER, POINTER, POINTER)),
+        "market_grow": (NUMBER, GROW_ARGUMENTS),
+        "market_learn": (None, (POINTER, *tree, *path, *emitted, *candidates)),
+    }
+    return loaded(SOURCE, what, functions)
 
 
 class NativeMarket(Market):
@@ -122,12 +108,12 @@ class NativeMarket(Market):
         self._arrays = arrays  # which C++ reads and writes
         self._market = library.market_new(ctypes.byref(shared))
         weakref.finalize(self, library.market_free, self._market)
-        self._nodes = tuple(array("i", [0]) for _ in range(3))
+        self._native = NativeGrowth(library.market_grow, self._market)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a text: index the prompt."""
         tokens = array("i", prompt_ids)
-        self._library.market_start(self._market, _address(tokens), len(tokens))
+        self._library.market_start(self._market, address(tokens), len(tokens))
 
     def write_rows(
         self,
@@ -137,10 +123,10 @@ class NativeMarket(Market):
         logits: Sequence[Sequence[float]],
     ) -> None:
         """Make rows of what follows each token of a text from `begin` on: k tokens and their logits."""
-        tokens, rows = array("i", text), _flat("i", token_ids)
-        values = _flat("d", logits)
+        tokens, rows = array("i", text), flat("i", token_ids)
+        values = flat("d", logits)
         self._library.market_write_rows(
-            *(self._market, _address(tokens), begin, len(tokens), _address(rows), _address(values))
+            *(self._market, address(tokens), begin, len(tokens), address(rows), address(values))
         )
 
     def grow(
@@ -153,35 +139,25 @@ class NativeMarket(Market):
         device: torch.device,
     ) -> DraftTree:
         """Return the tree of the most probable nodes; as `Market.grow`."""
-        if len(self._nodes[0]) <= num_nodes:
-            self._nodes = tuple(array("i", bytes(4 * (1 + num_nodes))) for _ in range(3))
-        sizes = array("q", prices.sizes if prices else ())
-        milliseconds = array("d", prices.milliseconds if prices else ())
-        count = self._library.market_grow(
-            *(self._market, root, num_nodes, max_depth, chain_only),
-            *(len(sizes), _address(sizes), _address(milliseconds), MARGIN),
-            *map(_address, self._nodes),
-        )
-        tokens, parents, kinds = (values[:count].tolist() for values in self._nodes)
-        names = tuple([KIND_SOURCES[kind] for kind in kinds])
-        return DraftTree.from_lists(tokens, tuple(parents), device, names)
+        limits = (num_nodes, max_depth, chain_only)
+        return self._native.grow(root, *limits, prices, device, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn from the last tree that was grown; as `Market.learn`."""
-        tokens, parents, _ = self._nodes
+        tokens, parents = self._native.tokens, self._native.parents
         path, emitted = array("q", acceptance.path), array("i", acceptance.tokens)
         token_ids, logits = acceptance.candidates
-        rows, values = _flat("i", token_ids), _flat("d", logits)
+        rows, values = flat("i", token_ids), flat("d", logits)
         self._library.market_learn(
-            *(self._market, tree.topology.num_nodes, _address(tokens), _address(parents)),
-            *(_address(path), len(path), _address(emitted), len(emitted)),
-            *(_address(rows), _address(values), len(token_ids[0])),
+            *(self._market, tree.topology.num_nodes, address(tokens), address(parents)),
+            *(address(path), len(path), address(emitted), len(emitted)),
+            *(address(rows), address(values), len(token_ids[0])),
         )
 
     def append(self, tokens: Iterable[int]) -> None:
         """Take over new tokens of the text."""
         new = array("i", tokens)
-        self._library.market_append(self._market, _address(new), len(new))
+        self._library.market_append(self._market, address(new), len(new))
 
     def reset(self) -> None:
         """Forget the rows, and what guesses were worth."""
@@ -201,11 +177,3 @@ class NativeMarket(Market):
         """Let C++ know what has changed in Python."""
         self._learned[:] = self._rates.state().numpy()
         self._library.market_reload(self._market)
-
-
-def _flat(kind: str, rows: Sequence[Sequence[float]]) -> array[float]:
-    return array(kind, chain.from_iterable(rows))
-
-
-def _address(values: array[int] | array[float]) -> int:
-    return values.buffer_info()[0]

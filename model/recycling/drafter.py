@@ -23,10 +23,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from model.best_first import Growth
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep
 from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
+from model.recycling.native_row_guesses import row_guesses_class
 from model.recycling.row_guesses import RowGuesses
 from model.recycling.tree_template import TreeTemplate, load_template
 from model.step_costs import LARGEST
@@ -134,17 +134,15 @@ class RecyclingDrafter(Drafter):
         # the limit still write rows that later questions draft from.
         self.overrun = 2 if self._is_original else 0
         self._guesses: RowGuesses | None = None
-        # What was grown for the step under way; None where another drafter's tree is verified.
-        self._growth: Growth[int] | None = None
+        self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device)
         if config.tree_version == AUTO:
-            self._guesses = RowGuesses(vocab_size, config.output_id_topk)
+            self._guesses = row_guesses_class()(self._matrix)
             self.wants_prices = True
             self.max_nodes = LARGEST
         else:
             self._template = load_template(config.tree_version)
             self.max_nodes = self._template.topology.num_nodes
         self._levels: dict[TreeTemplate, list[_Level]] = {}
-        self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device)
         self._on_device: DeviceTemplate | None = None
         self.num_candidates = config.output_id_topk
 
@@ -168,7 +166,7 @@ class RecyclingDrafter(Drafter):
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Fill the template from the matrix, level by level; or grow a tree as long as it pays."""
         if self._guesses:
-            return self._grow(context[-1], budget)
+            return self._guesses.grow(context[-1], budget, self.device)
         template = self._template.within(budget)
         token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
         token_ids[0] = context[-1]
@@ -179,8 +177,7 @@ class RecyclingDrafter(Drafter):
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""
         values, top_ids = top_k(logits, self.config.output_id_topk)  # [C, k]
-        for row in zip(token_ids, top_ids.tolist(), values.tolist(), strict=True):
-            self._write(*row)
+        self._write(token_ids, top_ids.tolist(), values.tolist())
 
     def observe(self, step: VerifiedStep) -> None:
         """Write back the top-k after every node; of nodes with the same token the last one written
@@ -192,18 +189,27 @@ class RecyclingDrafter(Drafter):
             if step.stop_reason is not None and not self._stops_after_update(step):
                 return
             order.sort()
-        if self._guesses and self._growth:
-            self._growth.teach(self._guesses.rates, acceptance)
-            self._growth = None
-        token_ids, logits = acceptance.candidates
-        for node in order:
-            self._write(acceptance.node_tokens[node], token_ids[node][:k], logits[node][:k])
-
-    def _write(self, token: int, row: Sequence[int], logits: Sequence[float]) -> None:
-        """Write a token's row of k tokens, and what their logits say."""
-        self._matrix[token] = row
         if self._guesses:
-            self._guesses.write(token, logits)
+            self._guesses.teach(acceptance)
+        token_ids, logits = acceptance.candidates
+        self._write(
+            [acceptance.node_tokens[node] for node in order],
+            [token_ids[node][:k] for node in order],
+            [logits[node][:k] for node in order],
+        )
+
+    def _write(
+        self,
+        tokens: Sequence[int],
+        successors: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+    ) -> None:
+        """Write rows of tokens, one after the other: k successors each, and what their logits say."""
+        if self._guesses:
+            self._guesses.write(tokens, successors, logits)
+            return
+        for token, row in zip(tokens, successors, strict=True):
+            self._matrix[token] = row
 
     def reset(self) -> None:
         """Clear the matrix."""
@@ -251,20 +257,6 @@ class RecyclingDrafter(Drafter):
         """
         is_bonus = len(step.acceptance.tokens) == len(step.acceptance.path)
         return step.stop_reason == "eos" and is_bonus
-
-    def _grow(self, root: int, budget: DraftBudget) -> DraftTree:
-        """Return the tree of the most probable nodes that are worth their price."""
-        assert self._guesses is not None and budget.prices is not None
-        guesses, matrix = self._guesses, self._matrix
-        self._growth = growth = Growth(
-            root,
-            root,
-            lambda token: guesses.at(token, matrix[token]),
-            lambda _, token: token,
-            budget.max_depth,
-            budget.chain_only,
-        )
-        return growth.tree(budget.prices.worth(growth), self.device)
 
     def _levels_of(self, template: TreeTemplate) -> list[_Level]:
         if template not in self._levels:

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from model.best_first import CENTRES, AcceptanceRates, Guess, probability_codes
+from model.best_first import CENTRES, AcceptanceRates, Growth, Guess, probability_codes
+from model.draft_tree import DraftBudget, DraftTree
+from model.verification import Acceptance
 
 # A stored probability is of another context with the same last token: it promises about half.
 TRUST = 0.5
@@ -22,42 +24,69 @@ TRUST = 0.5
 class RowGuesses:
     """Coded probabilities beside the matrix, and what they turned out to be worth.
 
+    This is Python's; where there is a C++ compiler the same is done by `row_guesses.cpp` (see
+    `model.recycling.native_row_guesses`).
+
     Args:
-        vocab_size: rows V.
-        k: successors kept for a token.
+        matrix: the adjacency matrix, int32 [V, k], which is written here too.
     """
 
-    def __init__(self, vocab_size: int, k: int) -> None:
-        self._codes = np.zeros((vocab_size, k), dtype=np.uint8)  # 0: no row yet
-        self.rates = AcceptanceRates([TRUST * centre for _ in range(k) for centre in CENTRES])
+    def __init__(self, matrix: np.ndarray) -> None:
+        self._matrix = matrix
+        self._codes = np.zeros(matrix.shape, dtype=np.uint8)  # 0: no row yet
+        k = matrix.shape[1]
+        self._rates = AcceptanceRates([TRUST * centre for _ in range(k) for centre in CENTRES])
         # kind of a guess: its rank's first kind, plus its code - 1
         self._first_kinds = [rank * len(CENTRES) - 1 for rank in range(k)]
+        # What was grown for the step under way; None where another drafter's tree is verified.
+        self._growth: Growth[int] | None = None
 
-    def at(self, token: int, row: np.ndarray) -> list[Guess]:
-        """Return the guesses in a token's row [k] of the matrix, the most probable first."""
+    def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
+        """Return the tree of the most probable nodes that are worth their price."""
+        assert budget.prices is not None
+        self._growth = growth = Growth(
+            root, root, self._at, lambda _, token: token, budget.max_depth, budget.chain_only
+        )
+        return growth.tree(budget.prices.worth(growth), device)
+
+    def teach(self, acceptance: Acceptance) -> None:
+        """Learn what the guesses of the last tree were worth."""
+        if self._growth:
+            self._growth.teach(self._rates, acceptance)
+            self._growth = None
+
+    def write(
+        self,
+        tokens: Sequence[int],
+        successors: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+    ) -> None:
+        """Write rows of tokens, one after the other: k successors each, and what their logits say."""
+        for token, row, of_row in zip(tokens, successors, logits, strict=True):
+            self._matrix[token] = row
+            self._codes[token] = probability_codes(of_row)
+
+    def _at(self, token: int) -> list[Guess]:
+        """Return the guesses in a token's row of the matrix, the most probable first."""
         codes = self._codes[token].tolist()
         if not codes[0]:
             return []
-        rates = self.rates.rates
+        rates, row = self._rates.rates, self._matrix[token].tolist()
         guesses = [
             (rates[first + code], successor, first + code)
-            for first, code, successor in zip(self._first_kinds, codes, row.tolist(), strict=True)
+            for first, code, successor in zip(self._first_kinds, codes, row, strict=True)
         ]
         guesses.sort(reverse=True)
         return guesses
 
-    def write(self, token: int, logits: Sequence[float]) -> None:
-        """Write the codes of a token's row from its k logits."""
-        self._codes[token] = probability_codes(logits)
-
     def reset(self) -> None:
         """Forget everything."""
         self._codes.fill(0)
-        self.rates.reset()
+        self._rates.reset()
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the codes, uint8 [V, k], and the learned rates, float64 [2, kinds]."""
-        return {"codes": torch.from_numpy(self._codes), "rates": self.rates.state()}
+        return {"codes": torch.from_numpy(self._codes), "rates": self._rates.state()}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over what `memory` returned.
@@ -73,5 +102,5 @@ class RowGuesses:
             )
         if codes.numel() and int(codes.max()) > len(CENTRES):
             raise ValueError(f"matrix: holds a code above {len(CENTRES)}")
-        self.rates.load_state(tensors["rates"])
+        self._rates.load_state(tensors["rates"])
         self._codes[:] = codes.cpu().numpy()

@@ -1,0 +1,135 @@
+"""The guesses of `--tree-version auto` in C++, where there is a compiler (`row_guesses.cpp`)."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from model.best_first import CENTRES, MEMORY, MINUS_EDGES
+from model.draft_tree import DraftBudget, DraftTree
+from model.native_code import BuildError
+from model.native_growth import (
+    GROW_ARGUMENTS,
+    NUMBER,
+    POINTER,
+    Functions,
+    NativeGrowth,
+    address,
+    flat,
+    loaded,
+)
+from model.recycling.row_guesses import RowGuesses
+from model.step_costs import LARGEST
+from model.verification import Acceptance
+
+SOURCE = Path(__file__).with_name("row_guesses.cpp")
+
+
+class _Shared(ctypes.Structure):
+    """As `Shared` in `row_guesses.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("k", "num_buckets", "num_kinds")),
+        ("most_observations", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("minus_edges", "matrix", "codes", "rates")),
+    )
+
+
+@cache
+def row_guesses_class() -> type[RowGuesses]:
+    """Return the fastest guesses that can be had here; why they are not those in C++, standard error says
+    once.
+    """
+    try:
+        _library()
+    except (BuildError, ImportError, OSError) as error:
+        print(f"trees are grown in Python, which takes longer: {error}", file=sys.stderr)
+        return RowGuesses
+    return NativeRowGuesses
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    what = "the guesses of Token Recycling (once, about 2 s)"
+    functions: Functions = {
+        "rows_new": (POINTER, (POINTER,)),
+        "rows_free": (None, (POINTER,)),
+        "rows_grow": (NUMBER, GROW_ARGUMENTS),
+        "rows_teach": (None, (POINTER, POINTER, POINTER, NUMBER)),
+        "rows_write": (None, (POINTER, POINTER, NUMBER, POINTER, POINTER)),
+    }
+    return loaded(SOURCE, what, functions)
+
+
+class NativeRowGuesses(RowGuesses):
+    """Guesses whose trees are grown by C++; it reads and writes the arrays of this one."""
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        super().__init__(matrix)
+        self._library = library = _library()
+        self._learned = self._rates.state().numpy()  # [2, kinds]
+        # Kept here, since C++ reads and writes them.
+        self._arrays = (np.array(MINUS_EDGES), matrix, self._codes, self._learned)
+        sizes = (matrix.shape[1], len(CENTRES), self._learned.shape[1])
+        shared = _Shared(*sizes, MEMORY, *(values.ctypes.data for values in self._arrays))
+        self._rows = library.rows_new(ctypes.byref(shared))
+        weakref.finalize(self, library.rows_free, self._rows)
+        self._native = NativeGrowth(library.rows_grow, self._rows)
+        self._is_grown = False
+
+    def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
+        """Return the tree of the most probable nodes that are worth their price."""
+        self._check(root)
+        self._is_grown = True
+        limits = (LARGEST - 1, budget.max_depth, budget.chain_only)
+        return self._native.grow(root, *limits, budget.prices, device)
+
+    def teach(self, acceptance: Acceptance) -> None:
+        """Learn what the guesses of the last tree were worth."""
+        if self._is_grown:
+            path, tokens = array("q", acceptance.path), array("i", acceptance.tokens)
+            count = min(len(path), len(tokens))
+            self._library.rows_teach(self._rows, address(path), address(tokens), count)
+        self._is_grown = False
+
+    def write(
+        self,
+        tokens: Sequence[int],
+        successors: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+    ) -> None:
+        """Write rows of tokens, one after the other: k successors each, and what their logits say."""
+        written, rows, values = array("i", tokens), flat("i", successors), flat("d", logits)
+        self._check(*written)
+        count = len(written)
+        self._library.rows_write(
+            *(self._rows, address(written), count, address(rows), address(values))
+        )
+
+    def _check(self, *tokens: int) -> None:
+        """Raise IndexError, as Python does, if a token has no row."""
+        num_rows = len(self._matrix)
+        if not all(0 <= token < num_rows for token in tokens):
+            raise IndexError(f"rows: got token {max(tokens)}; allowed: 0 to {num_rows - 1}")
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self._learned[:] = self._rates.state().numpy()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the codes, uint8 [V, k], and the learned rates, float64 [2, kinds]."""
+        return {**super().memory(), "rates": torch.from_numpy(self._learned.copy())}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned; errors are those of `RowGuesses.load_memory`."""
+        super().load_memory(tensors)
+        self._learned[:] = self._rates.state().numpy()
