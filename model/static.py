@@ -110,7 +110,9 @@ class StaticTarget(TargetModel):
         num_nodes = tree.topology.num_nodes
         depths, mask = self.padded_topology(tree.topology)
         num_padded = depths.shape[0]
-        token_ids = torch.nn.functional.pad(tree.token_ids, (0, num_padded - num_nodes))
+        token_ids = tree.token_ids
+        if num_padded > num_nodes:
+            token_ids = torch.nn.functional.pad(token_ids, (0, num_padded - num_nodes))
         arguments = (self, token_ids, depths, mask)
         logits = self.call(StaticTarget.logits_of, self._functions, arguments, cache, num_padded)[
             :num_nodes

@@ -177,7 +177,11 @@ class RecyclingDrafter(Drafter):
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""
         values, top_ids = top_k(logits, self.config.output_id_topk)  # [C, k]
-        self._write(token_ids, top_ids.tolist(), values.tolist())
+        if self._guesses:
+            self._guesses.write(token_ids, top_ids.tolist(), values.tolist())
+            return
+        for token, row in zip(token_ids, top_ids.tolist(), strict=True):
+            self._matrix[token] = row
 
     def observe(self, step: VerifiedStep) -> None:
         """Write back the top-k after every node; of nodes with the same token the last one written
@@ -190,26 +194,11 @@ class RecyclingDrafter(Drafter):
                 return
             order.sort()
         if self._guesses:
-            self._guesses.teach(acceptance)
-        token_ids, logits = acceptance.candidates
-        self._write(
-            [acceptance.node_tokens[node] for node in order],
-            [token_ids[node][:k] for node in order],
-            [logits[node][:k] for node in order],
-        )
-
-    def _write(
-        self,
-        tokens: Sequence[int],
-        successors: Sequence[Sequence[int]],
-        logits: Sequence[Sequence[float]],
-    ) -> None:
-        """Write rows of tokens, one after the other: k successors each, and what their logits say."""
-        if self._guesses:
-            self._guesses.write(tokens, successors, logits)
+            self._guesses.learn(acceptance, order)
             return
-        for token, row in zip(tokens, successors, strict=True):
-            self._matrix[token] = row
+        token_ids, _ = acceptance.candidates
+        for node in order:
+            self._matrix[acceptance.node_tokens[node]] = token_ids[node][:k]
 
     def reset(self) -> None:
         """Clear the matrix."""

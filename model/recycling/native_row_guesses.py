@@ -64,7 +64,7 @@ def _library() -> ctypes.CDLL:
         "rows_free": (None, (POINTER,)),
         "rows_grow": (NUMBER, GROW_ARGUMENTS),
         "rows_teach": (None, (POINTER, POINTER, POINTER, NUMBER)),
-        "rows_write": (None, (POINTER, POINTER, NUMBER, POINTER, POINTER)),
+        "rows_write": (None, (POINTER, POINTER, POINTER, NUMBER, POINTER, POINTER, NUMBER)),
     }
     return loaded(SOURCE, what, functions)
 
@@ -92,13 +92,14 @@ class NativeRowGuesses(RowGuesses):
         limits = (LARGEST - 1, budget.max_depth, budget.chain_only)
         return self._native.grow(root, *limits, budget.prices, device)
 
-    def teach(self, acceptance: Acceptance) -> None:
-        """Learn what the guesses of the last tree were worth."""
+    def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
+        """Learn what the guesses of the last tree were worth, and write the rows of its nodes in this order."""
         if self._is_grown:
             path, tokens = array("q", acceptance.path), array("i", acceptance.tokens)
             count = min(len(path), len(tokens))
             self._library.rows_teach(self._rows, address(path), address(tokens), count)
         self._is_grown = False
+        self._write_nodes(acceptance.node_tokens, array("q", order), *acceptance.candidates)
 
     def write(
         self,
@@ -107,11 +108,20 @@ class NativeRowGuesses(RowGuesses):
         logits: Sequence[Sequence[float]],
     ) -> None:
         """Write rows of tokens, one after the other: k successors each, and what their logits say."""
+        self._write_nodes(tokens, array("q", range(len(tokens))), successors, logits)
+
+    def _write_nodes(
+        self,
+        tokens: Sequence[int],
+        order: array[int],
+        successors: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+    ) -> None:
+        self._check(*tokens)
         written, rows, values = array("i", tokens), flat("i", successors), flat("d", logits)
-        self._check(*written)
-        count = len(written)
         self._library.rows_write(
-            *(self._rows, address(written), count, address(rows), address(values))
+            *(self._rows, address(written), address(order), len(order)),
+            *(address(rows), address(values), len(successors[0]) if order else 0),
         )
 
     def _check(self, *tokens: int) -> None:

@@ -85,10 +85,15 @@ void rows_teach(RowGuesses* rows, const int64_t* path, const int32_t* tokens, in
   rows->growth.teach(rows->rates, path, tokens, count);
 }
 
-// Write rows of tokens [count], one after the other: successors and their logits [count, k].
-void rows_write(RowGuesses* rows, const int32_t* tokens, int64_t count, const int32_t* successors, const double* logits) {
-  const int64_t k = rows->shared.k;
-  for (int64_t i = 0; i < count; ++i) rows->write(tokens[i], successors + i * k, logits + i * k);
+// Write rows of nodes, those in `order` [count], one after the other: tokens of all, and their likeliest successors with
+// their logits, `width` of each, k of which are written.
+void rows_write(
+    RowGuesses* rows, const int32_t* tokens, const int64_t* order, int64_t count, const int32_t* successors,
+    const double* logits, int64_t width) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t node = order[i];
+    rows->write(tokens[node], successors + node * width, logits + node * width);
+  }
 }
 
 }  // extern "C"

@@ -49,11 +49,14 @@ class RowGuesses:
         )
         return growth.tree(budget.prices.worth(growth), device)
 
-    def teach(self, acceptance: Acceptance) -> None:
-        """Learn what the guesses of the last tree were worth."""
+    def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
+        """Learn what the guesses of the last tree were worth, and write the rows of its nodes in this order."""
         if self._growth:
             self._growth.teach(self._rates, acceptance)
             self._growth = None
+        (token_ids, logits), k = acceptance.candidates, self._matrix.shape[1]
+        for node in order:
+            self._write(acceptance.node_tokens[node], token_ids[node][:k], logits[node][:k])
 
     def write(
         self,
@@ -62,9 +65,12 @@ class RowGuesses:
         logits: Sequence[Sequence[float]],
     ) -> None:
         """Write rows of tokens, one after the other: k successors each, and what their logits say."""
-        for token, row, of_row in zip(tokens, successors, logits, strict=True):
-            self._matrix[token] = row
-            self._codes[token] = probability_codes(of_row)
+        for row in zip(tokens, successors, logits, strict=True):
+            self._write(*row)
+
+    def _write(self, token: int, successors: Sequence[int], logits: Sequence[float]) -> None:
+        self._matrix[token] = successors
+        self._codes[token] = probability_codes(logits)
 
     def _at(self, token: int) -> list[Guess]:
         """Return the guesses in a token's row of the matrix, the most probable first."""

@@ -56,12 +56,11 @@ def test_both_draft_and_learn_the_same(seed: int, k: int) -> None:
         for child in range(1, num_nodes):
             if source.random() < 0.6:
                 logits[trees[0].topology.parents[child], trees[0].token_ids[child]] = 15.0
-        acceptance = verify(trees[0], logits, num_candidates=k)
-        token_ids, values_of = acceptance.candidates
+        acceptance = verify(trees[0], logits, num_candidates=k, tie_margin=1e-9)
+        order = acceptance.accepted_last(trees[0].topology)
         for guesses in both:
-            for _ in range(1 + (step % 3 == 0)):
-                guesses.teach(acceptance)  # once for a tree
-            guesses.write(acceptance.node_tokens, token_ids, values_of)
+            for _ in range(1 + (step % 3 == 0)):  # the second time as another drafter's tree
+                guesses.learn(acceptance, order)
         memories = [guesses.memory() for guesses in both]
         for name, tensor in memories[0].items():
             assert torch.equal(tensor, memories[1][name]), name
