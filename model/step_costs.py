@@ -38,6 +38,10 @@ PLAN = (
 )
 NUM_ESSENTIAL = 2
 SECONDS = 3.0
+# Passes of one size in a row, of which the fastest counts, where one takes fewer milliseconds than `SHORT`:
+# steps come in a row, and a single pass of a small model after a larger one finds other things in the processor's
+# caches.
+IN_A_ROW, SHORT = 10, 20.0
 MAX_ROUNDS = 9
 # Prices are made anew after so many steps.
 REFRESH = 16
@@ -184,7 +188,7 @@ def measure(target: TargetModel) -> StepCosts:
         for place, size in list(times) or PLAN:
             if time.perf_counter() > deadline and len(times) >= NUM_ESSENTIAL:
                 break
-            cost = time_pass(target, cache, trees[size], contexts[place])
+            cost = _time_in_a_row(target, cache, trees[size], contexts[place])
             times.setdefault((place, size), []).append(cost)
     medians = {point: statistics.median(values) for point, values in times.items()}
     sizes = tuple(sorted(size for place, size in medians if place == 0))
@@ -210,6 +214,15 @@ def time_pass(target: TargetModel, cache: TreeCache, tree: DraftTree, context: i
     read_out(tree, target.forward(tree, cache), num_candidates=8)
     target.synchronize()
     return 1e3 * (time.perf_counter() - start)
+
+
+def _time_in_a_row(target: TargetModel, cache: TreeCache, tree: DraftTree, context: int) -> float:
+    """Return the milliseconds of a pass, as `time_pass`; of a short one, among others like it."""
+    fastest = time_pass(target, cache, tree, context)
+    if fastest < SHORT:
+        others = (time_pass(target, cache, tree, context) for _ in range(1, IN_A_ROW))
+        fastest = min(fastest, *others)
+    return fastest
 
 
 def _star(target: TargetModel, num_nodes: int) -> DraftTree:

@@ -14,7 +14,15 @@ import pytest
 
 from model import step_costs as module
 from model.prices import MARGIN, Prices
-from model.step_costs import CONTEXTS, REFRESH, StepCosts, measure, step_costs
+from model.step_costs import (
+    CONTEXTS,
+    PLAN,
+    REFRESH,
+    StepCosts,
+    _time_in_a_row,
+    measure,
+    step_costs,
+)
 from tests.model.decoded import target_of
 
 LLAMA = "Llama, grouped heads"
@@ -122,6 +130,28 @@ def test_a_measurement_covers_the_sizes_and_leaves_the_model_as_it_was() -> None
     assert costs.sizes == tuple(sorted(set(costs.sizes)))
     assert len(costs.sizes) == len(costs.near) == len(costs.far)
     assert all(cost > 0 for cost in costs.near + costs.far)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "num_passes", "expected"), [(9.0, 10, 3.0), (30.0, 1, 30.0)]
+)
+def test_short_passes_are_measured_in_a_row(
+    milliseconds: float, num_passes: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[float] = []
+
+    def time_pass(*_: object) -> float:
+        """One of ten takes as long as is said, or each does."""
+        taken.append(milliseconds if len(taken) % num_passes == 0 else 3.0)
+        return taken[-1]
+
+    monkeypatch.setattr(module, "time_pass", time_pass)
+    monkeypatch.setattr(module, "MAX_ROUNDS", 1)
+    costs = measure(target_of(LLAMA))
+    assert len(taken) == 1 + len(PLAN) * num_passes, "and one before, which initialises"
+    taken.clear()
+    assert _time_in_a_row(target_of(LLAMA), None, None, 0) == expected
+    assert len(costs.sizes) == len({size for place, size in PLAN if place == 0})
 
 
 def test_a_model_without_time_is_measured_at_one_and_eight_nodes(
