@@ -1,21 +1,67 @@
 """A function of tensors, compiled for one shape, and called again without asking anything twice.
 
-A call of what `torch.compile` returns looks up a thousand things about the model, which takes a tenth of
+A call of what `torch.compile` returns looks up a thousand things about the model, which takes as long as
 a small model's pass, and collects its weights one by one through all its modules, which takes
-a fifth. Within a text neither changes. So the first call in a text goes through torch, and the others
-give the same code the same inputs but for the step's own.
+a fifth. Within a text neither changes. So a call in a text goes through torch, and others give the same
+code the same inputs but for the step's own. If that call has found code and inputs as they were in the last
+text, so are those of other shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
 
-# Arguments of a step, to its result.
-Again = Callable[[Sequence[object]], torch.Tensor | None]
+
+class Again:
+    """A call of compiled code, made again with other arguments.
+
+    Args:
+        code: what is called.
+        inputs: of the call.
+        places: of arguments among the inputs, and which arguments they are.
+        output: place of the result among the code's results; None if there is none.
+        has_graphs: whether the code is replayed as a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        code: Callable[..., Any],
+        inputs: Sequence[Any],
+        places: Mapping[int, int],
+        output: int | None,
+        has_graphs: bool,
+    ) -> None:
+        self._code = code
+        self._inputs = inputs
+        self._places = places
+        self._output = output
+        self._has_graphs = has_graphs
+
+    def __call__(self, arguments: Sequence[object]) -> torch.Tensor | None:
+        """Return the result of a call with other arguments of the same shapes."""
+        _begin(self._has_graphs)
+        given = list(self._inputs)
+        for place, index in self._places.items():
+            given[place] = arguments[index]
+        found = self._code(*given)
+        return None if self._output is None else _own(found[self._output], self._has_graphs)
+
+    def is_like(self, other: Again) -> bool:
+        """Whether another call gives the same code the same inputs, but for the step's own."""
+        return (
+            (self._code, self._places, self._output) == (other._code, other._places, other._output)
+            and len(self._inputs) == len(other._inputs)
+            and all(
+                place in self._places or mine is theirs or (type(mine) is int and mine == theirs)
+                for place, (mine, theirs) in enumerate(
+                    zip(self._inputs, other._inputs, strict=True)
+                )
+            )
+        )
 
 
 class CompiledShape:
@@ -60,7 +106,7 @@ class CompiledShape:
         self._last = None
         result = self._through_torch(arguments, others)
         last, self._last = self._last, None
-        return self._own(result), last and self._again(arguments, result, *last)
+        return _own(result, self._has_graphs), last and self._again(arguments, result, *last)
 
     def _again(
         self,
@@ -84,21 +130,13 @@ class CompiledShape:
             return None  # one that is not used, or used twice
         if result is not None and not outputs:
             return None
-
-        def again(new: Sequence[object]) -> torch.Tensor | None:
-            self._begin()
-            given = list(inputs)
-            for place, index in places.items():
-                given[place] = new[index]
-            found = code(*given)
-            return self._own(found[outputs[0]]) if outputs else None
-
-        return again
+        output = None if result is None else outputs[0]
+        return Again(code, inputs, places, output, self._has_graphs)
 
     def _through_torch(
         self, arguments: Sequence[object], others: Sequence[object]
     ) -> torch.Tensor | None:
-        self._begin()
+        _begin(self._has_graphs)
         result: torch.Tensor | None = self._compiled(*arguments, *others)
         return result
 
@@ -118,13 +156,15 @@ class CompiledShape:
 
         return recorded
 
-    def _begin(self) -> None:
-        if self._has_graphs:
-            torch.compiler.cudagraph_mark_step_begin()
 
-    def _own(self, result: torch.Tensor | None) -> torch.Tensor | None:
-        """Return a result that stays: the next replay writes over the graph's own output."""
-        return result.clone() if self._has_graphs and result is not None else result
+def _begin(has_graphs: bool) -> None:
+    if has_graphs:
+        torch.compiler.cudagraph_mark_step_begin()
+
+
+def _own(result: torch.Tensor | None, has_graphs: bool) -> torch.Tensor | None:
+    """Return a result that stays: the next replay writes over the graph's own output."""
+    return result.clone() if has_graphs and result is not None else result
 
 
 def _copied(function: Callable[..., Any]) -> Callable[..., Any]:

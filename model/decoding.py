@@ -163,6 +163,7 @@ def decode(
     stop_reason = None
     while stop_reason is None:
         base = cache.length
+        num_compiled = target.num_compiled
         times = [clock()]
         is_resting = costs is not None and costs.pace.is_resting
         budget = DraftBudget(
@@ -221,7 +222,7 @@ def decode(
         elif not whole:
             drafter.observe(VerifiedStep(tree, acceptance, stop_reason))
         times.append(clock())
-        if costs:
+        if costs and target.num_compiled == num_compiled:
             costs.learn(tree.topology.num_nodes, len(tokens), base, times[-1] - times[0])
         if prefix_cache is not None:
             prefix_cache.store(cache, sequence)

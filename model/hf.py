@@ -214,6 +214,11 @@ class TargetModel:
         """Shapes that were compiled for drafts after the last warm-up: none, where none is."""
         return 0
 
+    @property
+    def num_compiled(self) -> int:
+        """Functions that were compiled so far; a step that compiles one says nothing about costs."""
+        return 0
+
     def whole_step(
         self, drafter: Drafter, tie_margin: float, eos_ids: Collection[int]
     ) -> WholeStep | None:

@@ -293,13 +293,23 @@ class CompiledTarget(StaticTarget):
         self._moves: dict[int, CompiledShape] = {}  # by the number of rows
         # What runs again in this text: functions with views that torch has found to be as they were compiled.
         self._known: dict[tuple[CompiledShape, StaticView], Again] = {}
+        # The same of the last text, of which it is not known yet whether the model is still the same.
+        self._before: dict[tuple[CompiledShape, StaticView], Again] = {}
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
     ) -> Iterator[PromptChunk]:
         """As `TargetModel.prefill`; the model may have changed since the last prompt."""
-        self._known.clear()
+        assert isinstance(cache, StaticTreeCache)
+        start = cache.storage.start
+        self._before = {key: again for key, again in self._known.items() if key[1].start is start}
+        self._known = {}
         return super().prefill(prompt_ids, cache, with_logits)
+
+    @property
+    def num_compiled(self) -> int:
+        """Functions that were compiled so far."""
+        return len(self.shapes) + len(self._moves)
 
     def as_one(self, function: Callable[..., torch.Tensor | None]) -> CompiledShape:
         """Return the function, compiled, for one shape."""
@@ -308,14 +318,22 @@ class CompiledTarget(StaticTarget):
     def _run(
         self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
     ) -> Any:
-        """Call what `as_one` returned, through torch the first time in a text and with every view."""
-        again = self._known.get((function, view))
+        """Call what `as_one` returned: through torch until a call is found to be as it was in the last text,
+        and with every new view.
+        """
+        key = (function, view)
+        again = self._known.get(key)
         if again:
             return again(arguments)
         with self.kernels(num_rows):
             result, again = function.first(arguments, view)
+        before = self._before.get(key)
+        if before:
+            if again and again.is_like(before):
+                self._known |= self._before
+            self._before = {}
         if again:
-            self._known[function, view] = again
+            self._known[key] = again
         return result
 
     def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:

@@ -24,6 +24,7 @@ from model.few_rows import few_rows_kernel
 from model.hf import TargetModel, UnsupportedModelError
 from model.self_test import Probe, expected_logits, self_test, verified_logits
 from model.static import CompiledTarget, StaticTarget, length_bucket, node_bucket
+from model.step_costs import StepCosts
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.families import CHAINS, TREES
 from tests.model.family import IS_VERSION_4, Family
@@ -234,13 +235,17 @@ def test_tokens_do_not_depend_on_what_a_cache_held_before() -> None:
     assert second.token_ids == first.token_ids
 
 
-def test_a_model_that_changes_between_texts_is_compiled_anew(compiled: CompiledTarget) -> None:
-    drafter, prompt = drafter_for("recycling", compiled), random_ids(28)
+@pytest.mark.parametrize("method", ["recycling", "pld"])
+def test_a_model_that_changes_between_texts_is_compiled_anew(
+    method: str, compiled: CompiledTarget
+) -> None:
+    drafter, prompt = drafter_for(method, compiled), random_ids(28)
 
     def answer() -> list[int]:
         return generate(compiled, drafter, prompt, max_new_tokens=NUM_NEW).token_ids
 
     before = answer()
+    assert answer() == before, "the code of the first text"
     attentions = [layer.self_attn for layer in compiled.model.model.layers]
     scaling = attentions[0].scaling  # a number, and part of the code
     try:
@@ -267,13 +272,36 @@ def test_torch_is_asked_once_in_a_text_for_every_length(
     through_torch = CompiledShape._through_torch
     monkeypatch.setattr(CompiledShape, "_through_torch", counted)
     prompt = random_ids(28)
-    for _ in range(2):
+    for text in range(3):
         num_asked = 0
         steps = generate(
             compiled, drafter_for("vanilla", compiled), prompt, max_new_tokens=40
         ).steps
         lengths = {compiled._length_shown(num_rows) for num_rows in range(28, 28 + 40)}
-        assert 1 < len(lengths) == num_asked < len(steps)
+        assert 1 < len(lengths) < len(steps)
+        assert num_asked == (1 if text else len(lengths)), "one says that all are as they were"
+
+
+def test_what_compiles_says_nothing_about_costs(
+    compiled: CompiledTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[int] = []
+    learn = StepCosts.learn
+
+    def counted(self: StepCosts, num_nodes: int, *others: int) -> None:
+        learned.append(num_nodes)
+        learn(self, num_nodes, *others)
+
+    monkeypatch.setattr(StepCosts, "learn", counted)
+    compiled.__dict__["step_costs"] = StepCosts((1, 8), (1.0, 1.1), (1.0, 1.1))
+    drafter = drafter_for("pld", compiled, budget="auto")
+    for is_first in (True, False):
+        learned.clear()
+        num_compiled = compiled.num_compiled
+        steps = generate(compiled, drafter, random_ids(28), max_new_tokens=NUM_NEW).steps
+        num_left_out = len(steps) - len(learned)
+        assert num_left_out <= compiled.num_compiled - num_compiled
+        assert bool(num_left_out) == is_first
 
 
 def test_near_ties_fall_as_in_plain_decoding() -> None:
