@@ -214,6 +214,10 @@ class TargetModel:
         """Shapes that were compiled for drafts after the last warm-up: none, where none is."""
         return 0
 
+    def padded_size(self, num_nodes: int) -> int:
+        """Return the rows of a pass over a draft of so many nodes: as many, without static shapes."""
+        return num_nodes
+
     @property
     def num_compiled(self) -> int:
         """Functions that were compiled so far; a step that compiles one says nothing about costs."""

@@ -104,6 +104,10 @@ class StaticTarget(TargetModel):
         self._storage, self._lent = storage, weakref.ref(cache)
         return cache
 
+    def padded_size(self, num_nodes: int) -> int:
+        """Return the rows of a pass over a draft of so many nodes."""
+        return node_bucket(num_nodes)
+
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
         """Append all nodes to the cache and return the logits after every node [N, V]."""
         assert isinstance(cache, StaticTreeCache)
@@ -249,7 +253,7 @@ class StaticTarget(TargetModel):
         if topology not in self._padded:
             # numpy: a topology may be new at every step, and a handful of torch's operations take as
             # long as a layer of a small model.
-            num_nodes, num_padded = topology.num_nodes, node_bucket(topology.num_nodes)
+            num_nodes, num_padded = topology.num_nodes, self.padded_size(topology.num_nodes)
             sees = np.eye(num_padded, dtype=bool)  # [P, P]
             sees[:num_nodes, :num_nodes] = topology.ancestor_mask.numpy()
             host_mask = np.where(sees, 0.0, torch.finfo(self.dtype).min)  # [P, P]

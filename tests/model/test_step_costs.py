@@ -14,8 +14,10 @@ import pytest
 
 from model import step_costs as module
 from model.prices import MARGIN, Prices
+from model.static import NODE_BUCKETS, StaticTarget
 from model.step_costs import (
     CONTEXTS,
+    LARGEST,
     PLAN,
     REFRESH,
     StepCosts,
@@ -130,6 +132,15 @@ def test_a_measurement_covers_the_sizes_and_leaves_the_model_as_it_was() -> None
     assert costs.sizes == tuple(sorted(set(costs.sizes)))
     assert len(costs.sizes) == len(costs.near) == len(costs.far)
     assert all(cost > 0 for cost in costs.near + costs.far)
+
+
+def test_where_drafts_are_padded_whole_buckets_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_ROUNDS", 1)
+    costs = measure(StaticTarget(target_of(LLAMA).model))
+    assert costs.sizes == tuple(size for size in NODE_BUCKETS if size <= LARGEST)
+    assert costs.at(100).of(2) == costs.at(100).of(4)
 
 
 @pytest.mark.parametrize(
