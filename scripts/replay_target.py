@@ -79,6 +79,7 @@ class ReplayTarget:
         self.dtype: torch.dtype = getattr(torch, source.dtype)
         self.vocab_size = source.vocab_size
         self.chain_only = source.chain_only
+        self.num_compiled = 0
         self.turn: RecordedTurn | None = None
         self._target = target
 
