@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from model.draft_tree import DraftTree
-from model.native_code import built
+from model.native_code import BuildError, built
 from model.prices import MARGIN, Prices
+
+Source = TypeVar("Source")
 
 HEADER = Path(__file__).with_name("best_first.h")
 # The same numbers as Python's: a product that is added is rounded first.
@@ -24,8 +28,6 @@ GROW_ARGUMENTS = (
     *(NUMBER, POINTER, POINTER, ctypes.c_double),
     *(POINTER, POINTER, POINTER),
 )
-
-
 # Result and arguments of functions, by name.
 Functions = Mapping[str, tuple[type | None, tuple[type, ...]]]
 
@@ -37,6 +39,18 @@ def loaded(source: Path, what: str, functions: Functions) -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def fastest(
+    load: Callable[[], object], native: type[Source], python: type[Source], method: str
+) -> type[Source]:
+    """Return the class in C++ if its library loads; if not, Python's, and standard error says why."""
+    try:
+        load()
+    except (BuildError, ImportError, OSError) as error:
+        print(f"{method} drafts in Python, which takes longer: {error}", file=sys.stderr)
+        return python
+    return native
 
 
 class NativeGrowth:

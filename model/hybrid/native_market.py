@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import weakref
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +25,6 @@ from model.hybrid.market import (
     Market,
 )
 from model.hybrid.row_tables import FIRST, NUM_CODES
-from model.native_code import BuildError
 from model.native_growth import (
     GROW_ARGUMENTS,
     NUMBER,
@@ -34,6 +32,7 @@ from model.native_growth import (
     Functions,
     NativeGrowth,
     address,
+    fastest,
     flat,
     loaded,
 )
@@ -59,15 +58,8 @@ class _Shared(ctypes.Structure):
 
 @cache
 def market_class() -> type[Market]:
-    """Return the fastest market that can be had here; why it is not the one in C++, standard error says
-    once.
-    """
-    try:
-        _library()
-    except (BuildError, ImportError, OSError) as error:
-        print(f"the hybrid drafts in Python, which takes longer: {error}", file=sys.stderr)
-        return Market
-    return NativeMarket
+    """Return the fastest market that can be had here."""
+    return fastest(_library, NativeMarket, Market, "the hybrid")
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import weakref
 from array import array
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ import torch
 
 from model.best_first import CENTRES, MEMORY, MINUS_EDGES
 from model.draft_tree import DraftBudget, DraftTree
-from model.native_code import BuildError
 from model.native_growth import (
     GROW_ARGUMENTS,
     NUMBER,
@@ -23,6 +21,7 @@ from model.native_growth import (
     Functions,
     NativeGrowth,
     address,
+    fastest,
     flat,
     loaded,
 )
@@ -45,15 +44,8 @@ class _Shared(ctypes.Structure):
 
 @cache
 def row_guesses_class() -> type[RowGuesses]:
-    """Return the fastest guesses that can be had here; why they are not those in C++, standard error says
-    once.
-    """
-    try:
-        _library()
-    except (BuildError, ImportError, OSError) as error:
-        print(f"trees are grown in Python, which takes longer: {error}", file=sys.stderr)
-        return RowGuesses
-    return NativeRowGuesses
+    """Return the fastest guesses that can be had here."""
+    return fastest(_library, NativeRowGuesses, RowGuesses, "Token Recycling")
 
 
 @cache

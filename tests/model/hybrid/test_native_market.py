@@ -141,4 +141,7 @@ def test_without_a_compiler_python_drafts_and_says_why(
     monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: "no-such-compiler")
     monkeypatch.setattr(native_market, "_library", native_market._library.__wrapped__)
     assert market_class.__wrapped__() is Market
-    assert "drafts in Python, which takes longer: no C++ compiler" in capsys.readouterr().err
+    assert (
+        "the hybrid drafts in Python, which takes longer: no C++ compiler"
+        in capsys.readouterr().err
+    )

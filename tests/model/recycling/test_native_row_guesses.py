@@ -89,4 +89,7 @@ def test_without_a_compiler_python_grows_trees_and_says_why(
     monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: "no-such-compiler")
     monkeypatch.setattr(native_row_guesses, "_library", native_row_guesses._library.__wrapped__)
     assert row_guesses_class.__wrapped__() is RowGuesses
-    assert "grown in Python, which takes longer: no C++ compiler" in capsys.readouterr().err
+    assert (
+        "Token Recycling drafts in Python, which takes longer: no C++ compiler"
+        in capsys.readouterr().err
+    )
