@@ -28,8 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LONG = 4000
 PATIENCE = 60  # seconds without a byte until the test gives up
 # Makes the pseudo-terminal on standard input the one whose keys send signals to the chat.
+# A shell in a terminal lets Ctrl-C through; whoever started the tests in the background may have had it ignored.
 TAKE_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "model.chat", *sys.argv[1:]])
 """
