@@ -29,7 +29,7 @@ constexpr int TILE_OUTPUTS = 4;
 constexpr int TILE_OUTPUTS = 3;  // of 16 registers instead of 32
 #endif
 
-// How inputs and weights are multiplied: in float32, as which all inputs are there, and weights are read.
+// How inputs and weights are multiplied: in float32, to which inputs are converted once, and weights as they are read.
 template <typename T>
 struct Products {
   using Input = float;

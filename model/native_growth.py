@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import torch
 
-from model.draft_tree import DraftTree
+from model.draft_tree import DraftBudget, DraftTree
 from model.native_code import BuildError, built
-from model.prices import MARGIN, Prices
+from model.prices import MARGIN
 
 Source = TypeVar("Source")
 
@@ -73,9 +73,7 @@ class NativeGrowth:
         self,
         root: int,
         num_drafted: int,
-        max_depth: int,
-        chain_only: bool,
-        prices: Prices | None,
+        budget: DraftBudget,
         device: torch.device,
         sources: Sequence[str] | None = None,
     ) -> DraftTree:
@@ -85,19 +83,18 @@ class NativeGrowth:
         Args:
             root: last committed token.
             num_drafted: drafted nodes, at most.
-            max_depth: deepest node allowed.
-            chain_only: whether every node may have one child at most.
-            prices: of a step; None: all nodes are worth theirs.
+            budget: its limits; without prices all nodes are worth theirs.
             device: of the token ids.
             sources: where guesses of each kind come from; None where all have one source.
         """
         if len(self.tokens) <= num_drafted:
             zeros = bytes((1 + num_drafted) * self.tokens.itemsize)
             self.tokens, self.parents, self._kinds = (array("i", zeros) for _ in range(3))
+        prices = budget.prices
         sizes = array("q", prices.sizes if prices else ())
         milliseconds = array("d", prices.milliseconds if prices else ())
         count = self._grow(
-            *(self._source, root, num_drafted, max_depth, chain_only),
+            *(self._source, root, num_drafted, budget.max_depth, budget.chain_only),
             *(len(sizes), address(sizes), address(milliseconds), MARGIN),
             *map(address, (self.tokens, self.parents, self._kinds)),
         )

@@ -106,11 +106,9 @@ class HybridDrafter(Drafter):
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Grow the tree of the most probable nodes."""
-        max_depth = min(budget.max_depth, MAX_DEPTH)
-        return self._market.grow(
-            *(context[-1], self.config.num_nodes, max_depth, budget.chain_only),
-            *(budget.prices, self.device),
-        )
+        depth = min(budget.max_depth, MAX_DEPTH)
+        limits = DraftBudget(depth, budget.chain_only, budget.prices)
+        return self._market.grow(context[-1], self.config.num_nodes, limits, self.device)
 
     def observe(self, step: VerifiedStep) -> None:
         """Make rows of every node, the accepted path last, and index the new tokens."""

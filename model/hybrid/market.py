@@ -17,12 +17,11 @@ from typing import NamedTuple
 import torch
 
 from model.best_first import CENTRES, MINUS_EDGES, AcceptanceRates, Growth, Guess
-from model.draft_tree import DraftTree
+from model.draft_tree import DraftBudget, DraftTree
 from model.hybrid.frequent_tokens import NUM_TOKENS, FrequentTokens
 from model.hybrid.row_tables import LONGEST_KEY as LONGEST_ROW_KEY
 from model.hybrid.row_tables import NUM_CODES, RowTables
 from model.hybrid.suffix_index import LONGEST_KEY, Match, SuffixIndex
-from model.prices import Prices
 from model.verification import Acceptance
 
 # Weights of the pool, fitted on a 7M model and 120 Spec-Bench questions; flat around these values.
@@ -98,22 +97,17 @@ class Market:
             self.tables.write(context, row, of_row)
 
     def grow(
-        self,
-        root: int,
-        num_nodes: int,
-        max_depth: int,
-        chain_only: bool,
-        prices: Prices | None,
-        device: torch.device,
+        self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
     ) -> DraftTree:
         """Return the tree of the most probable nodes: at most `num_nodes`, without the root, and as many
         as are worth their price.
         """
         self._growth = growth = Growth(
-            root, self._context_at_end(), self._guesses, self._follow, max_depth, chain_only
+            *(root, self._context_at_end(), self._guesses, self._follow),
+            *(budget.max_depth, budget.chain_only),
         )
         gains = islice(growth, num_nodes)
-        num_drafted = prices.worth(gains) if prices else sum(1 for _ in gains)
+        num_drafted = budget.prices.worth(gains) if budget.prices else sum(1 for _ in gains)
         return growth.tree(num_drafted, device, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from model.best_first import CENTRES, MEMORY, MINUS_EDGES
-from model.draft_tree import DraftTree
+from model.draft_tree import DraftBudget, DraftTree
 from model.hybrid.frequent_tokens import NUM_TOKENS
 from model.hybrid.market import (
     FIRST_FREQUENT,
@@ -36,7 +36,6 @@ from model.native_growth import (
     flat,
     loaded,
 )
-from model.prices import Prices
 from model.verification import Acceptance
 
 SOURCE = Path(__file__).with_name("market.cpp")
@@ -122,17 +121,10 @@ class NativeMarket(Market):
         )
 
     def grow(
-        self,
-        root: int,
-        num_nodes: int,
-        max_depth: int,
-        chain_only: bool,
-        prices: Prices | None,
-        device: torch.device,
+        self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
     ) -> DraftTree:
         """Return the tree of the most probable nodes; as `Market.grow`."""
-        limits = (num_nodes, max_depth, chain_only)
-        return self._native.grow(root, *limits, prices, device, KIND_SOURCES)
+        return self._native.grow(root, num_nodes, budget, device, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn from the last tree that was grown; as `Market.learn`."""

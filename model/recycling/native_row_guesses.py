@@ -81,8 +81,7 @@ class NativeRowGuesses(RowGuesses):
         """Return the tree of the most probable nodes that are worth their price."""
         self._check(root)
         self._is_grown = True
-        limits = (LARGEST - 1, budget.max_depth, budget.chain_only)
-        return self._native.grow(root, *limits, budget.prices, device)
+        return self._native.grow(root, LARGEST - 1, budget, device)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
         """Learn what the guesses of the last tree were worth, and write the rows of its nodes in this order."""

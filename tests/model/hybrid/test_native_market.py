@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from model.draft_tree import DraftTree
+from model.draft_tree import DraftBudget, DraftTree
 from model.hybrid.market import Market
 from model.hybrid.native_market import NativeMarket, market_class
 from model.prices import Prices
@@ -74,11 +74,8 @@ class Pair:
         """Draft in both, and teach both."""
         root, num_nodes = self.tokens(1)[0], self.source.choice((1, 3, 7, 30))
         max_depth, chain_only = self.source.choice((0, 1, 3, 24)), self.source.random() < 0.2
-        prices = self.prices()
-        trees = [
-            market.grow(root, num_nodes, max_depth, chain_only, prices, CPU)
-            for market in self.markets
-        ]
+        budget = DraftBudget(max_depth, chain_only, self.prices())
+        trees = [market.grow(root, num_nodes, budget, CPU) for market in self.markets]
         assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
         assert trees[0].topology is trees[1].topology
         assert trees[0].sources == trees[1].sources
