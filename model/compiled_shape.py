@@ -9,6 +9,7 @@ text, so are those of other shapes.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -92,6 +93,7 @@ class CompiledShape:
         )
         # The last call's code, inputs and results.
         self._last: tuple[Callable[..., Any], tuple[Any, ...], Sequence[Any]] | None = None
+        self._is_new = False  # whether the last call compiled
 
     def first(
         self, arguments: Sequence[object], *others: object
@@ -103,8 +105,11 @@ class CompiledShape:
             others, as long as the model stays as it is; None where torch does more than to run the code
             on the arguments.
         """
-        self._last = None
+        self._last, self._is_new = None, False
         result = self._through_torch(arguments, others)
+        if self._is_new:
+            # What traced the function refers to itself and to its callers, with all that they hold.
+            gc.collect()
         last, self._last = self._last, None
         return _own(result, self._has_graphs), last and self._again(arguments, result, *last)
 
@@ -142,6 +147,7 @@ class CompiledShape:
 
     def _compile(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Compile for torch, which calls this when it has traced the function."""
+        self._is_new = True
         if self._backend == "inductor":
             # Without graphs, calling kernels from Python takes as long as a small model's kernels.
             option = "triton.cudagraphs" if self._has_graphs else "cpp_wrapper"
