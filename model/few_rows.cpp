@@ -1,7 +1,8 @@
 // What a pass over a few rows computes slowly in torch: linear layers, the largest logits, and attention
 // (few_queries.h).
 //
-// Linear layers, y = x W^T + b: every weight is read from memory once, whatever the rows. An output is one sum over
+// Linear layers, y = x W^T + b: every weight is read from memory once, whatever the rows. The inputs of wide layers
+// are gone through in blocks, so that those of all rows stay in the nearest cache. An output is one sum over
 // the inputs, in the same order whatever the number of rows, so that the results of a row do not depend on the rows
 // beside it, to the last bit. bfloat16 is multiplied as it is where the processor has units for it, else in float32.
 //
@@ -13,6 +14,7 @@
 #include <cmath>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "few_queries.h"
 #include "few_rows.h"
@@ -28,6 +30,11 @@ constexpr int TILE_OUTPUTS = 4;
 #else
 constexpr int TILE_OUTPUTS = 3;  // of 16 registers instead of 32
 #endif
+
+// A block's inputs of one row, in bytes at most: those of eight rows and the weights of a tile fill the nearest cache.
+constexpr int64_t BLOCK_BYTES = 3072;
+// So many outputs go through one block before they go through the next.
+constexpr int64_t BAND = 128;
 
 // How inputs and weights are multiplied: in float32, to which inputs are converted once, and weights as they are read.
 template <typename T>
@@ -58,10 +65,11 @@ struct Products<at::BFloat16> {
 template <typename T>
 using Input = typename Products<T>::Input;
 
-// Some outputs of some rows: x [ROWS, I], w [OUTPUTS, I], bias [OUTPUTS] or null, y [ROWS, OUTPUTS] in rows of O;
-// asks for the weights of another tile, `ahead` of its own.
+// Add to some outputs of some rows what a block of inputs gives: x [ROWS, I] and w [OUTPUTS, I] from the block's first
+// input on, `size` of which are in it; y [ROWS, OUTPUTS] in rows of BAND. Ask for the weights of another tile, `ahead` of
+// its own.
 template <int ROWS, int OUTPUTS, typename T>
-void tile(const Input<T>* x, const T* w, const T* bias, T* y, int64_t I, int64_t O, int64_t ahead) {
+void tile(const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int64_t ahead) {
   using Numbers = typename Products<T>::Numbers;
   constexpr int64_t WIDTH = sizeof(Numbers) / sizeof(Input<T>);
   Floats sums[ROWS][OUTPUTS];
@@ -79,13 +87,13 @@ void tile(const Input<T>* x, const T* w, const T* bias, T* y, int64_t I, int64_t
   };
   constexpr int64_t LINE = CACHE_LINE / sizeof(T);
   int64_t i = 0;
-  for (; i + LINE <= I; i += LINE) {
+  for (; i + LINE <= size; i += LINE) {
 #pragma GCC unroll 4
     for (int o = 0; o < OUTPUTS; ++o) __builtin_prefetch(w + o * I + i + ahead, 0, 2);
 #pragma GCC unroll 4
     for (int64_t part = 0; part < LINE; part += WIDTH) add(i + part);
   }
-  for (; i + WIDTH <= I; i += WIDTH) add(i);
+  for (; i + WIDTH <= size; i += WIDTH) add(i);
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; ++r) {
     const Floats* of_row = sums[r];
@@ -94,22 +102,22 @@ void tile(const Input<T>* x, const T* w, const T* bias, T* y, int64_t I, int64_t
 #pragma GCC unroll 4
     for (int o = 0; o < OUTPUTS; ++o) {
       float sum = found[o];
-      for (int64_t rest = i; rest < I; ++rest) {
+      for (int64_t rest = i; rest < size; ++rest) {
         sum = std::fma(static_cast<float>(x[r * I + rest]), static_cast<float>(w[o * I + rest]), sum);
       }
-      y[r * O + o] = static_cast<T>(bias ? sum + static_cast<float>(bias[o]) : sum);
+      y[r * BAND + o] += sum;
     }
   }
 }
 
 // The same for all n rows: x [n, I].
 template <int OUTPUTS, typename T>
-void tiles(int64_t n, const Input<T>* x, const T* w, const T* bias, T* y, int64_t I, int64_t O, int64_t ahead) {
-  using Tile = void (*)(const Input<T>*, const T*, const T*, T*, int64_t, int64_t, int64_t);
+void tiles(int64_t n, const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int64_t ahead) {
+  using Tile = void (*)(const Input<T>*, const T*, float*, int64_t, int64_t, int64_t);
   static constexpr Tile BY_ROWS[TILE_ROWS] = {
       tile<1, OUTPUTS, T>, tile<2, OUTPUTS, T>, tile<3, OUTPUTS, T>, tile<4, OUTPUTS, T>};
   for (int64_t r = 0; r < n; r += TILE_ROWS) {
-    BY_ROWS[std::min<int64_t>(TILE_ROWS, n - r) - 1](x + r * I, w, bias, y + r * O, I, O, ahead);
+    BY_ROWS[std::min<int64_t>(TILE_ROWS, n - r) - 1](x + r * I, w, y + r * BAND, size, I, ahead);
   }
 }
 
@@ -124,12 +132,29 @@ void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor
   // Whole tiles: at any other distance is a row of the tile itself, or of the next, that is asked for anyway.
   const int64_t size = TILE_OUTPUTS * I, bytes = size * sizeof(T);
   const int64_t ahead = (LOOK_AHEAD + bytes - 1) / bytes * size;
+  const int64_t num_blocks = (I * sizeof(Input<T>) + BLOCK_BYTES - 1) / BLOCK_BYTES;
+  constexpr int64_t LINE = CACHE_LINE / sizeof(T);
+  const int64_t block = ((I + num_blocks - 1) / num_blocks + LINE - 1) / LINE * LINE;
   at::parallel_for(0, O, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
-    int64_t o = begin;
-    for (; o + TILE_OUTPUTS <= end; o += TILE_OUTPUTS) {
-      tiles<TILE_OUTPUTS>(n, x, w + o * I, b ? b + o : b, y + o, I, O, ahead);
+    std::vector<float> sums(n * BAND);
+    for (int64_t first = begin; first < end; first += BAND) {
+      const int64_t last = std::min(first + BAND, end);
+      std::fill(sums.begin(), sums.end(), 0.0f);
+      for (int64_t i = 0; i < I; i += block) {
+        const int64_t width = std::min(block, I - i);
+        int64_t o = first;
+        for (; o + TILE_OUTPUTS <= last; o += TILE_OUTPUTS) {
+          tiles<TILE_OUTPUTS>(n, x + i, w + o * I + i, sums.data() + (o - first), width, I, ahead);
+        }
+        for (; o < last; ++o) tiles<1>(n, x + i, w + o * I + i, sums.data() + (o - first), width, I, ahead);
+      }
+      for (int64_t r = 0; r < n; ++r) {
+        for (int64_t o = first; o < last; ++o) {
+          const float sum = sums[r * BAND + o - first];
+          y[r * O + o] = static_cast<T>(b ? sum + static_cast<float>(b[o]) : sum);
+        }
+      }
     }
-    for (; o < end; ++o) tiles<1>(n, x, w + o * I, b ? b + o : b, y + o, I, O, ahead);
   });
 }
 

@@ -35,7 +35,7 @@ def kernel() -> None:
 
 @needs_kernel
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("inputs", [1, 7, 40, 129, 704])
+@pytest.mark.parametrize("inputs", [1, 7, 40, 129, 704, 5001])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_in_float32_and_rounds_once(dtype: torch.dtype, has_bias: bool, inputs: int) -> None:
@@ -57,12 +57,15 @@ def test_sums_in_float32_and_rounds_once(dtype: torch.dtype, has_bias: bool, inp
 
 @needs_kernel
 @pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("inputs", [91, 3001])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_beside_any_others(dtype: torch.dtype, threads: int) -> None:
+def test_a_row_has_the_same_bits_beside_any_others(
+    dtype: torch.dtype, threads: int, inputs: int
+) -> None:
     before = torch.get_num_threads()
-    weight, bias = torch.randn(300, 91).to(dtype), torch.randn(300).to(dtype)
-    rows = torch.randn(40, 91).to(dtype)
+    weight, bias = torch.randn(300, inputs).to(dtype), torch.randn(300).to(dtype)
+    rows = torch.randn(40, inputs).to(dtype)
     together = run(rows, weight, bias)
     try:
         torch.set_num_threads(threads)
