@@ -132,6 +132,7 @@ void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor
   // Whole tiles: at any other distance is a row of the tile itself, or of the next, that is asked for anyway.
   const int64_t size = TILE_OUTPUTS * I, bytes = size * sizeof(T);
   const int64_t ahead = (LOOK_AHEAD + bytes - 1) / bytes * size;
+  // As few blocks as may be, equally wide, in whole lines.
   const int64_t num_blocks = (I * sizeof(Input<T>) + BLOCK_BYTES - 1) / BLOCK_BYTES;
   constexpr int64_t LINE = CACHE_LINE / sizeof(T);
   const int64_t block = ((I + num_blocks - 1) / num_blocks + LINE - 1) / LINE * LINE;
