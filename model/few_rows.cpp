@@ -31,10 +31,15 @@ constexpr int TILE_OUTPUTS = 4;
 constexpr int TILE_OUTPUTS = 3;  // of 16 registers instead of 32
 #endif
 
-// A block's inputs of one row, in bytes at most: those of eight rows and the weights of a tile fill the nearest cache.
+// A block's inputs of one row, in bytes at most: those of eight rows and the weights of a tile take about as much as the
+// nearest cache holds.
 constexpr int64_t BLOCK_BYTES = 3072;
 // So many outputs go through one block before they go through the next.
 constexpr int64_t BAND = 128;
+
+// Weights in a line of the caches.
+template <typename T>
+constexpr int64_t LINE = CACHE_LINE / sizeof(T);
 
 // How inputs and weights are multiplied: in float32, to which inputs are converted once, and weights as they are read.
 template <typename T>
@@ -85,13 +90,12 @@ void tile(const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int6
       for (int o = 0; o < OUTPUTS; ++o) sums[r][o] = Products<T>::add(sums[r][o], inputs, weights[o]);
     }
   };
-  constexpr int64_t LINE = CACHE_LINE / sizeof(T);
   int64_t i = 0;
-  for (; i + LINE <= size; i += LINE) {
+  for (; i + LINE<T> <= size; i += LINE<T>) {
 #pragma GCC unroll 4
     for (int o = 0; o < OUTPUTS; ++o) __builtin_prefetch(w + o * I + i + ahead, 0, 2);
 #pragma GCC unroll 4
-    for (int64_t part = 0; part < LINE; part += WIDTH) add(i + part);
+    for (int64_t part = 0; part < LINE<T>; part += WIDTH) add(i + part);
   }
   for (; i + WIDTH <= size; i += WIDTH) add(i);
 #pragma GCC unroll 4
@@ -131,11 +135,10 @@ void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor
   T* y = outputs.mutable_data_ptr<T>();
   // Whole tiles: at any other distance is a row of the tile itself, or of the next, that is asked for anyway.
   const int64_t size = TILE_OUTPUTS * I, bytes = size * sizeof(T);
-  const int64_t ahead = (LOOK_AHEAD + bytes - 1) / bytes * size;
+  const int64_t ahead = at::divup(LOOK_AHEAD, bytes) * size;
   // As few blocks as may be, equally wide, in whole lines.
-  const int64_t num_blocks = (I * sizeof(Input<T>) + BLOCK_BYTES - 1) / BLOCK_BYTES;
-  constexpr int64_t LINE = CACHE_LINE / sizeof(T);
-  const int64_t block = ((I + num_blocks - 1) / num_blocks + LINE - 1) / LINE * LINE;
+  const int64_t num_blocks = at::divup(I * sizeof(Input<T>), BLOCK_BYTES);
+  const int64_t block = at::divup(at::divup(I, num_blocks), LINE<T>) * LINE<T>;
   at::parallel_for(0, O, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
     std::vector<float> sums(n * BAND);
     for (int64_t first = begin; first < end; first += BAND) {
