@@ -192,8 +192,10 @@ def decode(
             )
             margin = 0.0 if is_plain else tie_margin
             num_candidates = 0 if is_resting else drafter.num_candidates
+            with_probes = drafter.wants_probes and not is_resting
             acceptance = verify(
-                tree, logits, rule, sequence, eos_ids, room, margin, num_candidates, stop
+                *(tree, logits, rule, sequence, eos_ids, room),
+                *(margin, num_candidates, stop, with_probes),
             )
             times.append(clock())
             cache.keep(base, acceptance.path)

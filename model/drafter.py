@@ -39,8 +39,8 @@ class VerifiedStep:
 
     Attributes:
         tree: the verified draft.
-        acceptance: the accepted path, what was emitted along it, and the likeliest tokens after
-            every node.
+        acceptance: the accepted path, what was emitted along it, the likeliest tokens after every
+            node, and its probes.
         stop_reason: None while the text goes on, else why this step was the last: "eos", "criteria",
             "length" or "context".
     """
@@ -73,6 +73,8 @@ class Drafter:
     is_cold: bool = False
     # Likeliest tokens that `observe` finds after every node (it may find one or two more).
     num_candidates: int = 0
+    # Whether `observe` finds the probes of every node (`model.probes`).
+    wants_probes: bool = False
     # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
     max_nodes: int = 1
     # Whether `propose` reads `budget.prices`, so that the costs of a step must be measured.

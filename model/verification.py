@@ -6,7 +6,7 @@ whatever the tree contains: at each node choose the next token exactly as plain 
 token. With one-hot drafts this is ancestral sampling itself: no accept/reject ratio and no residual
 distribution.
 
-Shapes: N nodes, V vocabulary, k candidates.
+Shapes: N nodes, V vocabulary, k candidates, S probes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from model.draft_tree import DraftTree, TreeTopology
+from model.probes import probed
 from model.top_k import top_k
 
 
@@ -53,6 +54,8 @@ class Acceptance:
         node_tokens: token of every node [N], copied in the same transfer.
         predictions: the likeliest token after every node [N]; among equals any one.
         candidates: the likeliest tokens after every node, copied in the same transfer.
+        probes: the probes of every node (`model.probes`), copied in the same transfer, float32 [N, S];
+            None if the drafter wants none.
         is_decided: False where the walk stopped at a near-tie: `path` ends at the node whose next
             token is open, and `tokens` lacks that token.
         is_stopped: whether a stopping criterion ends the text after the last token.
@@ -63,6 +66,7 @@ class Acceptance:
     node_tokens: list[int]
     predictions: list[int]
     candidates: Candidates = field(compare=False, repr=False)
+    probes: torch.Tensor | None = field(default=None, compare=False, repr=False)
     is_decided: bool = True
     is_stopped: bool = False
 
@@ -165,6 +169,7 @@ def verify(
     tie_margin: float = 0.0,
     num_candidates: int = 0,
     stop: Callable[[Sequence[int]], bool] | None = None,
+    with_probes: bool = False,
 ) -> Acceptance:
     """Accept the longest path whose tokens the target model would have emitted.
 
@@ -182,6 +187,7 @@ def verify(
             less than this share of the largest; 0 decides always.
         num_candidates: candidates k that the drafter wants after every node.
         stop: asked after every emitted token, with the whole text, whether the text ends there.
+        with_probes: whether the drafter wants the probes of every node.
 
     Returns:
         The acceptance. Siblings may repeat a token: all of them are followed, the longest path
@@ -192,7 +198,7 @@ def verify(
     """
     # The two largest, where their distance says whether rounding could exchange them.
     num_read = max(num_candidates, 2 if tie_margin else 1)
-    node_tokens, candidates = read_out(tree, logits, num_read)
+    node_tokens, candidates, probes = read_out(tree, logits, num_read, with_probes)
     predictions = [token_ids[0] for token_ids in candidates.token_ids]
     children = tree.topology.children
     frontier = [0]  # nodes with the same, accepted, path of tokens
@@ -212,7 +218,9 @@ def verify(
             token = predictions[node]
         if token is None:
             path = tree.topology.path_to(node)
-            return Acceptance(path, emitted, node_tokens, predictions, candidates, is_decided=False)
+            return Acceptance(
+                path, emitted, node_tokens, predictions, candidates, probes, is_decided=False
+            )
         emitted.append(token)
         is_stopped = stop is not None and stop([*prefix, *emitted])
         matching = [
@@ -224,7 +232,7 @@ def verify(
         if not matching or token in eos_ids or is_stopped or len(emitted) == max_tokens:
             path = tree.topology.path_to(matching[0] if matching else node)
             return Acceptance(
-                path, emitted, node_tokens, predictions, candidates, is_stopped=is_stopped
+                path, emitted, node_tokens, predictions, candidates, probes, is_stopped=is_stopped
             )
         frontier = matching
 
@@ -245,29 +253,48 @@ def check_finite(largest: float) -> None:
 
 
 def read_out(
-    tree: DraftTree, logits: torch.Tensor, num_candidates: int
-) -> tuple[list[int], Candidates]:
-    """Copy the tokens [N] of a tree and the candidates after each to the host, in one transfer.
+    tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_probes: bool = False
+) -> tuple[list[int], Candidates, torch.Tensor | None]:
+    """Copy the tokens [N] of a tree, and the candidates and probes of each, to the host, in one transfer.
 
     Args:
         tree: N nodes.
         logits: [N, V].
         num_candidates: k; of 1, equal logits go to the first token, else to any of them.
+        with_probes: whether probes are wanted.
 
     Returns:
-        Tokens, and candidates of N nodes.
+        Tokens, candidates of N nodes, and their probes, float32 [N, S], None if there are none.
     """
     count = min(num_candidates, logits.shape[-1])
     if count == 1:
         values, token_ids = logits.max(dim=-1, keepdim=True)  # [N, 1], [N, 1]
     else:
         values, token_ids = top_k(logits, count)  # [N, k], [N, k]
+    probes = probed(logits) if with_probes else None
     if logits.device.type == "cpu":  # nothing to transfer
-        return tree.token_ids.tolist(), Candidates(token_ids.tolist(), values.tolist())
-    packed = torch.cat(
-        (tree.token_ids[:, None].int(), token_ids.int(), values.float().view(torch.int32)), dim=1
-    )
-    on_host = packed.cpu()
-    scores = on_host[:, 1 + count :].view(torch.float32)
-    found = Candidates(on_host[:, 1 : 1 + count].tolist(), scores.tolist())
-    return on_host[:, 0].tolist(), found
+        found = Candidates(token_ids.tolist(), values.tolist())
+        return tree.token_ids.tolist(), found, probes
+    return _unpacked(_packed(tree, token_ids, values, probes).cpu(), count)
+
+
+def _packed(
+    tree: DraftTree,
+    token_ids: torch.Tensor,
+    values: torch.Tensor,
+    probes: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return tokens [N], candidates and their logits [N, k] and probes [N, S] as one int32 tensor."""
+    numbers = values.float() if probes is None else torch.cat((values.float(), probes), dim=1)
+    tokens = tree.token_ids[:, None].int()
+    return torch.cat((tokens, token_ids.int(), numbers.view(torch.int32)), dim=1)
+
+
+def _unpacked(
+    packed: torch.Tensor, num_candidates: int
+) -> tuple[list[int], Candidates, torch.Tensor | None]:
+    """Return what `read_out` returns, of what `_packed` returned."""
+    tokens, token_ids, bits = packed.tensor_split((1, 1 + num_candidates), dim=1)
+    values, probes = bits.view(torch.float32).tensor_split((num_candidates,), dim=1)
+    found = Candidates(token_ids.tolist(), values.tolist())
+    return tokens[:, 0].tolist(), found, probes if probes.shape[1] else None

@@ -186,4 +186,5 @@ class WholeStep:
         is_decided = is_over or not packed[last, IS_OPEN]
         if is_decided and not is_over:
             tokens.append(chosen[last])
-        return Acceptance(path, tokens, node_tokens, chosen, Candidates([], []), is_decided)
+        nothing = Candidates([], [])
+        return Acceptance(path, tokens, node_tokens, chosen, nothing, is_decided=is_decided)

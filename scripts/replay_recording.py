@@ -1,11 +1,12 @@
 """What a model says after every text that a drafter ever asked about, in one file.
 
 The texts are a trie: a node is a text, its children are the texts with one more token, and each node
-has a row, the K likeliest next tokens and their logits. Prompts, answers and rejected guesses are
-all paths in it, and what they share is stored once. With the greedy answers of every prompt that is
-all a train-free drafter can learn from a model, so that drafters can be scored without it.
+has a row, the K likeliest next tokens and their logits, and probes (`model.probes`). Prompts, answers
+and rejected guesses are all paths in it, and what they share is stored once. With the greedy answers of
+every prompt that is all a train-free drafter can learn from a model, so that drafters can be scored
+without it.
 
-Shapes: M texts (the empty one included), K likeliest tokens kept.
+Shapes: M texts (the empty one included), K likeliest tokens kept, S probes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from safetensors.numpy import save_file
 from evaluation.command_line import UserError, first_line
 from evaluation.files import replace_file
 from evaluation.questions import DATA_FOLDER
+from model.probes import probe_ids
 
-FORMAT = "replay-recording-1"
+FORMAT = "replay-recording-2"
 EMPTY = 0  # the node of the empty text
 FIRST_CAPACITY = 1024
 
@@ -97,6 +99,8 @@ class Recording:
         self._tokens = [-1]
         self._ids = np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.int32)  # [M, K]
         self._logits = np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.float32)  # [M, K]
+        num_probes = len(probe_ids(source.vocab_size))
+        self._probes = np.zeros((FIRST_CAPACITY, num_probes), dtype=np.float32)  # [M, S]
 
     @property
     def num_texts(self) -> int:
@@ -106,7 +110,7 @@ class Recording:
     @property
     def num_bytes(self) -> int:
         """Bytes of the rows and the trie in a file."""
-        return self.num_texts * (8 + 8 * self.source.top_k)
+        return self.num_texts * (8 + 8 * self.source.top_k + 4 * self._probes.shape[1])
 
     def child(self, node: int, token: int) -> int:
         """Return the text with one more token; -1 if it was never asked about."""
@@ -116,12 +120,18 @@ class Recording:
         """Return the last token of a text."""
         return self._tokens[node]
 
-    def rows(self, nodes: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the likeliest tokens and their logits after these texts, each [N, K]."""
-        return self._ids[nodes], self._logits[nodes]
+    def rows(self, nodes: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the likeliest tokens and their logits after these texts, each [N, K], and the
+        probes [N, S].
+        """
+        return self._ids[nodes], self._logits[nodes], self._probes[nodes]
 
-    def add(self, node: int, token: int, ids: np.ndarray, logits: np.ndarray) -> int:
-        """Return the text with one more token, with its row [K] if it is new: the first one stays."""
+    def add(
+        self, node: int, token: int, ids: np.ndarray, logits: np.ndarray, probes: np.ndarray
+    ) -> int:
+        """Return the text with one more token, with its row [K] and probes [S] if it is new: the first
+        ones stay.
+        """
         known = self.child(node, token)
         if known >= 0:
             return known
@@ -129,10 +139,11 @@ class Recording:
         if new == len(self._ids):
             self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
             self._logits = np.concatenate((self._logits, np.zeros_like(self._logits)))
+            self._probes = np.concatenate((self._probes, np.zeros_like(self._probes)))
         self._children[node, token] = new
         self._parents.append(node)
         self._tokens.append(token)
-        self._ids[new], self._logits[new] = ids, logits
+        self._ids[new], self._logits[new], self._probes[new] = ids, logits, probes
         return new
 
     def save(self, file: Path) -> None:
@@ -153,6 +164,7 @@ class Recording:
             "tokens": np.array(self._tokens, dtype=np.int32),
             "ids": self._ids[:size],
             "logits": self._logits[:size],
+            "probes": self._probes[:size],
         }
         for name in ("prompt_ids", "answer_ids"):
             texts = [getattr(turn, name) for turn in self.turns]
@@ -194,6 +206,7 @@ class Recording:
             arrays["tokens"].tolist(),
         )
         recording._ids, recording._logits = arrays["ids"], arrays["logits"]
+        recording._probes = arrays["probes"]
         pairs = zip(recording._parents, recording._tokens, strict=True)
         recording._children = {pair: node for node, pair in enumerate(pairs) if node != EMPTY}
         return recording

@@ -1,13 +1,13 @@
 """A target model that answers from a recording, and asks the real one only about what is missing.
 
 It offers what the loop needs of a `TargetModel`, so that the loop itself runs unchanged: a replay
-is a run whose logits come out of a file. Logits below the K likeliest are minus infinity; greedy
+is a run whose logits come out of a file. Logits below the K likeliest are minus infinity, but for probes; greedy
 decoding and drafters that keep at most K candidates cannot tell.
 
 Rows are those of the pass that asked first. Another pass over the same text rounds differently, so
 that where two logits agree to the last digits a live run may rank them the other way round.
 
-Shapes: N nodes, V vocabulary, K likeliest tokens kept.
+Shapes: N nodes, V vocabulary, K likeliest tokens kept, S probes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from evaluation.command_line import UserError
 from model.draft_tree import DraftTree
 from model.hf import PREFILL_CHUNK, PromptChunk, TargetModel
 from model.kv_cache import TreeCache
+from model.probes import probe_ids, probed
 from model.top_k import top_k
 from scripts.replay_recording import EMPTY, RecordedTurn, Recording
 
@@ -140,15 +141,17 @@ class ReplayTarget:
             before = start if parent < 0 else nodes[parent]
             nodes[index] = self.recording.child(before, token) if before >= 0 else -1
         if -1 in nodes:
-            ids, logits = self._ask(tree, cache)
+            rows = self._ask(tree, cache)
             for index, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
                 before = start if parent < 0 else nodes[parent]
-                nodes[index] = self.recording.add(before, token, ids[index], logits[index])
+                nodes[index] = self.recording.add(before, token, *(part[index] for part in rows))
         cache.nodes += nodes
         return nodes
 
-    def _ask(self, tree: DraftTree, cache: ReplayCache) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of a tree from the model, likeliest tokens and logits, each [N, K]."""
+    def _ask(self, tree: DraftTree, cache: ReplayCache) -> tuple[np.ndarray, ...]:
+        """Return the rows of a tree from the model, likeliest tokens and logits, each [N, K], and its
+        probes [N, S].
+        """
         if self._target is None or cache.live is None:
             raise MissingRowError("a text that was asked about is not in the recording")
         target, live = self._target, cache.live
@@ -157,13 +160,15 @@ class ReplayTarget:
             token_ids = torch.tensor(unread[begin : begin + PREFILL_CHUNK], device=target.device)
             target.read(token_ids, live.length, live, last_logits_only=True)
         asked = DraftTree(tree.token_ids.to(target.device), tree.topology)
-        values, ids = top_k(target.forward(asked, live), self.recording.source.top_k)
-        return ids.int().cpu().numpy(), values.float().cpu().numpy()
+        logits = target.forward(asked, live)
+        values, ids = top_k(logits, self.recording.source.top_k)
+        return tuple(part.cpu().numpy() for part in (ids.int(), values.float(), probed(logits)))
 
     def _logits(self, nodes: list[int]) -> torch.Tensor:
         """Return the logits [N, V] after these texts."""
-        ids, values = self.recording.rows(nodes)
+        ids, values, probes = self.recording.rows(nodes)
         logits = torch.full((len(nodes), self.vocab_size), -torch.inf)
+        logits[:, list(probe_ids(self.vocab_size))] = torch.from_numpy(probes)
         return logits.scatter_(1, torch.from_numpy(ids).long(), torch.from_numpy(values))
 
 

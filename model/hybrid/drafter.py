@@ -24,6 +24,7 @@ from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
 from model.hybrid.native_market import market_class
 from model.hybrid.row_tables import LONGEST_KEY
+from model.probes import probed
 from model.step_costs import LARGEST
 from model.top_k import top_k
 
@@ -50,6 +51,12 @@ class HybridConfig:
     table_bits: int = field(
         default=18, metadata={"help": "log2 of the slots of the table of rows; 18 take 10 MB"}
     )
+    neighbours: int = field(
+        default=32,
+        metadata={
+            "help": "verified nodes with the same token among which the likest state is looked for; 0: none"
+        },
+    )
     harvest_prompt: bool | None = field(
         default=None,
         metadata={
@@ -69,6 +76,8 @@ class HybridConfig:
             raise ValueError(f"num_nodes: got {self.num_nodes}; allowed: 1 or more")
         if self.output_id_topk < 1:
             raise ValueError(f"output_id_topk: got {self.output_id_topk}; allowed: 1 or more")
+        if self.neighbours < 0:
+            raise ValueError(f"neighbours: got {self.neighbours}; allowed: 0 or more")
         if self.start not in STARTS:
             raise ValueError(f"start: got {self.start!r}; allowed: {', '.join(STARTS)}")
         if not 8 <= self.table_bits <= 24:
@@ -89,7 +98,10 @@ class HybridDrafter(Drafter):
         if config.harvest_prompt is None and not self.wants_prices:
             self.harvests_prompt = True
         self.max_nodes = 1 + config.num_nodes
-        self._market = market_class()(2**config.table_bits, self.num_candidates, vocab_size)
+        self._market = market_class()(
+            2**config.table_bits, self.num_candidates, vocab_size, config.neighbours
+        )
+        self.wants_probes = config.neighbours > 0
         self._before: tuple[int, ...] = ()  # last tokens of the prompt's chunks so far
 
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -101,7 +113,9 @@ class HybridDrafter(Drafter):
         """Make rows of a chunk of the prompt."""
         values, top_ids = top_k(logits, self.num_candidates)
         text = (*self._before, *token_ids)
-        self._market.write_rows(text, len(self._before), top_ids.tolist(), values.tolist())
+        probes = probed(logits).cpu() if self.wants_probes else None
+        begin = len(self._before)
+        self._market.write_rows(text, begin, top_ids.tolist(), values.tolist(), probes)
         self._before = text[1 - LONGEST_KEY :]
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
@@ -125,7 +139,10 @@ class HybridDrafter(Drafter):
     def describe(self) -> str:
         """Return the size of the tables."""
         size = self._market.tables.num_bytes / 2**20
-        return f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MB"
+        text = f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MB"
+        if self.wants_probes:
+            text += f"; rows by state: {self._market.neighbours.num_bytes / 2**20:.1f} MB"
+        return text
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the tables of rows, what guesses were worth, and the counts of tokens."""

@@ -3,10 +3,11 @@
 // The arrays of rows, rates and counts are Python's, which saves and loads them; the text and the tree under way are kept
 // here.
 //
-// Shapes: N nodes of a tree, k tokens in a row, V vocabulary.
+// Shapes: N nodes of a tree, k tokens in a row, S probes, E records of nodes, V vocabulary.
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -28,15 +29,26 @@ struct Shared {
   int64_t num_slots, k, vocab_size;
   int64_t num_buckets, num_codes, first_of_row;  // of probabilities; codes in an entry; what the first one's is larger by
   int64_t num_match_weights, num_frequent, first_frequent, num_kinds;
-  double in_text_weight, most_observations;
+  int64_t num_records, num_probes, num_compared, num_steps;  // of likeness
+  int64_t state_length;
+  double in_text_weight, most_observations, largest_logit, logit_steps;
   const double* minus_edges;     // [num_buckets - 1], rising
   const double* row_weights;     // [2 * num_buckets + 2]
   const double* match_weights;   // [num_match_weights]
   const double* kind_centres;    // [first_frequent]
+  const double* neighbour_weights;  // [num_steps]
   int64_t* keys;                 // [num_slots]
   int32_t* rows;                 // [num_slots, k]
   double* rates;                 // [2, num_kinds]: rates, and the weights they rest on
   int32_t* counts;               // [V], of tokens written
+  // Of records of verified nodes, each at its number modulo E: states before and after the token.
+  int8_t* before;                // [E, S]
+  int8_t* after;                 // [E, S]
+  int32_t* record_tokens;        // [E]
+  int32_t* record_rows;          // [E, k]
+  int64_t* previous;             // [E], numbers
+  int64_t* latest;               // [V]
+  int64_t* num_recorded;         // [1]
 };
 
 namespace {
@@ -74,10 +86,16 @@ struct Match {
   int64_t position = NOWHERE, length = 0;
 };
 
+// A record of the last token after the likest state, and how much alike the states are.
+struct Neighbour {
+  int64_t number = NOWHERE, likeness = 0;
+};
+
 // What a node's guesses depend on.
 struct Context {
   Last last;
   Match match;
+  Neighbour neighbour;
 };
 
 // The text, and where each n-gram of it was last.
@@ -175,6 +193,90 @@ class SuffixIndex {
   size_t num_entries_ = 0;
 };
 
+using State = std::vector<int8_t>;  // [S]; empty: not known
+
+// Probes of nodes [N, S], in the middle of logits that take `row_step` numbers a node, every `step`-th of them.
+struct Probes {
+  const float* values;  // none: the nodes have no states
+  int64_t row_step, step;
+};
+
+// Records of verified nodes: see neighbours.py.
+class Neighbours {
+ public:
+  explicit Neighbours(const Shared& shared) : shared_(shared) {}
+
+  // Work out the states of N nodes.
+  void read(const Probes& probes, int64_t N) {
+    const int64_t S = shared_.num_probes;
+    whole_.resize(S);
+    states_.resize(N * S);
+    for (int64_t node = 0; node < N; ++node) {
+      const float* values = probes.values + node * probes.row_step;
+      int64_t sum = 0;
+      for (int64_t i = 0; i < S; ++i) {
+        const float value = values[i * probes.step], most = shared_.largest_logit;
+        const float bounded = std::isfinite(value) ? std::clamp(value, -most, most) : 0.0f;
+        sum += whole_[i] = static_cast<int64_t>(std::nearbyint(bounded * static_cast<float>(shared_.logit_steps)));
+      }
+      int64_t squares = 0;
+      for (int64_t i = 0; i < S; ++i) {
+        whole_[i] = whole_[i] * S - sum;
+        squares += whole_[i] * whole_[i];
+      }
+      const double scale = shared_.state_length / std::sqrt(static_cast<double>(std::max<int64_t>(1, squares)));
+      for (int64_t i = 0; i < S; ++i) {
+        states_[node * S + i] = static_cast<int8_t>(std::nearbyint(whole_[i] * scale));
+      }
+    }
+  }
+
+  // State of a node that was read last.
+  const int8_t* state(int64_t node) const { return states_.data() + node * shared_.num_probes; }
+
+  void add(int32_t token, const int8_t* before, const int8_t* after, const int32_t* row) const {
+    if (token >= shared_.vocab_size) return;  // some prompts' tokens have no logit
+    const int64_t number = shared_.num_recorded[0]++, place = number % shared_.num_records, S = shared_.num_probes;
+    std::copy_n(before, S, shared_.before + place * S);
+    std::copy_n(after, S, shared_.after + place * S);
+    std::copy_n(row, shared_.k, shared_.record_rows + place * shared_.k);
+    shared_.record_tokens[place] = token;
+    shared_.previous[place] = shared_.latest[token];
+    shared_.latest[token] = number;
+  }
+
+  Neighbour find(int32_t token, const int8_t* state) const {
+    Neighbour found;
+    if (!state || token >= shared_.vocab_size) return found;
+    const int64_t E = shared_.num_records, S = shared_.num_probes, square = shared_.state_length * shared_.state_length;
+    const int64_t oldest = std::max<int64_t>(0, shared_.num_recorded[0] - E);
+    int64_t highest = -2 * square, number = shared_.latest[token];
+    for (int64_t i = 0; i < shared_.num_compared && number >= oldest; ++i) {
+      const int8_t* before = shared_.before + number % E * S;
+      int32_t product = 0;
+      for (int64_t j = 0; j < S; ++j) product += state[j] * before[j];
+      if (product > highest) {
+        highest = product;
+        found.number = number;
+      }
+      number = shared_.previous[number % E];
+    }
+    if (highest > 0) found.likeness = std::min(highest * shared_.num_steps / square, shared_.num_steps - 1);
+    return found;
+  }
+
+  const int8_t* after(int64_t number) const {
+    return number == NOWHERE ? nullptr : shared_.after + number % shared_.num_records * shared_.num_probes;
+  }
+
+  const int32_t* row(int64_t number) const { return shared_.record_rows + number % shared_.num_records * shared_.k; }
+
+ private:
+  const Shared& shared_;
+  State states_;                // [N, S]
+  std::vector<int64_t> whole_;  // [S]
+};
+
 }  // namespace
 
 struct Market {
@@ -182,6 +284,8 @@ struct Market {
   Rates rates;
   Buckets buckets;
   SuffixIndex index;
+  Neighbours neighbours;
+  State end;  // after the text's last token but one
   Growth<Market, Context> growth;
   std::vector<int32_t> frequent;  // the most frequent first
 
@@ -189,12 +293,14 @@ struct Market {
       : shared(shared),
         rates{shared.rates, shared.num_kinds, shared.most_observations},
         buckets{shared.minus_edges, shared.num_buckets},
-        index(shared.vocab_size) {
+        index(shared.vocab_size),
+        neighbours(this->shared) {
     reload();
   }
 
-  // Take over counts that Python has changed.
+  // Take over counts and records that Python has changed.
   void reload() {
+    end.clear();
     frequent.clear();
     for (int64_t token = 0; token < shared.vocab_size; ++token) {
       if (shared.counts[token]) rank(token);
@@ -207,25 +313,46 @@ struct Market {
     rank(token);
   }
 
-  // Write a row of k tokens, after `count` tokens that end at `last`, under all lengths of key.
-  void write(const int32_t* last, int count, const int32_t* tokens, const double* logits) {
+  // Make rows of the k likeliest of `width` tokens after each of N nodes: entries [N, k].
+  const int32_t* rows_of(int64_t N, const int32_t* tokens, const double* logits, int64_t width) {
     const int64_t k = shared.k;
     weights_.resize(k);
-    row_.resize(k);
-    buckets.codes(logits, k, weights_.data(), row_.data());
-    for (int64_t i = 0; i < k; ++i) row_[i] += tokens[i] * shared.num_codes;
-    row_[0] += shared.first_of_row;
+    rows_.resize(N * k);
+    for (int64_t node = 0; node < N; ++node, tokens += width, logits += width) {
+      int32_t* row = rows_.data() + node * k;
+      buckets.codes(logits, k, weights_.data(), row);
+      for (int64_t i = 0; i < k; ++i) row[i] += tokens[i] * shared.num_codes;
+      row[0] += shared.first_of_row;
+    }
+    return rows_.data();
+  }
+
+  // Write a row after `count` tokens that end at `last`, under all lengths of key.
+  void write(const int32_t* last, int count, const int32_t* row) {
     for (int length = 1; length <= count; ++length) {
       const int64_t key = hash_of(last - length, length), slot = key & (shared.num_slots - 1);
       shared.keys[slot] = key;
-      std::copy_n(row_.data(), k, shared.rows + slot * k);
+      std::copy_n(row, shared.k, shared.rows + slot * shared.k);
     }
+  }
+
+  // Add the record of a node whose state was read last; its parent is one of these, or (-1) the end of the text.
+  void record(int32_t token, int64_t parent, int64_t node, const int32_t* row) const {
+    if (parent < 0 && end.empty()) return;
+    neighbours.add(token, parent < 0 ? end.data() : neighbours.state(parent), neighbours.state(node), row);
+  }
+
+  // Take the state of a node for that after the text's last token but one.
+  void remember_end(int64_t node) {
+    const int8_t* state = neighbours.state(node);
+    end.assign(state, state + shared.num_probes);
   }
 
   Context follow(const Context& before, int32_t token) const {
     Context after = before;
     after.last.push(token);
     after.match = index.follow(before.match, token, after.last);
+    after.neighbour = neighbours.find(token, neighbours.after(before.neighbour.number));
     return after;
   }
 
@@ -248,6 +375,13 @@ struct Market {
       for (int64_t i = 0; i < k; ++i) {
         const int32_t entry = shared.rows[slot * k + i];
         weight_of(entry / num_codes) *= shared.row_weights[entry % num_codes];
+      }
+    }
+    if (context.neighbour.number != NOWHERE) {
+      const double of_likeness = shared.neighbour_weights[context.neighbour.likeness];
+      const int32_t* row = neighbours.row(context.neighbour.number);
+      for (int64_t i = 0; i < k; ++i) {
+        weight_of(row[i] / num_codes) *= shared.row_weights[row[i] % num_codes] * of_likeness;
       }
     }
     int32_t matching = -1;
@@ -297,7 +431,7 @@ struct Market {
 
   std::vector<int32_t> tokens_;  // bid for at a node, and their weights
   std::vector<double> weights_;
-  std::vector<int32_t> row_;
+  std::vector<int32_t> rows_;
 };
 
 extern "C" {
@@ -309,27 +443,39 @@ void market_free(Market* market) { delete market; }
 void market_reload(Market* market) { market->reload(); }
 
 void market_start(Market* market, const int32_t* tokens, int64_t count) {
+  market->end.clear();
   market->index.clear();
   for (int64_t i = 0; i < count; ++i) market->index.append(tokens[i]);
 }
 
 void market_append(Market* market, const int32_t* tokens, int64_t count) {
   for (int64_t i = 0; i < count; ++i) market->append(tokens[i]);
+  market->end.clear();
 }
 
-// Rows after the tokens of a text from `begin` on: token ids and logits [count - begin, k].
+// Rows after the tokens of a text from `begin` on: token ids and logits [count - begin, k], and probes.
 void market_write_rows(
-    Market* market, const int32_t* text, int64_t begin, int64_t count, const int32_t* token_ids, const double* logits) {
-  for (int64_t end = begin + 1; end <= count; ++end, token_ids += market->shared.k, logits += market->shared.k) {
-    market->write(text + end, std::min<int64_t>(LONGEST_ROW_KEY, end), token_ids, logits);
+    Market* market, const int32_t* text, int64_t begin, int64_t count, const int32_t* token_ids, const double* logits,
+    const float* probes, int64_t row_step, int64_t step) {
+  const int64_t k = market->shared.k;
+  const int32_t* rows = market->rows_of(count - begin, token_ids, logits, k);
+  for (int64_t i = begin; i < count; ++i) {
+    market->write(text + i + 1, std::min<int64_t>(LONGEST_ROW_KEY, i + 1), rows + (i - begin) * k);
   }
+  if (!probes) return;
+  market->neighbours.read({probes, row_step, step}, count - begin);
+  for (int64_t i = 0; i < count - begin; ++i) market->record(text[begin + i], i - 1, i, rows + i * k);
+  market->remember_end(count - begin - 1);
 }
 
 // Grow a tree at the end of the text: tokens, parents and kinds [N], the root first; returns N.
 int64_t market_grow(
     Market* market, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_prices,
     const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
-  const Context context{market->index.end(LONGEST_KEY), market->index.match_end()};
+  const Last last = market->index.end(LONGEST_KEY);
+  const int8_t* state = market->end.empty() ? nullptr : market->end.data();
+  const Neighbour neighbour = market->neighbours.find(*(last.from_end(1)), state);
+  const Context context{last, market->index.match_end(), neighbour};
   const Prices prices{num_prices, sizes, milliseconds, margin};
   const int64_t N = market->growth.grow(*market, root, context, num_drafted, max_depth, chain_only, prices);
   market->growth.put_in_order(N, tokens, parents, kinds);
@@ -337,10 +483,11 @@ int64_t market_grow(
 }
 
 // Learn from the last tree, N nodes: tokens and parents [N], the accepted path and the tokens that came along it, and
-// the likeliest `width` tokens after every node with their logits [N, width].
+// the likeliest `width` tokens after every node with their logits [N, width], and probes.
 void market_learn(
     Market* market, int64_t N, const int32_t* tokens, const int32_t* parents, const int64_t* path, int64_t path_length,
-    const int32_t* emitted, int64_t num_emitted, const int32_t* token_ids, const double* logits, int64_t width) {
+    const int32_t* emitted, int64_t num_emitted, const int32_t* token_ids, const double* logits, int64_t width,
+    const float* probes, int64_t row_step, int64_t step) {
   const auto& growth = market->growth;
   growth.teach(market->rates, path, emitted, std::min(path_length, num_emitted));
   std::vector<Last> contexts(N);
@@ -349,10 +496,11 @@ void market_learn(
     contexts[node] = contexts[parents[node]];
     contexts[node].push(tokens[node]);
   }
+  const int32_t* rows = market->rows_of(N, token_ids, logits, width);
+  const int64_t k = market->shared.k;
   const auto write = [&](int64_t node) {
     const Last& last = contexts[node];
-    const int count = std::min(LONGEST_ROW_KEY, last.count);
-    market->write(last.from_end(0), count, token_ids + node * width, logits + node * width);
+    market->write(last.from_end(0), std::min(LONGEST_ROW_KEY, last.count), rows + node * k);
   };
   // Of equal contexts the last written wins: the accepted nodes, and of others the deeper one.
   std::vector<int64_t> others;
@@ -364,7 +512,12 @@ void market_learn(
   });
   for (const int64_t node : others) write(node);
   for (int64_t i = 0; i < path_length; ++i) write(path[i]);
+  if (probes) {
+    market->neighbours.read({probes, row_step, step}, N);
+    for (int64_t node = 0; node < N; ++node) market->record(tokens[node], parents[node], node, rows + node * k);
+  }
   market_append(market, emitted, num_emitted);
+  if (probes) market->remember_end(path[path_length - 1]);
 }
 
 }  // extern "C"

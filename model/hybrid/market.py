@@ -3,7 +3,7 @@
 This is the market in Python. Where there is a C++ compiler the same is done by `market.cpp` (see
 `model.hybrid.native_market`), node by node and number by number.
 
-Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, V vocabulary.
+Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S probes, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from model.best_first import CENTRES, MINUS_EDGES, AcceptanceRates, Growth, Guess
 from model.draft_tree import DraftBudget, DraftTree
 from model.hybrid.frequent_tokens import NUM_TOKENS, FrequentTokens
+from model.hybrid.neighbours import NOBODY, NUM_STEPS, Neighbours, states_of
 from model.hybrid.row_tables import LONGEST_KEY as LONGEST_ROW_KEY
-from model.hybrid.row_tables import NUM_CODES, RowTables
+from model.hybrid.row_tables import NUM_CODES, RowTables, row_of
 from model.hybrid.suffix_index import LONGEST_KEY, Match, SuffixIndex
 from model.verification import Acceptance
 
@@ -28,6 +30,8 @@ from model.verification import Acceptance
 ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4
 MATCH_OFFSET, MATCH_SLOPE = 1.0, 0.08
 IN_TEXT_WEIGHT = math.exp(0.4)
+# How much more a neighbour's row counts than one of tokens, by how much alike the states are.
+LIKENESS_SLOPE, LIKENESS_CENTRE = 2.0, 0.5
 # How much a match of m tokens counts, by m; longer ones count as the last.
 MATCH_STEPS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 7, 8, 8, 8, 8, *(9,) * 8, 10)
 # Weight of a row's entry by its code: a probability's bucket, those of the row's first token last.
@@ -37,6 +41,10 @@ ROW_WEIGHTS = tuple(
     for centre in (1.0, *CENTRES)
 )
 MATCH_WEIGHTS = tuple(math.exp(MATCH_OFFSET + MATCH_SLOPE * step) for step in MATCH_STEPS)
+NEIGHBOUR_WEIGHTS = tuple(
+    math.exp(LIKENESS_SLOPE * ((step + 0.5) / NUM_STEPS - LIKENESS_CENTRE))
+    for step in range(NUM_STEPS)
+)
 # What a pooled probability is worth depends on who agreed on it. A kind of guess is one of these and
 # a bucket of the probability.
 SOURCES = ("rows", "text", "rows and text")
@@ -56,10 +64,15 @@ class _Context(NamedTuple):
     Attributes:
         last: last tokens of its path, itself included, at most `LONGEST_KEY`.
         match: the place in the text that agrees with them.
+        neighbour: record of the last token after the likest state, if there is one; the state after
+            the token is not known yet, and the record's stands in.
+        likeness: of the two states.
     """
 
     last: tuple[int, ...]
     match: Match | None
+    neighbour: int = NOBODY
+    likeness: int = 0
 
 
 class Market:
@@ -69,12 +82,15 @@ class Market:
         num_slots: slots of the table of rows.
         k: tokens in a row.
         vocab_size: V.
+        num_neighbours: records that are compared for a node; 0: none.
     """
 
-    def __init__(self, num_slots: int, k: int, vocab_size: int) -> None:
+    def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
         self._k = k
         self._vocab_size = vocab_size
         self.tables = RowTables(num_slots, k)
+        self.neighbours = Neighbours(num_neighbours, k, vocab_size)
+        self._end: np.ndarray | None = None  # state after the text's last token but one, if known
         self._rates = AcceptanceRates(KIND_CENTRES + FREQUENT_PRIORS)
         self._frequent = FrequentTokens(vocab_size)
         self._index = SuffixIndex()
@@ -82,6 +98,7 @@ class Market:
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a text: index the prompt."""
         self._index = SuffixIndex(prompt_ids)
+        self._end = None
 
     def write_rows(
         self,
@@ -89,12 +106,18 @@ class Market:
         begin: int,
         token_ids: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
+        probes: torch.Tensor | None = None,
     ) -> None:
-        """Make rows of what follows each token of a text from `begin` on: k tokens and their logits."""
-        ends = range(begin + 1, len(text) + 1)
-        for end, row, of_row in zip(ends, token_ids, logits, strict=True):
-            context = tuple(text[max(0, end - LONGEST_ROW_KEY) : end])
-            self.tables.write(context, row, of_row)
+        """Make rows of what follows each token of a text from `begin` on: k tokens and their logits, and
+        the probes of all [C, S].
+        """
+        rows = [row_of(*row) for row in zip(token_ids, logits, strict=True)]
+        for end, row in zip(range(begin + 1, len(text) + 1), rows, strict=True):
+            self.tables.write(tuple(text[max(0, end - LONGEST_ROW_KEY) : end]), row)
+        if probes is not None:
+            states = states_of(probes)
+            self._add(text[begin:], range(-1, len(rows) - 1), states, rows)
+            self._end = states[-1]
 
     def grow(
         self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
@@ -120,27 +143,37 @@ class Market:
         for node in range(1, len(tokens)):
             contexts.append((*contexts[parents[node]][1 - LONGEST_ROW_KEY :], tokens[node]))
         (token_ids, logits), k = acceptance.candidates, self._k
+        rows = [row_of(ids[:k], of_ids[:k]) for ids, of_ids in zip(token_ids, logits, strict=True)]
         # Of equal contexts the last written wins.
         for node in acceptance.accepted_last(tree.topology):
-            self.tables.write(contexts[node], token_ids[node][:k], logits[node][:k])
+            self.tables.write(contexts[node], rows[node])
+        end = None
+        if acceptance.probes is not None:
+            states = states_of(acceptance.probes)
+            self._add(tokens, parents, states, rows)
+            end = states[acceptance.path[-1]]
         self.append(acceptance.tokens)
+        self._end = end
 
     def append(self, tokens: Iterable[int]) -> None:
-        """Take over new tokens of the text."""
+        """Take over new tokens of the text, of whose states nothing is known."""
         tokens = list(tokens)
         self._index.append(tokens)
         self._frequent.append(tokens)
+        self._end = None
 
     def reset(self) -> None:
-        """Forget the rows, and what guesses were worth."""
+        """Forget the rows, the states, and what guesses were worth."""
         self.tables.reset()
+        self.neighbours.reset()
         self._rates.reset()
         self._frequent.reset()
+        self._end = None
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the rows, what guesses were worth, and the counts of tokens."""
+        """Return the rows, the states, what guesses were worth, and the counts of tokens."""
         learned = {"rates": self._rates.state(), "counts": self._frequent.state()}
-        return {**self.tables.memory(), **learned}
+        return {**self.tables.memory(), **self.neighbours.memory(), **learned}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over what `memory` returned.
@@ -151,9 +184,25 @@ class Market:
         self._rates.load_state(tensors["rates"])
         self._frequent.load_state(tensors["counts"])
         self.tables.load_memory(tensors, self._vocab_size)
+        self.neighbours.load_memory(tensors, self._vocab_size * NUM_CODES - 1)
+        self._end = None
+
+    def _add(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        states: np.ndarray,
+        rows: Sequence[Sequence[int]],
+    ) -> None:
+        """Add records of nodes after the end of the text: N tokens, parents, states [N, S] and rows."""
+        for token, parent, after, row in zip(tokens, parents, states, rows, strict=True):
+            before = self._end if parent < 0 else states[parent]
+            if before is not None:
+                self.neighbours.add(token, before, after, row)
 
     def _context_at_end(self) -> _Context:
-        return _Context(tuple(self._index.text[-LONGEST_KEY:]), self._index.match_end())
+        last = tuple(self._index.text[-LONGEST_KEY:])
+        return _Context(last, self._index.match_end(), *self.neighbours.find(last[-1], self._end))
 
     def _guesses(self, context: _Context) -> list[Guess]:
         """Pool what the sources say about the token after a context."""
@@ -163,6 +212,13 @@ class Market:
                 token = entry // NUM_CODES
                 weight = ROW_WEIGHTS[entry % NUM_CODES]
                 weights[token] = weights[token] * weight if token in weights else weight
+        if context.neighbour != NOBODY:
+            of_likeness = NEIGHBOUR_WEIGHTS[context.likeness]
+            for entry in self.neighbours.row(context.neighbour):
+                token = entry // NUM_CODES
+                weights[token] = weights.get(token, 1.0) * (
+                    ROW_WEIGHTS[entry % NUM_CODES] * of_likeness
+                )
         matching, kind_of_match = -1, 0
         if context.match:
             matching = self._index.text[context.match.position]
@@ -192,4 +248,6 @@ class Market:
     def _follow(self, context: _Context, token: int) -> _Context:
         """Return the context after one more token."""
         last = (*context.last, token)[-LONGEST_KEY:]
-        return _Context(last, self._index.follow(context.match, token, last))
+        match = self._index.follow(context.match, token, last)
+        state = self.neighbours.after(context.neighbour)
+        return _Context(last, match, *self.neighbours.find(token, state))

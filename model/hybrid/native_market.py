@@ -21,9 +21,11 @@ from model.hybrid.market import (
     KIND_CENTRES,
     KIND_SOURCES,
     MATCH_WEIGHTS,
+    NEIGHBOUR_WEIGHTS,
     ROW_WEIGHTS,
     Market,
 )
+from model.hybrid.neighbours import LARGEST_LOGIT, LENGTH, LOGIT_STEPS, NUM_STEPS
 from model.hybrid.row_tables import FIRST, NUM_CODES
 from model.native_growth import (
     GROW_ARGUMENTS,
@@ -49,9 +51,16 @@ class _Shared(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_buckets", "num_codes", "first_of_row")),
         *((name, ctypes.c_int64) for name in ("num_match_weights", "num_frequent")),
         *((name, ctypes.c_int64) for name in ("first_frequent", "num_kinds")),
+        *((name, ctypes.c_int64) for name in ("num_records", "num_probes")),
+        *((name, ctypes.c_int64) for name in ("num_compared", "num_steps", "state_length")),
         *((name, ctypes.c_double) for name in ("in_text_weight", "most_observations")),
+        *((name, ctypes.c_double) for name in ("largest_logit", "logit_steps")),
         *((name, ctypes.c_void_p) for name in ("minus_edges", "row_weights", "match_weights")),
-        *((name, ctypes.c_void_p) for name in ("kind_centres", "keys", "rows", "rates", "counts")),
+        *((name, ctypes.c_void_p) for name in ("kind_centres", "neighbour_weights")),
+        *((name, ctypes.c_void_p) for name in ("keys", "rows", "rates", "counts")),
+        *((name, ctypes.c_void_p) for name in ("before", "after", "record_tokens")),
+        *((name, ctypes.c_void_p) for name in ("record_rows", "previous", "latest")),
+        ("num_recorded", ctypes.c_void_p),
     )
 
 
@@ -65,6 +74,7 @@ def market_class() -> type[Market]:
 def _library() -> ctypes.CDLL:
     what = "the market of the hybrid (once, about 2 s)"
     tree = (NUMBER, POINTER, POINTER)
+    text, probes = (POINTER, POINTER, NUMBER, NUMBER), (POINTER, NUMBER, NUMBER)
     path, emitted, candidates = (POINTER, NUMBER), (POINTER, NUMBER), (POINTER, POINTER, NUMBER)
     functions: Functions = {
         "market_new": (POINTER, (POINTER,)),
@@ -72,9 +82,9 @@ def _library() -> ctypes.CDLL:
         "market_reload": (None, (POINTER,)),
         "market_start": (None, (POINTER, POINTER, NUMBER)),
         "market_append": (None, (POINTER, POINTER, NUMBER)),
-        "market_write_rows": (None, (POINTER, POINTER, NUMBER, NUMBER, POINTER, POINTER)),
+        "market_write_rows": (None, (*text, POINTER, POINTER, *probes)),
         "market_grow": (NUMBER, GROW_ARGUMENTS),
-        "market_learn": (None, (POINTER, *tree, *path, *emitted, *candidates)),
+        "market_learn": (None, (POINTER, *tree, *path, *emitted, *candidates, *probes)),
     }
     return loaded(SOURCE, what, functions)
 
@@ -82,20 +92,25 @@ def _library() -> ctypes.CDLL:
 class NativeMarket(Market):
     """A market whose text, trees and bids are C++'s; it writes into the arrays of this one."""
 
-    def __init__(self, num_slots: int, k: int, vocab_size: int) -> None:
-        super().__init__(num_slots, k, vocab_size)
+    def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
+        super().__init__(num_slots, k, vocab_size, num_neighbours)
         self._library = library = _library()
         self._learned = self._rates.state().numpy()  # [2, kinds]
         constants = [
-            np.array(numbers) for numbers in (MINUS_EDGES, ROW_WEIGHTS, MATCH_WEIGHTS, KIND_CENTRES)
+            np.array(numbers)
+            for numbers in (
+                *(MINUS_EDGES, ROW_WEIGHTS, MATCH_WEIGHTS, KIND_CENTRES),
+                NEIGHBOUR_WEIGHTS,
+            )
         ]
-        keys, rows = self.tables.arrays
-        arrays = (*constants, keys, rows, self._learned, self._frequent.state().numpy())
+        learned = (self._learned, self._frequent.state().numpy())
+        arrays = (*constants, *self.tables.arrays, *learned, *self.neighbours.arrays)
         sizes = (num_slots, k, vocab_size, len(CENTRES), NUM_CODES, FIRST)
         kinds = (len(MATCH_WEIGHTS), NUM_TOKENS, FIRST_FREQUENT, self._learned.shape[1])
-        shared = _Shared(
-            *(*sizes, *kinds, IN_TEXT_WEIGHT, MEMORY), *(values.ctypes.data for values in arrays)
-        )
+        records = (*self.neighbours.arrays[0].shape, num_neighbours, NUM_STEPS, LENGTH)
+        constants_of_sums = (IN_TEXT_WEIGHT, MEMORY, LARGEST_LOGIT, LOGIT_STEPS)
+        numbers = (*sizes, *kinds, *records, *constants_of_sums)
+        shared = _Shared(*numbers, *(values.ctypes.data for values in arrays))
         self._arrays = arrays  # which C++ reads and writes
         self._market = library.market_new(ctypes.byref(shared))
         weakref.finalize(self, library.market_free, self._market)
@@ -112,12 +127,14 @@ class NativeMarket(Market):
         begin: int,
         token_ids: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
+        probes: torch.Tensor | None = None,
     ) -> None:
-        """Make rows of what follows each token of a text from `begin` on: k tokens and their logits."""
+        """Make rows of what follows each token of a text from `begin` on; as `Market.write_rows`."""
         tokens, rows = array("i", text), flat("i", token_ids)
         values = flat("d", logits)
         self._library.market_write_rows(
-            *(self._market, address(tokens), begin, len(tokens), address(rows), address(values))
+            *(self._market, address(tokens), begin, len(tokens), address(rows), address(values)),
+            *_places(probes),
         )
 
     def grow(
@@ -136,6 +153,7 @@ class NativeMarket(Market):
             *(self._market, tree.topology.num_nodes, address(tokens), address(parents)),
             *(address(path), len(path), address(emitted), len(emitted)),
             *(address(rows), address(values), len(token_ids[0])),
+            *_places(acceptance.probes),
         )
 
     def append(self, tokens: Iterable[int]) -> None:
@@ -161,3 +179,10 @@ class NativeMarket(Market):
         """Let C++ know what has changed in Python."""
         self._learned[:] = self._rates.state().numpy()
         self._library.market_reload(self._market)
+
+
+def _places(probes: torch.Tensor | None) -> tuple[int | None, int, int]:
+    """Return where probes [N, S] begin, and how far nodes and probes are apart; nowhere, of none."""
+    if probes is None:
+        return None, 0, 0
+    return probes.data_ptr(), probes.stride(0), probes.stride(1)

@@ -24,6 +24,16 @@ FIRST = len(CENTRES) + 1
 assert 2 * FIRST <= NUM_CODES
 
 
+def row_of(tokens: Sequence[int], logits: Sequence[float]) -> list[int]:
+    """Return the entries of k likely next tokens, whose logits fall."""
+    entries = [
+        token * NUM_CODES + code
+        for token, code in zip(tokens, probability_codes(logits), strict=True)
+    ]
+    entries[0] += FIRST
+    return entries
+
+
 class RowTables:
     """The rows of all three lengths of key, in one table.
 
@@ -63,21 +73,13 @@ class RowTables:
                 rows.append(self._entry_at[slot * k : slot * k + k].tolist())
         return rows
 
-    def write(
-        self, context: tuple[int, ...], tokens: Sequence[int], logits: Sequence[float]
-    ) -> None:
+    def write(self, context: tuple[int, ...], entries: Sequence[int]) -> None:
         """Write a row under all lengths of key.
 
         Args:
             context: one to three tokens, the last token last.
-            tokens: k.
-            logits: of the tokens, falling.
+            entries: k, as `row_of` returns them.
         """
-        entries = [
-            token * NUM_CODES + code
-            for token, code in zip(tokens, probability_codes(logits), strict=True)
-        ]
-        entries[0] += FIRST
         row, k = array("i", entries), self._k
         for length in range(1, 1 + len(context)):
             key = hash(context[-length:])

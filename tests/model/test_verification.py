@@ -12,8 +12,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+from model import verification as module
 from model.draft_tree import DraftTree
-from model.verification import Acceptance, InvalidLogitsError, SamplingRule, verify
+from model.probes import probed
+from model.verification import Acceptance, InvalidLogitsError, SamplingRule, read_out, verify
 
 CPU = torch.device("cpu")
 VOCAB = 4  # small, so that siblings repeat tokens and paths are long
@@ -141,3 +143,25 @@ def test_logits_without_a_largest_number_are_refused_not_read(value: float) -> N
         verify(tree, logits)
     logits[0, 1], logits[0, 3] = 0.0, 1.0  # now the path ends before the broken node
     assert verify(tree, logits).tokens == [3]
+
+
+@pytest.mark.parametrize("with_probes", [False, True])
+@pytest.mark.parametrize("num_candidates", [1, 3])
+def test_what_travels_from_a_device_is_what_the_host_reads(
+    num_candidates: int, with_probes: bool
+) -> None:
+    logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    tree = DraftTree.from_lists([7, 1, 2, 3, 299], (-1, 0, 0, 1, 3), CPU)
+    tokens, candidates, probes = read_out(tree, logits, num_candidates, with_probes)
+    assert (probes is not None) == with_probes
+    values = torch.tensor(candidates.logits, dtype=torch.bfloat16)
+    packed = module._packed(tree, torch.tensor(candidates.token_ids), values, probes)
+    found = module._unpacked(packed, num_candidates)
+    assert found[:2] == (tokens, candidates)
+    if probes is None:
+        assert found[2] is None
+    else:
+        assert found[2] is not None and torch.equal(found[2], probes)
+        assert torch.equal(probes, probed(logits)) and torch.equal(
+            probes[:, 1], logits[:, 4].float()
+        )

@@ -123,11 +123,33 @@ def test_a_token_of_the_text_is_likelier() -> None:
         assert drafter.propose([12], DraftBudget(1)).token_ids.tolist() == [12, 19, expected]
 
 
+def test_the_likest_state_decides_between_rows_of_one_token() -> None:
+    drafter = HybridDrafter(HybridConfig(num_nodes=1, budget="fixed"), 100, CPU)
+    states = torch.randn(2, 100, generator=torch.Generator().manual_seed(1))
+    for before, successor in ((0, 30), (1, 31)):  # the newer row says 31
+        after = states[[before, 0]]  # logits after token 9, then after token 10
+        after[:, 30:32] = 0.0
+        after[1, successor] = 9.0
+        drafter.start([9, 10, 8])
+        drafter.observe_prompt([9, 10], after)
+    for before, expected in ((0, 30), (1, 31)):
+        logits = states[[before]]
+        logits[:, 30:32] = 0.0
+        drafter.start([40, 10])
+        drafter.observe_prompt([40], logits)
+        tree = drafter.propose([10], DraftBudget(1))
+        assert tree.token_ids.tolist() == [10, expected]
+        drafter.start([40, 10])
+        tree = drafter.propose([10], DraftBudget(1))
+        assert tree.token_ids.tolist() == [10, 31], "without a state the newest row decides"
+
+
 def test_the_prompt_is_harvested_in_chunks_as_in_one() -> None:
     logits = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
     memories = []
     for chunks in ([9], [4, 5], [1, 1, 7]):
         drafter = HybridDrafter(HybridConfig(table_bits=8), 64, CPU)
+        assert drafter.wants_probes
         prompt = list(range(10))
         drafter.start(prompt)
         begin = 0
@@ -175,6 +197,7 @@ def test_a_match_is_followed_and_looked_up_anew_where_the_text_went_on_otherwise
         ({"output_id_topk": 0}, "output_id_topk: got 0"),
         ({"start": "warm"}, "start: got 'warm'"),
         ({"table_bits": 3}, "table_bits: got 3"),
+        ({"neighbours": -1}, "neighbours: got -1"),
     ],
 )
 def test_options_outside_their_range_are_refused(options: dict[str, Any], message: str) -> None:

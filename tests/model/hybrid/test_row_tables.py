@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 
-from model.hybrid.row_tables import FIRST, NUM_CODES, RowTables
+from model.hybrid.row_tables import FIRST, NUM_CODES, RowTables, row_of
 
 # Two equal logits: a probability of a half each, bucket 4 of `model.best_first.CENTRES`.
 CODE = 4
@@ -19,7 +19,7 @@ CODE = 4
 def write(tables: RowTables, contexts: list[tuple[int, int, int]], rows: list[list[int]]) -> None:
     """Write rows of two tokens that are equally likely."""
     for context, row in zip(contexts, rows, strict=True):
-        tables.write(context, row, [0.0] * len(row))
+        tables.write(context, row_of(row, [0.0] * len(row)))
 
 
 def entries(tokens: list[int]) -> list[int]:
