@@ -82,7 +82,7 @@ def changed_configs(method: str, folder: Path) -> list[Any]:
         "lookahead": [{"level": 4, "window": 8, "guess": 9, "budget": "auto"}],
         "hybrid": [
             {"num_nodes": 9, "budget": "fixed", "output_id_topk": 5, "start": "cold"},
-            {"table_bits": 12, "harvest_prompt": False},
+            {"table_bits": 12, "harvest_prompt": False, "neighbours": 9},
         ],
         "samd": [
             {"fallback": "none", "match": "first", "num_pred_tokens": 9, "tokens_per_match": 2},
