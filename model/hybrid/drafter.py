@@ -1,14 +1,16 @@
 """Hybrid: every source bids for every node, and one calibrated probability decides.
 
 Sources are rows of likely next tokens, recycled from every verified node (rejected ones included) and
-keyed by the last one, two and three tokens, and the place in the text that agrees with its end. A
-candidate's weight is a product over the sources that name it (a product of experts), a little larger
-for a token of the text, normalised over the node's candidates and the outcome "none of these". Where no
-source knows a context, the tokens written most often stand in. The tree takes the nodes with the largest
-probability of being accepted, as many as pay on this device.
+keyed by the last one, two and three tokens, the row of the node with the same token before which the
+model was in the likest state, and the place in the text that agrees with its end. A candidate's weight
+is a product over the sources that name it (a product of experts), a little larger for a token of the
+text, normalised over the node's candidates and the outcome "none of these". Where no source knows a
+context, the tokens written most often stand in. The tree takes the nodes with the largest probability
+of being accepted, as many as pay on this device.
 
 Sources: Token Recycling (arXiv 2408.08696) for the rows; log-linear pooling of expert opinions
-(Genest and Zidek 1986); prompt lookup and suffix automata (arXiv 2411.10666) for the text's own past.
+(Genest and Zidek 1986); prompt lookup and suffix automata (arXiv 2411.10666) for the text's own past;
+nearest-neighbour language models (arXiv 1911.00172) for rows found by the state.
 
 Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, V vocabulary.
 """
