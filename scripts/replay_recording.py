@@ -97,10 +97,13 @@ class Recording:
         self._children: dict[tuple[int, int], int] = {}
         self._parents = [-1]
         self._tokens = [-1]
-        self._ids = np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.int32)  # [M, K]
-        self._logits = np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.float32)  # [M, K]
         num_probes = len(probe_ids(source.vocab_size))
-        self._probes = np.zeros((FIRST_CAPACITY, num_probes), dtype=np.float32)  # [M, S]
+        # As they are named in the file, and in the order of `rows`.
+        self._rows = {
+            "ids": np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.int32),  # [M, K]
+            "logits": np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.float32),  # [M, K]
+            "probes": np.zeros((FIRST_CAPACITY, num_probes), dtype=np.float32),  # [M, S]
+        }
 
     @property
     def num_texts(self) -> int:
@@ -110,7 +113,8 @@ class Recording:
     @property
     def num_bytes(self) -> int:
         """Bytes of the rows and the trie in a file."""
-        return self.num_texts * (8 + 8 * self.source.top_k + 4 * self._probes.shape[1])
+        of_a_text = 8 + sum(values[0].nbytes for values in self._rows.values())
+        return self.num_texts * of_a_text
 
     def child(self, node: int, token: int) -> int:
         """Return the text with one more token; -1 if it was never asked about."""
@@ -120,30 +124,27 @@ class Recording:
         """Return the last token of a text."""
         return self._tokens[node]
 
-    def rows(self, nodes: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def rows(self, nodes: list[int]) -> tuple[np.ndarray, ...]:
         """Return the likeliest tokens and their logits after these texts, each [N, K], and the
         probes [N, S].
         """
-        return self._ids[nodes], self._logits[nodes], self._probes[nodes]
+        return tuple(values[nodes] for values in self._rows.values())
 
-    def add(
-        self, node: int, token: int, ids: np.ndarray, logits: np.ndarray, probes: np.ndarray
-    ) -> int:
-        """Return the text with one more token, with its row [K] and probes [S] if it is new: the first
-        ones stay.
+    def add(self, node: int, token: int, *row: np.ndarray) -> int:
+        """Return the text with one more token; if it is new, with its row, in the order of `rows`: the
+        first one stays.
         """
         known = self.child(node, token)
         if known >= 0:
             return known
         new = len(self._tokens)
-        if new == len(self._ids):
-            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
-            self._logits = np.concatenate((self._logits, np.zeros_like(self._logits)))
-            self._probes = np.concatenate((self._probes, np.zeros_like(self._probes)))
+        for (name, values), value in zip(list(self._rows.items()), row, strict=True):
+            if new == len(values):
+                self._rows[name] = np.concatenate((values, np.zeros_like(values)))
+            self._rows[name][new] = value
         self._children[node, token] = new
         self._parents.append(node)
         self._tokens.append(token)
-        self._ids[new], self._logits[new], self._probes[new] = ids, logits, probes
         return new
 
     def save(self, file: Path) -> None:
@@ -162,9 +163,7 @@ class Recording:
         arrays = {
             "parents": np.array(self._parents, dtype=np.int32),
             "tokens": np.array(self._tokens, dtype=np.int32),
-            "ids": self._ids[:size],
-            "logits": self._logits[:size],
-            "probes": self._probes[:size],
+            **{name: values[:size] for name, values in self._rows.items()},
         }
         for name in ("prompt_ids", "answer_ids"):
             texts = [getattr(turn, name) for turn in self.turns]
@@ -205,8 +204,7 @@ class Recording:
             arrays["parents"].tolist(),
             arrays["tokens"].tolist(),
         )
-        recording._ids, recording._logits = arrays["ids"], arrays["logits"]
-        recording._probes = arrays["probes"]
+        recording._rows = {name: arrays[name] for name in recording._rows}
         pairs = zip(recording._parents, recording._tokens, strict=True)
         recording._children = {pair: node for node, pair in enumerate(pairs) if node != EMPTY}
         return recording

@@ -147,7 +147,7 @@ class HybridDrafter(Drafter):
         return text
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the tables of rows, what guesses were worth, and the counts of tokens."""
+        """Return the rows, the states, what guesses were worth, and the counts of tokens."""
         return self._market.memory()
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:

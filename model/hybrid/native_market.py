@@ -96,20 +96,16 @@ class NativeMarket(Market):
         super().__init__(num_slots, k, vocab_size, num_neighbours)
         self._library = library = _library()
         self._learned = self._rates.state().numpy()  # [2, kinds]
-        constants = [
-            np.array(numbers)
-            for numbers in (
-                *(MINUS_EDGES, ROW_WEIGHTS, MATCH_WEIGHTS, KIND_CENTRES),
-                NEIGHBOUR_WEIGHTS,
-            )
-        ]
+        weights = (ROW_WEIGHTS, MATCH_WEIGHTS, KIND_CENTRES, NEIGHBOUR_WEIGHTS)
+        constants = [np.array(numbers) for numbers in (MINUS_EDGES, *weights)]
         learned = (self._learned, self._frequent.state().numpy())
         arrays = (*constants, *self.tables.arrays, *learned, *self.neighbours.arrays)
         sizes = (num_slots, k, vocab_size, len(CENTRES), NUM_CODES, FIRST)
         kinds = (len(MATCH_WEIGHTS), NUM_TOKENS, FIRST_FREQUENT, self._learned.shape[1])
-        records = (*self.neighbours.arrays[0].shape, num_neighbours, NUM_STEPS, LENGTH)
-        constants_of_sums = (IN_TEXT_WEIGHT, MEMORY, LARGEST_LOGIT, LOGIT_STEPS)
-        numbers = (*sizes, *kinds, *records, *constants_of_sums)
+        num_records, num_probes = self.neighbours.arrays[0].shape
+        records = (num_records, num_probes, num_neighbours, NUM_STEPS, LENGTH)
+        doubles = (IN_TEXT_WEIGHT, MEMORY, LARGEST_LOGIT, LOGIT_STEPS)
+        numbers = (*sizes, *kinds, *records, *doubles)
         shared = _Shared(*numbers, *(values.ctypes.data for values in arrays))
         self._arrays = arrays  # which C++ reads and writes
         self._market = library.market_new(ctypes.byref(shared))

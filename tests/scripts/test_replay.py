@@ -138,7 +138,8 @@ def test_a_wrong_row_is_noticed(recorded: tuple[Path, TargetModel]) -> None:
     node = 0
     for token in turn.prompt_ids:
         node = recording.child(node, token)
-    recording._ids[node] = recording._ids[node][::-1]
+    ids = recording._rows["ids"]
+    ids[node] = ids[node][::-1]
     with pytest.raises(RuntimeError, match="changes the text"):
         replayed(recording, "vanilla", target)
 

@@ -16,6 +16,7 @@ import torch
 from model.hybrid import neighbours as module
 from model.hybrid.neighbours import LENGTH, NAMES, NOBODY, NUM_STEPS, Neighbours, states_of
 from model.probes import probe_ids
+from tests.model.hybrid.misfits import misfits
 
 VOCAB, NUM_RECORDS = 5, 40
 
@@ -113,10 +114,7 @@ def test_memory_that_does_not_fit_is_refused() -> None:
     found, _ = filled(3, 4, 5)
     good = found.memory()
     for name in NAMES:
-        shorter = {**good, name: good[name][:-1]}
-        other_type = {**good, name: good[name].to(torch.float32)}
-        scalar = {**good, name: good[name].sum().to(good[name].dtype)}
-        for bad in (shorter, other_type, scalar):
+        for bad in misfits(good, name):
             with pytest.raises(ValueError, match="matrix: got"):
                 found.load_memory(bad, 98)
     for name, value in (

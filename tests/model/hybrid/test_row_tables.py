@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from model.hybrid.row_tables import FIRST, NUM_CODES, RowTables, row_of
+from tests.model.hybrid.misfits import misfits
 
 # Two equal logits: a probability of a half each, bucket 4 of `model.best_first.CENTRES`.
 CODE = 4
@@ -79,10 +80,7 @@ def test_tables_that_do_not_fit_are_refused(name: str) -> None:
     tables = RowTables(2**8, 2)
     write(tables, [(4, 5, 6)], [[7, 7]])
     good = tables.memory()
-    shorter = {**good, name: good[name][:-1]}
-    other_type = {**good, name: good[name].to(torch.float32)}
-    scalar = {**good, name: good[name].sum().to(good[name].dtype)}
-    for bad in (shorter, other_type, scalar):
+    for bad in misfits(good, name):
         with pytest.raises(ValueError, match="matrix: got"):
             tables.load_memory(bad, 100)
     for entry in (-1, 100 * NUM_CODES):
