@@ -1,9 +1,10 @@
-"""The attention of a draft's pass: keys and values, read by whatever is fastest for a few queries.
+"""The attention of a pass, by whatever is fastest for its number of queries.
 
 On a CPU torch's kernel takes 1.3 to 7 times as long as one of our own (`model.few_rows`) for the handful of
-queries of a draft. Up to how many queries ours is the faster one depends on heads, dtype and machine, so
-it is measured, once, and kept on disk. It sums in another order: in float32 decoding decides near-ties with
-transformers' own attention (`plainly`), as with `model.linear_kernels`.
+queries of a draft, and 1.2 to 2.5 times as long for a prompt. Up to how many queries ours is the faster one
+depends on heads, dtype and machine, so it is measured, once, and kept on disk. It sums in another order: in
+float32 decoding decides near-ties with transformers' own attention (`plainly`), as with
+`model.linear_kernels`.
 
 For longer passes there is torch's kernel. Transformers' sdpa attention repeats the keys and values of a group
 of query heads before it calls it whenever there is a mask: a copy of the whole cache, times the size of a
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
 # Arguments of transformers' attention functions that the kernels do not know.
 SPECIAL = ("position_bias", "softcap", "cache", "head_mask", "output_attentions")
-# Numbers of queries that are measured, after a text of this length.
-QUERIES = (1, 8, 32, 128)
-NUM_KEYS = 512
+# Numbers of queries that are measured: of drafts after a text of some length, and of prompts.
+DRAFTS, NUM_KEYS = (1, 8, 32, 128), 512
+PROMPTS = (512, 2048)
 # Keys and values that are read in turn while a function is timed, since in a pass each layer's come from memory.
 TIMED_BYTES = 2**24
 NUM_TIMES = 15
-ENOUGH_SECONDS = 0.05  # of timing one function for one number of queries
+ENOUGH_SECONDS = 0.05  # of timing one function for one number of queries, twice at least
 
 
 def grouped_attention(
@@ -99,18 +100,32 @@ def few_queries_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend by the kernel for a few queries, as `grouped_attention` otherwise but for rounding.
 
-    What the kernel does not know goes there: several queries without a mask, masks that differ from head to
-    head, dropout, options.
+    What the kernel does not know goes there: queries that see later ones, masks that differ from head to head
+    or are of more than a draft, dropout, options.
     """
     num_queries, num_keys = query.shape[2], key.shape[2]
-    shape = (1, 1, num_queries, num_keys)
-    is_known = num_queries == 1 if attention_mask is None else attention_mask.shape == shape
+    is_causal = attention_mask is None and num_queries > 1
+    if attention_mask is None:
+        is_known = num_queries == 1 or (num_queries == num_keys and _is_decoder(module, kwargs))
+    else:
+        is_known = num_queries <= DRAFTS[-1] and attention_mask.shape == (
+            1,
+            1,
+            num_queries,
+            num_keys,
+        )
     if not is_known or dropout or key.dtype != query.dtype or _is_special(kwargs):
         return grouped_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return few_rows.attend(query, key, value, attention_mask, scale), None
+    return few_rows.attend(query, key, value, attention_mask, scale, is_causal), None
+
+
+def _is_decoder(module: torch.nn.Module, options: dict[str, Any]) -> bool:
+    """Whether queries without a mask see no later ones, as transformers' sdpa attention decides it."""
+    is_causal = options.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def _is_special(options: dict[str, Any]) -> bool:
@@ -224,7 +239,7 @@ def _most_queries(target: TargetModel, num_heads: int) -> int:
 
 @torch.inference_mode()
 def measure(num_heads: int, shape: LayerShape) -> int:
-    """Time attention in both ways for some of `QUERIES`: half a second for 16 heads of 64.
+    """Time attention in both ways for drafts and prompts: one second for 16 heads of 64.
 
     Args:
         num_heads: H.
@@ -233,19 +248,23 @@ def measure(num_heads: int, shape: LayerShape) -> int:
     Returns:
         The largest number of queries for which the kernel is the faster one, as for all smaller ones.
     """
-    sizes = [(1, part.num_heads, NUM_KEYS, part.head_dim) for part in (shape.keys, shape.values)]
     dtype = shape.keys.dtype
-    num_bytes = sum(torch.Size(size).numel() for size in sizes) * dtype.itemsize
-    layers = [
-        [torch.randn(size).to(dtype) for size in sizes]
-        for _ in range(max(1, TIMED_BYTES // num_bytes))
-    ]
     module = torch.nn.Module()
     module.num_key_value_groups = num_heads // shape.keys.num_heads  # type: ignore[assignment]
     most = 0
-    for n in QUERIES:
+    for n in (*DRAFTS, *PROMPTS):
+        is_draft = n in DRAFTS
+        num_keys = NUM_KEYS if is_draft else n
+        sizes = [
+            (1, part.num_heads, num_keys, part.head_dim) for part in (shape.keys, shape.values)
+        ]
+        num_bytes = sum(torch.Size(size).numel() for size in sizes) * dtype.itemsize
+        layers = [
+            [torch.randn(size).to(dtype) for size in sizes]
+            for _ in range(max(1, TIMED_BYTES // num_bytes))
+        ]
         query = torch.randn(1, num_heads, n, shape.keys.head_dim).to(dtype)
-        mask = None if n == 1 else torch.zeros(1, 1, n, NUM_KEYS, dtype=dtype)
+        mask = torch.zeros(1, 1, n, num_keys, dtype=dtype) if is_draft and n > 1 else None
         times: dict[Callable[..., Any], list[float]] = {
             few_queries_attention: [],
             grouped_attention: [],
@@ -256,7 +275,8 @@ def measure(num_heads: int, shape: LayerShape) -> int:
                 for key, value in layers:
                     function(module, query, key, value, mask)
                 found.append(time.perf_counter() - begun)
-            if sum(times[grouped_attention]) > ENOUGH_SECONDS:
+            passed = times[grouped_attention]
+            if len(passed) > 1 and sum(passed) > ENOUGH_SECONDS:
                 break
         ours, theirs = (statistics.median(found) for found in times.values())
         if ours > theirs:

@@ -1,5 +1,5 @@
-// Attention of a few queries to all keys: the scores of a row's keys, their softmax, and the sum of the values
-// by it, one after the other. Keys and values are read from memory once for all queries of the heads that share
+// Attention of a few queries to all keys, or of a prompt's to those up to each: the scores of a row's keys, their
+// softmax, and the sum of the values by it, one after the other. Keys and values are read from memory once for all queries of the heads that share
 // them. Every sum over keys runs in their order, one by one: neither the queries beside a query nor keys that it does
 // not see change a bit of its results, so that a branch of a draft tree has the bits of the same text without the tree.
 //
@@ -148,7 +148,7 @@ Matrix<const float> as_floats(Matrix<const T> rows, int64_t count, int64_t size,
   return {space, padded};
 }
 
-// Turn a row's scores into the weights of the values, but for a factor. `mask` may be null.
+// Turn a row's scores of T keys into the weights of the values, but for a factor. `mask` may be null.
 inline void soften(float* scores, const float* mask, int64_t T) {
   const int64_t padded = whole_vectors(T);
   std::fill(scores + T, scores + padded, LOWEST);
@@ -175,14 +175,26 @@ struct Shared {
   Matrix<const Number> keys, values;
   Matrix<const float> mask;  // [n, T], or null
   float scale;
+  bool is_causal;
   int64_t n, T, D, E;
+
+  // How many keys a row sees, the first ones, but for the mask.
+  int64_t num_seen(int64_t row) const { return is_causal ? T - n + row % n + 1 : T; }
 };
 
 // Attend with R rows, the first of which is row `first` of the heads that share. `query` and `output` say where
 // a row's numbers are.
 template <typename Number, typename Query, typename Output>
 void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Query& query, const Output& output) {
-  const int64_t T = shared.T, key_size = whole_vectors(shared.D), value_size = whole_vectors(shared.E);
+  const int64_t key_size = whole_vectors(shared.D), value_size = whole_vectors(shared.E);
+  // Keys that some row sees of as many as are computed together, and that any row sees.
+  thread_local std::vector<int64_t> reach;
+  reach.assign(R, 0);
+  for (int64_t r = 0; r < R; ++r) {
+    int64_t& of_group = reach[r / MOST_ROWS];
+    of_group = std::max(of_group, shared.num_seen(first + r));
+  }
+  const int64_t T = *std::max_element(reach.begin(), reach.end());
   // A few numbers more, so that rows are not a power of two apart: such share a few places of the cache.
   const int64_t score_size = whole_vectors(T) + SCORED_KEYS;
   thread_local std::vector<float> small, large;
@@ -195,34 +207,42 @@ void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Q
     const Number* numbers = query(first + r);
     for (int64_t d = 0; d < shared.D; ++d) queries.row(r)[d] = static_cast<float>(numbers[d]) * shared.scale;
   }
+  // Call `run` for the groups of rows that see keys from `begin` on, with how many rows and the first of them.
+  const auto for_groups = [&](int64_t begin, const auto& run) {
+    for (int64_t r = 0; r < R; r += MOST_ROWS) {
+      if (reach[r / MOST_ROWS] <= begin) continue;
+      if (r + MOST_ROWS <= R) {
+        run(std::integral_constant<int, MOST_ROWS>(), r);
+      } else {
+        for (int64_t rest = r; rest < R; ++rest) run(std::integral_constant<int, 1>(), rest);
+      }
+    }
+  };
   for (int64_t begin = 0; begin < T; begin += BLOCK_KEYS) {
     const int64_t count = std::min(BLOCK_KEYS, T - begin);
     ask_ahead(shared.keys.from(begin), count, shared.D);
     const Matrix<const float> block = as_floats(shared.keys.from(begin), count, shared.D, space, BLOCK_KEYS);
     for (int64_t t = 0; t < count; t += SCORED_KEYS) {
-      const Matrix<const float> keys = block.from(t);
-      float* const found = scores.data + begin + t;
-      int64_t r = 0;
-      for (; r + MOST_ROWS <= R; r += MOST_ROWS) {
-        score<MOST_ROWS>(queries.data + r * key_size, keys, found + r * score_size, key_size, score_size);
-      }
-      for (; r < R; ++r) score<1>(queries.data + r * key_size, keys, found + r * score_size, key_size, score_size);
+      for_groups(begin + t, [&](auto rows, int64_t r) {
+        score<rows.value>(queries.row(r), block.from(t), scores.row(r) + begin + t, key_size, score_size);
+      });
     }
   }
   for (int64_t r = 0; r < R; ++r) {
     const float* mask = shared.mask.data ? shared.mask.row((first + r) % shared.n) : nullptr;
-    soften(scores.row(r), mask, T);
+    const int64_t seen = shared.num_seen(first + r);
+    soften(scores.row(r), mask, seen);
+    std::fill(scores.row(r) + seen, scores.row(r) + reach[r / MOST_ROWS], 0.0f);
   }
   for (int64_t begin = 0; begin < T; begin += BLOCK_VALUES) {
     const int64_t count = std::min(BLOCK_VALUES, T - begin);
     ask_ahead(shared.values.from(begin), count, shared.E);
     const Matrix<const float> block = as_floats(shared.values.from(begin), count, shared.E, space, count);
     const Matrix<float> weights{scores.data + begin, score_size};
-    int64_t r = 0;
-    for (; r + MOST_ROWS <= R; r += MOST_ROWS) {
-      add_all<MOST_ROWS>(weights.from(r), block, sums.from(r), weight_totals + r, count, value_size);
-    }
-    for (; r < R; ++r) add_all<1>(weights.from(r), block, sums.from(r), weight_totals + r, count, value_size);
+    for_groups(begin, [&](auto rows, int64_t r) {
+      const int64_t some = std::min(count, reach[r / MOST_ROWS] - begin);
+      add_all<rows.value>(weights.from(r), block, sums.from(r), weight_totals + r, some, value_size);
+    });
   }
   for (int64_t r = 0; r < R; ++r) {
     const float factor = weight_totals[r] > 0.0f ? 1.0f / weight_totals[r] : 0.0f;
@@ -240,7 +260,7 @@ Matrix<const Number> head_of(const at::Tensor& tensor, int64_t head) {
 template <typename Number>
 void attend_heads(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask, double scale,
-    at::Tensor& outputs) {
+    bool is_causal, at::Tensor& outputs) {
   const int64_t H = query.size(1), n = query.size(2), D = query.size(3);
   const int64_t K = key.size(1), T = key.size(2), E = value.size(3);
   const Matrix<const float> allowed{mask.defined() ? mask.const_data_ptr<float>() : nullptr, T};
@@ -252,9 +272,11 @@ void attend_heads(
   const int64_t grain = std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, R * T * D));
   at::parallel_for(0, K * num_parts, grain, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t head = task / num_parts, first = task % num_parts * R;
+      // The first part, the last one, the second, and so on: with a causal mask later rows take longer.
+      const int64_t head = task / num_parts, index = task % num_parts;
+      const int64_t first = (index % 2 ? num_parts - 1 - index / 2 : index / 2) * R;
       const Shared<Number> shared{head_of<Number>(key, head), head_of<Number>(value, head), allowed,
-                                  static_cast<float>(scale), n, T, D, E};
+                                  static_cast<float>(scale), is_causal, n, T, D, E};
       const auto from = [&](int64_t row) { return head_of<Number>(query, head * (H / K) + row / n).row(row % n); };
       const auto to = [&](int64_t row) { return first_output + (row % n * H + head * (H / K) + row / n) * E; };
       if (first < num_rows) attend_rows(shared, first, std::min(R, num_rows - first), from, to);
@@ -274,27 +296,29 @@ inline at::Tensor in_rows(const at::Tensor& tensor) {
 }
 
 // Query [1, H, n, D], key [1, K, T, D] and value [1, K, T, E] of one dtype, mask [1, 1, n, T], boolean (what is seen)
-// or additive; returns [1, n, H, E], rounded once. A query that sees nothing attends to zeros.
+// or additive; returns [1, n, H, E], rounded once. A query that sees nothing attends to zeros. Causal: the last query
+// sees all keys, and each before it one less.
 inline at::Tensor attend(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
-    double scale) {
+    double scale, bool is_causal) {
   const auto dtype = query.scalar_type();
   const bool is_shaped = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.size(0) == 1 &&
                          key.size(0) == 1 && value.size(0) == 1 && key.size(1) > 0 &&
                          query.size(1) % key.size(1) == 0 && value.size(1) == key.size(1) &&
-                         key.size(2) > 0 && value.size(2) == key.size(2) && key.size(3) == query.size(3);
+                         key.size(2) > 0 && value.size(2) == key.size(2) && key.size(3) == query.size(3) &&
+                         (!is_causal || query.size(2) <= key.size(2));
   TORCH_CHECK(
       is_shaped && key.scalar_type() == dtype && value.scalar_type() == dtype &&
           (!mask || mask->sizes() == at::IntArrayRef({1, 1, query.size(2), key.size(2)})),
       "attend: got query ", query.dtype(), query.sizes(), ", key ", key.dtype(), key.sizes(), " and value ",
       value.dtype(), value.sizes(), mask ? ", another mask" : "",
       "; allowed: query [1, H, n, D], key [1, K, T, D] and value [1, K, T, E] of one dtype, H a multiple of K, T above 0, "
-      "mask [1, 1, n, T]");
+      "mask [1, 1, n, T], causal with n up to T");
   at::Tensor outputs = at::empty({1, query.size(2), query.size(1), value.size(3)}, query.options());
   if (outputs.numel() == 0) return outputs;
   const at::Tensor q = in_rows(query), k = in_rows(key), v = in_rows(value);
   const at::Tensor allowed = mask ? additive(*mask) : at::Tensor();
-  for_dtype(dtype, "attend", [&](auto number) { attend_heads<decltype(number)>(q, k, v, allowed, scale, outputs); });
+  for_dtype(dtype, "attend", [&](auto number) { attend_heads<decltype(number)>(q, k, v, allowed, scale, is_causal, outputs); });
   return outputs;
 }
 

@@ -241,7 +241,7 @@ TORCH_LIBRARY(token_recycling, library) {
   library.def("few_rows(Tensor rows, Tensor weight, Tensor? bias) -> Tensor");
   // Any layout: a compiler would copy the cache to give keys and values another.
   library.def(
-      "attend(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor",
+      "attend(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal=False) -> Tensor",
       {at::Tag::flexible_layout});
   library.def("largest(Tensor logits, int k) -> (Tensor, Tensor)");
 }

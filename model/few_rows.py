@@ -66,6 +66,7 @@ def attend(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    is_causal: bool = False,
 ) -> torch.Tensor:
     """Attend by the kernel for a few queries, where it is available.
 
@@ -75,6 +76,7 @@ def attend(
         value: [1, K, T, E].
         mask: [1, 1, n, T], boolean (what is seen) or additive; None: all is seen.
         scale: of the scores.
+        is_causal: whether the last query sees all keys, and each before it one less.
 
     Returns:
         Attended values [1, n, H, E].
@@ -83,7 +85,7 @@ def attend(
         RuntimeError: if shapes or dtypes do not fit.
     """
     attended: torch.Tensor = torch.ops.token_recycling.attend.default(
-        query, key, value, mask, scale
+        query, key, value, mask, scale, is_causal
     )
     return attended
 
@@ -99,6 +101,7 @@ def _attended(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    is_causal: bool = False,
 ) -> torch.Tensor:
     """Return attended values of the right shape and dtype, for a compiler."""
     _, num_heads, num_queries, _ = query.shape

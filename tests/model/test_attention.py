@@ -17,9 +17,10 @@ from transformers import AttentionInterface, PreTrainedModel
 
 import model.attention as module
 from model.attention import (
+    DRAFTS,
     FEW_QUERIES,
     GROUPED,
-    QUERIES,
+    PROMPTS,
     Attention,
     can_exchange,
     exchanged,
@@ -213,6 +214,10 @@ def test_the_model_is_left_as_it_was() -> None:
         (5, (1, 1, 5, 9), {}, True, True),
         (5, (1, 1, 5, 9), {"sliding_window": 4, "position_bias": None}, True, True),
         (5, None, {}, False, False),
+        (9, None, {}, False, True),
+        (9, None, {"is_causal": True}, False, True),
+        (9, None, {"is_causal": False}, False, False),
+        (129, (1, 1, 129, 9), {}, True, False),
         (1, None, {}, False, True),
         (1, (1, 1, 1, 9), {}, False, True),
         (5, (1, 4, 5, 9), {}, True, False),
@@ -310,7 +315,7 @@ def test_it_is_measured_once_for_models_that_are_not_small(
 
 
 @needs_kernel
-@pytest.mark.parametrize("slower_from", [1, 8, 32, 1000])
+@pytest.mark.parametrize("slower_from", [1, 8, 32, 1000, 5000])
 def test_the_kernel_serves_as_long_as_it_is_the_faster_one(
     slower_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,5 +333,5 @@ def test_the_kernel_serves_as_long_as_it_is_the_faster_one(
         lambda layer, query, *args: taking(3.0 if query.shape[2] >= slower_from else 1.0),
     )
     part = BufferShape(2, 8, torch.float32, torch.device("cpu"))
-    most = max([n for n in QUERIES if n < slower_from], default=0)
+    most = max([n for n in (*DRAFTS, *PROMPTS) if n < slower_from], default=0)
     assert measure(4, LayerShape(part, part)) == most

@@ -118,6 +118,37 @@ def test_a_query_has_the_same_bits_beside_any_others(dtype: torch.dtype, threads
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_heads", [1, 6])
+def test_causal_queries_have_the_bits_of_single_ones(
+    dtype: torch.dtype, threads: int, num_heads: int
+) -> None:
+    before = torch.get_num_threads()
+    count = 130  # in several tasks, some across two heads
+    query = torch.randn(1, num_heads, count, 40).to(dtype)
+    num_key_heads = max(1, num_heads // 3)
+    key = torch.randn(1, num_key_heads, count + 5, 40).to(dtype)
+    value = torch.randn(1, num_key_heads, count + 5, 48).to(dtype)
+    try:
+        torch.set_num_threads(threads)
+        for num_keys in (count, count + 5):
+            rows = key[:, :, :num_keys], value[:, :, :num_keys]
+            found = torch.ops.token_recycling.attend(query, *rows, None, 0.3, True)
+            for i in range(count):
+                seen = num_keys - count + i + 1
+                alone = attend(query[:, :, i : i + 1], key[:, :, :seen], value[:, :, :seen])
+                assert torch.equal(found[:, i : i + 1], alone), (num_keys, i)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_causal_queries_need_as_many_keys() -> None:
+    query, rows = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 4, 8)
+    with pytest.raises(RuntimeError, match=r"attend: got .*; allowed: .*causal with n up to T"):
+        torch.ops.token_recycling.attend(query, rows, rows, None, 1.0, True)
+
+
 @pytest.mark.parametrize("blocked", [-torch.inf, torch.finfo(torch.float32).min])
 def test_keys_that_are_not_seen_change_no_bit(blocked: float) -> None:
     query, key, value = random_inputs("grouped heads, odd sizes", torch.float32)
