@@ -27,8 +27,11 @@ from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
 from model.prices import Prices
 
 # For the automatic budget: drafted tokens accepted in a step, before anything is known; steps that
-# their mean is taken over; steps without a draft until it is tried again.
-FIRST_GAIN, MEMORY, PROBE_STEPS = 1.0, 32, 100
+# their mean is taken over.
+FIRST_GAIN, MEMORY = 1.0, 32
+# Steps without a draft until it is tried again: at first and, doubled each time, at last. One of window and
+# guesses takes as long as some three plain steps.
+PROBE_STEPS, MOST_PROBE_STEPS = 100, 1600
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class LookaheadDrafter(Drafter):
         self._last_nodes: list[int] = []
         self.wants_prices = config.budget == "auto"
         self._gain = FIRST_GAIN
-        self._num_skipped = 0
+        self._num_skipped, self._probe_after = 0, PROBE_STEPS
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Feed the pool from the prompt and begin a window of random prompt tokens (the same every
@@ -135,9 +138,13 @@ class LookaheadDrafter(Drafter):
 
     def _pays(self, prices: Prices) -> bool:
         """Whether window and guesses as a whole pay: they cannot be had in part."""
-        if self._num_skipped >= PROBE_STEPS:
+        if (1.0 + self._gain) / prices.of(self.max_nodes) > 1.0 / prices.milliseconds[0]:
+            self._probe_after = PROBE_STEPS
             return True
-        return (1.0 + self._gain) / prices.of(self.max_nodes) > 1.0 / prices.milliseconds[0]
+        if self._num_skipped < self._probe_after:
+            return False
+        self._probe_after = min(2 * self._probe_after, MOST_PROBE_STEPS)
+        return True
 
     def _window_within(self, max_depth: int) -> _Window:
         """Return the window's nodes, or none of them where its depth does not fit."""

@@ -13,7 +13,12 @@ import torch
 from model.decoding import generate
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import VerifiedStep
-from model.lookahead.drafter import PROBE_STEPS, LookaheadConfig, LookaheadDrafter
+from model.lookahead.drafter import (
+    MOST_PROBE_STEPS,
+    PROBE_STEPS,
+    LookaheadConfig,
+    LookaheadDrafter,
+)
 from model.prices import Prices
 from model.verification import verify
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
@@ -148,17 +153,31 @@ def test_wrong_options_are_named(name: str) -> None:
         LookaheadConfig(**{name: 0})
 
 
-def test_an_automatic_budget_drafts_only_while_it_pays_and_tries_again() -> None:
+def test_an_automatic_budget_drafts_only_while_it_pays_and_tries_again_ever_less_often() -> None:
     config = LookaheadConfig(budget="auto")
     lookahead = LookaheadDrafter(config, VOCAB, CPU)
-    dear = Prices((1, 64), (1.0, 1.6))
+    dear, cheap = Prices((1, 64), (1.0, 1.6)), Prices((1, 64), (1.0, 1.0))
     lookahead.start(list(range(20)))
-    sizes = []
-    for seed in range(PROBE_STEPS + 60):
-        tree = lookahead.propose([3], DraftBudget(99, prices=dear))
-        sizes.append(tree.topology.num_nodes)
-        observed(lookahead, tree, seed)  # random logits: next to nothing is accepted
+
+    def sizes_of(prices: Prices, count: int) -> list[int]:
+        sizes = []
+        for seed in range(count):
+            tree = lookahead.propose([3], DraftBudget(99, prices=prices))
+            sizes.append(tree.topology.num_nodes)
+            observed(lookahead, tree, seed)  # random logits: next to nothing is accepted
+        return sizes
+
+    sizes = sizes_of(dear, 60)
     first_plain = sizes.index(1)
     assert 0 < first_plain < 50
-    assert sizes.count(1) >= PROBE_STEPS
-    assert max(sizes[first_plain + PROBE_STEPS - 1 :]) > 1
+    lookahead.start(list(range(20)))  # the next text knows as well
+    sizes = sizes[first_plain:] + sizes_of(dear, 8 * MOST_PROBE_STEPS)
+    tries = [place for place, size in enumerate(sizes) if size > 1]
+    waits = [later - earlier - 1 for earlier, later in zip([-1, *tries], tries, strict=False)]
+    doubled = [PROBE_STEPS, 2 * PROBE_STEPS, 4 * PROBE_STEPS, 8 * PROBE_STEPS]
+    assert waits[:4] == doubled
+    assert set(waits[4:]) == {MOST_PROBE_STEPS}
+    # Where drafts pay it forgets how often they did not.
+    assert min(sizes_of(cheap, 5)) > 1
+    sizes = sizes_of(dear, 2 + PROBE_STEPS)
+    assert sizes.count(1) == 1 + PROBE_STEPS
