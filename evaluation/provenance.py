@@ -8,13 +8,16 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import torch
+
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
-PACKAGES = ("torch", "transformers", "tokenizers", "fschat", "numpy", "safetensors")
+PACKAGES = ("transformers", "tokenizers", "fschat", "numpy", "safetensors")
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that shape a result."""
-    found = {"python": platform.python_version()}
+    # The package's own version may leave out what this build of torch is for.
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for package in PACKAGES:
         try:
             found[package] = version(package)
