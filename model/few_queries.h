@@ -187,14 +187,13 @@ struct Shared {
 template <typename Number, typename Query, typename Output>
 void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Query& query, const Output& output) {
   const int64_t key_size = whole_vectors(shared.D), value_size = whole_vectors(shared.E);
-  // Keys that some row sees of as many as are computed together, and that any row sees.
-  thread_local std::vector<int64_t> reach;
-  reach.assign(R, 0);
-  for (int64_t r = 0; r < R; ++r) {
-    int64_t& of_group = reach[r / MOST_ROWS];
-    of_group = std::max(of_group, shared.num_seen(first + r));
-  }
-  const int64_t T = *std::max_element(reach.begin(), reach.end());
+  // With a causal mask the rows of a head see the more keys the later they are.
+  const bool is_rising = shared.is_causal && first / shared.n == (first + R - 1) / shared.n;
+  const int64_t T = is_rising ? shared.num_seen(first + R - 1) : shared.T;
+  // The first row of those computed together with the first that sees a key.
+  const auto row_seeing = [&](int64_t key) -> int64_t {
+    return is_rising ? std::max<int64_t>(0, key + 1 - shared.num_seen(first)) / MOST_ROWS * MOST_ROWS : 0;
+  };
   // A few numbers more, so that rows are not a power of two apart: such share a few places of the cache.
   const int64_t score_size = whole_vectors(T) + SCORED_KEYS;
   thread_local std::vector<float> small, large;
@@ -207,42 +206,38 @@ void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Q
     const Number* numbers = query(first + r);
     for (int64_t d = 0; d < shared.D; ++d) queries.row(r)[d] = static_cast<float>(numbers[d]) * shared.scale;
   }
-  // Call `run` for the groups of rows that see keys from `begin` on, with how many rows and the first of them.
-  const auto for_groups = [&](int64_t begin, const auto& run) {
-    for (int64_t r = 0; r < R; r += MOST_ROWS) {
-      if (reach[r / MOST_ROWS] <= begin) continue;
-      if (r + MOST_ROWS <= R) {
-        run(std::integral_constant<int, MOST_ROWS>(), r);
-      } else {
-        for (int64_t rest = r; rest < R; ++rest) run(std::integral_constant<int, 1>(), rest);
-      }
-    }
-  };
   for (int64_t begin = 0; begin < T; begin += BLOCK_KEYS) {
     const int64_t count = std::min(BLOCK_KEYS, T - begin);
     ask_ahead(shared.keys.from(begin), count, shared.D);
     const Matrix<const float> block = as_floats(shared.keys.from(begin), count, shared.D, space, BLOCK_KEYS);
     for (int64_t t = 0; t < count; t += SCORED_KEYS) {
-      for_groups(begin + t, [&](auto rows, int64_t r) {
-        score<rows.value>(queries.row(r), block.from(t), scores.row(r) + begin + t, key_size, score_size);
-      });
+      const Matrix<const float> keys = block.from(t);
+      float* const found = scores.data + begin + t;
+      int64_t r = row_seeing(begin + t);
+      for (; r + MOST_ROWS <= R; r += MOST_ROWS) {
+        score<MOST_ROWS>(queries.data + r * key_size, keys, found + r * score_size, key_size, score_size);
+      }
+      for (; r < R; ++r) score<1>(queries.data + r * key_size, keys, found + r * score_size, key_size, score_size);
     }
   }
   for (int64_t r = 0; r < R; ++r) {
     const float* mask = shared.mask.data ? shared.mask.row((first + r) % shared.n) : nullptr;
     const int64_t seen = shared.num_seen(first + r);
     soften(scores.row(r), mask, seen);
-    std::fill(scores.row(r) + seen, scores.row(r) + reach[r / MOST_ROWS], 0.0f);
+    // Values that a row does not see are added with those that the last row beside it sees, in blocks.
+    const int64_t end = is_rising ? std::min(T, seen + MOST_ROWS + BLOCK_VALUES) : T;
+    std::fill(scores.row(r) + seen, scores.row(r) + end, 0.0f);
   }
   for (int64_t begin = 0; begin < T; begin += BLOCK_VALUES) {
     const int64_t count = std::min(BLOCK_VALUES, T - begin);
     ask_ahead(shared.values.from(begin), count, shared.E);
     const Matrix<const float> block = as_floats(shared.values.from(begin), count, shared.E, space, count);
     const Matrix<float> weights{scores.data + begin, score_size};
-    for_groups(begin, [&](auto rows, int64_t r) {
-      const int64_t some = std::min(count, reach[r / MOST_ROWS] - begin);
-      add_all<rows.value>(weights.from(r), block, sums.from(r), weight_totals + r, some, value_size);
-    });
+    int64_t r = row_seeing(begin);
+    for (; r + MOST_ROWS <= R; r += MOST_ROWS) {
+      add_all<MOST_ROWS>(weights.from(r), block, sums.from(r), weight_totals + r, count, value_size);
+    }
+    for (; r < R; ++r) add_all<1>(weights.from(r), block, sums.from(r), weight_totals + r, count, value_size);
   }
   for (int64_t r = 0; r < R; ++r) {
     const float factor = weight_totals[r] > 0.0f ? 1.0f / weight_totals[r] : 0.0f;
