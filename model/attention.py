@@ -1,7 +1,7 @@
 """The attention of a pass, by whatever is fastest for its number of queries.
 
 On a CPU torch's kernel takes 1.3 to 7 times as long as one of our own (`model.few_rows`) for the handful of
-queries of a draft, and 1.2 to 2.5 times as long for a prompt. Up to how many queries ours is the faster one
+queries of a draft, and 1.1 to 2.5 times as long for a prompt. Up to how many queries ours is the faster one
 depends on heads, dtype and machine, so it is measured, once, and kept on disk. It sums in another order: in
 float32 decoding decides near-ties with transformers' own attention (`plainly`), as with
 `model.linear_kernels`.
@@ -104,16 +104,12 @@ def few_queries_attention(
     or are of more than a draft, dropout, options.
     """
     num_queries, num_keys = query.shape[2], key.shape[2]
+    shape = (1, 1, num_queries, num_keys)
     is_causal = attention_mask is None and num_queries > 1
-    if attention_mask is None:
-        is_known = num_queries == 1 or (num_queries == num_keys and _is_decoder(module, kwargs))
+    if attention_mask is not None:
+        is_known = num_queries <= DRAFTS[-1] and attention_mask.shape == shape
     else:
-        is_known = num_queries <= DRAFTS[-1] and attention_mask.shape == (
-            1,
-            1,
-            num_queries,
-            num_keys,
-        )
+        is_known = not is_causal or (num_queries == num_keys and _is_decoder(module, kwargs))
     if not is_known or dropout or key.dtype != query.dtype or _is_special(kwargs):
         return grouped_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs

@@ -1,7 +1,8 @@
 // Attention of a few queries to all keys, or of a prompt's to those up to each: the scores of a row's keys, their
-// softmax, and the sum of the values by it, one after the other. Keys and values are read from memory once for all queries of the heads that share
-// them. Every sum over keys runs in their order, one by one: neither the queries beside a query nor keys that it does
-// not see change a bit of its results, so that a branch of a draft tree has the bits of the same text without the tree.
+// softmax, and the sum of the values by it, one after the other. Keys and values are read from memory once for all
+// queries of the heads that share them. Every sum over keys runs in their order, one by one: neither the queries beside
+// a query nor keys that it does not see change a bit of its results, so that a branch of a draft tree has the bits of
+// the same text without the tree.
 //
 // Shapes: n queries in each of H heads, T keys and values in each of K heads that H / K heads of queries share;
 // D numbers in a key, E in a value. R rows are the queries of the heads that share, one head after the other.
@@ -224,7 +225,7 @@ void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Q
     const float* mask = shared.mask.data ? shared.mask.row((first + r) % shared.n) : nullptr;
     const int64_t seen = shared.num_seen(first + r);
     soften(scores.row(r), mask, seen);
-    // Values that a row does not see are added with those that the last row beside it sees, in blocks.
+    // Rows that are computed together add the values of whole blocks, those that one of them does not see by nothing.
     const int64_t end = is_rising ? std::min(T, seen + MOST_ROWS + BLOCK_VALUES) : T;
     std::fill(scores.row(r) + seen, scores.row(r) + end, 0.0f);
   }
