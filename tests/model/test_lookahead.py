@@ -177,6 +177,9 @@ def test_an_automatic_budget_drafts_only_while_it_pays_and_tries_again_ever_less
     doubled = [PROBE_STEPS, 2 * PROBE_STEPS, 4 * PROBE_STEPS, 8 * PROBE_STEPS]
     assert waits[:4] == doubled
     assert set(waits[4:]) == {MOST_PROBE_STEPS}
+    # Forgetting everything is a new beginning.
+    lookahead.reset()
+    assert sizes_of(dear, 60).index(1) == first_plain
     # Where drafts pay it forgets how often they did not.
     assert min(sizes_of(cheap, 5)) > 1
     sizes = sizes_of(dear, 2 + PROBE_STEPS)
