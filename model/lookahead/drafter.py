@@ -85,6 +85,12 @@ class LookaheadDrafter(Drafter):
         self.wants_prices = config.budget == "auto"
         self.reset()
 
+    def reset(self) -> None:
+        """Forget how often drafts paid; the window and the pool are each text's own."""
+        self._gain = FIRST_GAIN
+        self._num_skipped = 0
+        self._probe_after = PROBE_STEPS
+
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Feed the pool from the prompt and begin a window of random prompt tokens (the same every
         time).
@@ -134,12 +140,6 @@ class LookaheadDrafter(Drafter):
             self._add_ngram(head, tuple(column))
         self._rows = [*self._rows[1:], predictions]
         self._rows[0] = self._rows[0][1:]
-
-    def reset(self) -> None:
-        """Forget how often drafts paid; the window and the pool are each text's own."""
-        self._gain = FIRST_GAIN
-        self._num_skipped = 0
-        self._probe_after = PROBE_STEPS
 
     def _pays(self, prices: Prices) -> bool:
         """Whether window and guesses as a whole pay: they cannot be had in part."""
