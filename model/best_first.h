@@ -60,12 +60,15 @@ struct Buckets {
     return std::lower_bound(minus_edges, minus_edges + count - 1, minus_probability) - minus_edges;
   }
 
-  // The codes of the k largest logits' probabilities among themselves; `weights` is space for k numbers.
-  void codes(const double* logits, int64_t k, double* weights, int32_t* found) const {
+  // The weights of the k largest logits, which are to each other as their probabilities; returns their sum.
+  double weigh(const double* logits, int64_t k, double* weights) const {
     double total = 0.0;
     for (int64_t i = 0; i < k; ++i) total += weights[i] = std::exp(logits[i] - logits[0]);
-    for (int64_t i = 0; i < k; ++i) found[i] = 1 + of(weights[i] / -total);
+    return total;
   }
+
+  // The code of a weight among weights of this sum.
+  int32_t code(double weight, double total) const { return 1 + of(weight / -total); }
 };
 
 // Trees of a source, which has guesses: `guess(context, guesses)` puts those at a context behind others, the likeliest

@@ -208,9 +208,28 @@ MINUS_EDGES = tuple(-edge for edge in EDGES)
 
 def probability_codes(logits: Sequence[float]) -> list[int]:
     """Return the codes of the k largest logits' probabilities among themselves; the largest is first."""
-    largest = logits[0]
-    weights = [math.exp(logit - largest) for logit in logits]
-    minus_total = 0.0
-    for weight in weights:  # one by one: `sum` rounds otherwise from Python 3.12 on
-        minus_total -= weight
+    return codes_of(_weights(logits))
+
+
+def codes_of(weights: Sequence[float]) -> list[int]:
+    """Return the codes of probabilities that are to each other as these weights."""
+    minus_total = -_total(weights)
     return [1 + bisect_left(MINUS_EDGES, weight / minus_total) for weight in weights]
+
+
+def probabilities(logits: Sequence[float]) -> list[float]:
+    """Return the probabilities of the k largest logits among themselves; the largest is first."""
+    weights = _weights(logits)
+    total = _total(weights)
+    return [weight / total for weight in weights]
+
+
+def _weights(logits: Sequence[float]) -> list[float]:
+    return [math.exp(logit - logits[0]) for logit in logits]
+
+
+def _total(weights: Sequence[float]) -> float:
+    total = 0.0
+    for weight in weights:  # one by one: `sum` rounds otherwise from Python 3.12 on
+        total += weight
+    return total

@@ -88,17 +88,28 @@ def start(lab: Lab) -> Study:
 
 
 def policy(lab: Lab) -> Study:
-    """Compare the orders of write-back, with and without the prompt's rows."""
+    """Compare what is written back and how, with and without the prompt's rows."""
     options = {
         "original": "--policy original",
         "accepted last": "--policy accepted-last --no-harvest-prompt",
+        "accepted only": "--policy accepted-only --no-harvest-prompt",
+        "average": "--policy average --no-harvest-prompt",
         "accepted last, prompt harvested": "--policy accepted-last --harvest-prompt",
+        "average, prompt harvested": "--policy average --harvest-prompt",
     }
+    best = lab.template("best16", lab.ranked()[:16])
     points = [
-        Point("recycling", name, lab.measure(f"recycling {given}"))
+        Point(tree, name, lab.measure_held_out(f"recycling {words} {given}"))
+        for tree, words in (("the paper's tree", ""), ("its best 16 nodes", best))
         for name, given in options.items()
     ]
-    return Study("Which rows win, and is the prompt worth reading?", "policy", points)
+    note = (
+        "Accepted last: a new row takes the place of an older one, rows of accepted nodes are written last. "
+        "Accepted only: rejected nodes write none. Average: a new row counts half, what the row held the other "
+        "half. Original: as the published code, in the order of the tree. "
+    )
+    question = "Which rows win, and is the prompt worth reading?"
+    return Study(question, "policy", points, note + HELD_OUT)
 
 
 def temperature(lab: Lab) -> Study:

@@ -320,8 +320,8 @@ struct Market {
     rows_.resize(N * k);
     for (int64_t node = 0; node < N; ++node, tokens += width, logits += width) {
       int32_t* row = rows_.data() + node * k;
-      buckets.codes(logits, k, weights_.data(), row);
-      for (int64_t i = 0; i < k; ++i) row[i] += tokens[i] * shared.num_codes;
+      const double total = buckets.weigh(logits, k, weights_.data());
+      for (int64_t i = 0; i < k; ++i) row[i] = tokens[i] * shared.num_codes + buckets.code(weights_[i], total);
       row[0] += shared.first_of_row;
     }
     return rows_.data();

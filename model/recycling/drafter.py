@@ -32,7 +32,7 @@ from model.recycling.tree_template import TreeTemplate, load_template
 from model.step_costs import LARGEST
 from model.top_k import top_k
 
-POLICIES = ("accepted-last", "original")
+POLICIES = ("accepted-last", "accepted-only", "average", "original")
 STARTS = ("hot", "cold")
 AUTO = "auto"
 
@@ -61,10 +61,12 @@ class RecyclingConfig:
             "choices": STARTS,
         },
     )
-    policy: str = field(
-        default="accepted-last",
+    policy: str | None = field(
+        default=None,
         metadata={
-            "help": "order of write-back; original: as the published code, to compare with its figures",
+            "help": "write-back. accepted-last: of every node, accepted ones last; accepted-only: of these alone; "
+            "average: as accepted-last, but half of a row stays as it was; original: as the published code, "
+            "to compare with its figures (default: accepted-last; average with --tree-version auto)",
             "choices": POLICIES,
         },
     )
@@ -86,7 +88,7 @@ class RecyclingConfig:
             raise ValueError(f"output_id_topk: got {self.output_id_topk}; allowed: 1 or more")
         if self.start not in STARTS:
             raise ValueError(f"start: got {self.start!r}; allowed: {', '.join(STARTS)}")
-        if self.policy not in POLICIES:
+        if self.write_back not in POLICIES:
             raise ValueError(f"policy: got {self.policy!r}; allowed: {', '.join(POLICIES)}")
         if self.policy == "original" and self.harvest_prompt:
             raise ValueError(
@@ -100,6 +102,13 @@ class RecyclingConfig:
             load_template(self.tree_version).check_ranks(self.output_id_topk)
         elif self.policy == "original":
             raise ValueError("tree_version: got auto with policy original, whose tree is static")
+
+    @property
+    def write_back(self) -> str:
+        """The policy: what was given, else what suits the tree."""
+        if self.policy is not None:
+            return self.policy
+        return "average" if self.tree_version == AUTO else "accepted-last"
 
 
 class _Level(NamedTuple):
@@ -125,6 +134,8 @@ class RecyclingDrafter(Drafter):
                 f"output_id_topk: got {config.output_id_topk}; allowed: 1 to {vocab_size}, the vocabulary"
             )
         self._is_original = config.policy == "original"
+        self._writes_accepted_only = config.policy == "accepted-only"
+        is_average = config.write_back == "average"
         self.harvests_prompt = config.harvest_prompt
         if config.harvest_prompt is None and config.tree_version != AUTO:
             self.harvests_prompt = not self._is_original
@@ -135,9 +146,10 @@ class RecyclingDrafter(Drafter):
         self.overrun = 2 if self._is_original else 0
         self._guesses: RowGuesses | None = None
         self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device)
-        if config.tree_version == AUTO:
-            self._guesses = row_guesses_class()(self._matrix)
-            self.wants_prices = True
+        self.wants_prices = config.tree_version == AUTO
+        if self.wants_prices or is_average:
+            self._guesses = row_guesses_class()(self._matrix, is_average)
+        if self.wants_prices:
             self.max_nodes = LARGEST
         else:
             self._template = load_template(config.tree_version)
@@ -154,18 +166,23 @@ class RecyclingDrafter(Drafter):
         return self._adjacency.host
 
     def on_device(self) -> DeviceTemplate | None:
-        """Return the static template's part of whole steps; not with the published order of writing,
-        which depends on why a text stops.
+        """Return the static template's part of whole steps; not where rows are written in another way: the
+        published order depends on why a text stops.
         """
-        if self._guesses or self._is_original:
+        if self._guesses or self._is_original or self._writes_accepted_only:
             return None
         if self._on_device is None:
             self._on_device = DeviceTemplate(self._adjacency, self._template, self.device)
         return self._on_device
 
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text."""
+        if self._guesses:
+            self._guesses.start(prompt_ids)
+
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Fill the template from the matrix, level by level; or grow a tree as long as it pays."""
-        if self._guesses:
+        if self._guesses and self.wants_prices:  # --tree-version auto
             return self._guesses.grow(context[-1], budget, self.device)
         template = self._template.within(budget)
         token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
@@ -188,7 +205,9 @@ class RecyclingDrafter(Drafter):
         wins.
         """
         acceptance, k = step.acceptance, self.config.output_id_topk
-        order = acceptance.accepted_last(step.tree.topology)
+        order = acceptance.path
+        if not self._writes_accepted_only:
+            order = acceptance.accepted_last(step.tree.topology)
         if self._is_original:
             if step.stop_reason is not None and not self._stops_after_update(step):
                 return
@@ -199,6 +218,11 @@ class RecyclingDrafter(Drafter):
         token_ids, _ = acceptance.candidates
         for node in order:
             self._matrix[acceptance.node_tokens[node]] = token_ids[node][:k]
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Take over new tokens of the text."""
+        if self._guesses:
+            self._guesses.append(tokens)
 
     def reset(self) -> None:
         """Clear the matrix."""
@@ -220,7 +244,7 @@ class RecyclingDrafter(Drafter):
         if set(tensors) != set(self.memory()):
             raise ValueError(
                 f"matrix: got tensors {sorted(tensors)}; allowed: {', '.join(self.memory())} "
-                "(a matrix of --tree-version auto and one of a template are two kinds)"
+                "(rows with probabilities, of --tree-version auto or --policy average, are another kind)"
             )
         matrix = tensors["adjacency"]
         if tuple(matrix.shape) != self._matrix.shape or matrix.dtype != torch.int32:

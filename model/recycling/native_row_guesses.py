@@ -36,9 +36,11 @@ class _Shared(ctypes.Structure):
     """As `Shared` in `row_guesses.cpp`."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("k", "num_buckets", "num_kinds")),
+        *((name, ctypes.c_int64) for name in ("vocab_size", "k", "num_buckets", "num_kinds")),
+        ("is_average", ctypes.c_int64),
         ("most_observations", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("minus_edges", "matrix", "codes", "rates")),
+        *((name, ctypes.c_void_p) for name in ("minus_edges", "centres")),
+        *((name, ctypes.c_void_p) for name in ("matrix", "codes", "rates")),
     )
 
 
@@ -54,6 +56,8 @@ def _library() -> ctypes.CDLL:
     functions: Functions = {
         "rows_new": (POINTER, (POINTER,)),
         "rows_free": (None, (POINTER,)),
+        "rows_start": (None, (POINTER, POINTER, NUMBER)),
+        "rows_append": (None, (POINTER, POINTER, NUMBER)),
         "rows_grow": (NUMBER, GROW_ARGUMENTS),
         "rows_teach": (None, (POINTER, POINTER, POINTER, NUMBER)),
         "rows_write": (None, (POINTER, POINTER, POINTER, NUMBER, POINTER, POINTER, NUMBER)),
@@ -64,18 +68,31 @@ def _library() -> ctypes.CDLL:
 class NativeRowGuesses(RowGuesses):
     """Guesses whose trees are grown by C++; it reads and writes the arrays of this one."""
 
-    def __init__(self, matrix: np.ndarray) -> None:
-        super().__init__(matrix)
+    def __init__(self, matrix: np.ndarray, is_average: bool) -> None:
+        super().__init__(matrix, is_average)
         self._library = library = _library()
         self._learned = self._rates.state().numpy()  # [2, kinds]
         # Kept here, since C++ reads and writes them.
-        self._arrays = (np.array(MINUS_EDGES), matrix, self._codes, self._learned)
-        sizes = (matrix.shape[1], len(CENTRES), self._learned.shape[1])
-        shared = _Shared(*sizes, MEMORY, *(values.ctypes.data for values in self._arrays))
+        constants = (np.array(MINUS_EDGES), np.array(CENTRES))
+        self._arrays = (*constants, matrix, self._codes, self._learned)
+        sizes = (*matrix.shape, len(CENTRES), self._learned.shape[1])
+        shared = _Shared(
+            *sizes, is_average, MEMORY, *(values.ctypes.data for values in self._arrays)
+        )
         self._rows = library.rows_new(ctypes.byref(shared))
         weakref.finalize(self, library.rows_free, self._rows)
         self._native = NativeGrowth(library.rows_grow, self._rows)
         self._is_grown = False
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text."""
+        tokens = array("i", prompt_ids)
+        self._library.rows_start(self._rows, address(tokens), len(tokens))
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Take over new tokens of the text, of whose successors nothing is known."""
+        new = array("i", tokens)
+        self._library.rows_append(self._rows, address(new), len(new))
 
     def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
         """Return the tree of the most probable nodes that are worth their price."""
@@ -84,12 +101,13 @@ class NativeRowGuesses(RowGuesses):
         return self._native.grow(root, LARGEST - 1, budget, device)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
-        """Learn what the guesses of the last tree were worth, and write the rows of its nodes in this order."""
+        """Learn from a verified tree; as `RowGuesses.learn`."""
         if self._is_grown:
             path, tokens = array("q", acceptance.path), array("i", acceptance.tokens)
             count = min(len(path), len(tokens))
             self._library.rows_teach(self._rows, address(path), address(tokens), count)
         self._is_grown = False
+        self.append(acceptance.tokens)
         self._write_nodes(acceptance.node_tokens, array("q", order), *acceptance.candidates)
 
     def write(

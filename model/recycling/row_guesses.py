@@ -1,7 +1,8 @@
 """How probable the successors in the adjacency matrix are: what `--tree-version auto` knows.
 
-Beside every successor stands the coded probability that the model gave it when its row was written.
-How often a successor of such a rank and code came true is learned while decoding.
+Beside every successor stands a coded probability. The model gives it for one context; a row can average over
+the contexts in which its token stood. How often a successor of such a rank and code came true is learned while
+decoding, apart for successors that the text has already named.
 
 Shapes: V vocabulary, k successors kept for a token.
 """
@@ -13,8 +14,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from model.best_first import CENTRES, AcceptanceRates, Growth, Guess, probability_codes
+from model.best_first import (
+    CENTRES,
+    AcceptanceRates,
+    Growth,
+    Guess,
+    codes_of,
+    probabilities,
+    probability_codes,
+)
 from model.draft_tree import DraftBudget, DraftTree
+from model.recycling.text_so_far import NUM_LEVELS, TextSoFar
 from model.verification import Acceptance
 
 # A stored probability is of another context with the same last token: it promises about half.
@@ -29,17 +39,27 @@ class RowGuesses:
 
     Args:
         matrix: the adjacency matrix, int32 [V, k], which is written here too.
+        is_average: whether half of a row is what it was, and half what is new; else the new takes its place.
     """
 
-    def __init__(self, matrix: np.ndarray) -> None:
+    def __init__(self, matrix: np.ndarray, is_average: bool) -> None:
         self._matrix = matrix
+        self._is_average = is_average
         self._codes = np.zeros(matrix.shape, dtype=np.uint8)  # 0: no row yet
         k = matrix.shape[1]
-        self._rates = AcceptanceRates([TRUST * centre for _ in range(k) for centre in CENTRES])
-        # kind of a guess: its rank's first kind, plus its code - 1
-        self._first_kinds = [rank * len(CENTRES) - 1 for rank in range(k)]
+        priors = [TRUST * centre for _ in range(k) for centre in CENTRES for _ in range(NUM_LEVELS)]
+        self._rates = AcceptanceRates(priors)
+        self._text = TextSoFar()
         # What was grown for the step under way; None where another drafter's tree is verified.
         self._growth: Growth[int] | None = None
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text."""
+        self._text.start(prompt_ids)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Take over new tokens of the text, of whose successors nothing is known."""
+        self._text.append(tokens)
 
     def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
         """Return the tree of the most probable nodes that are worth their price."""
@@ -50,10 +70,13 @@ class RowGuesses:
         return growth.tree(budget.prices.worth(growth), device)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
-        """Learn what the guesses of the last tree were worth, and write the rows of its nodes in this order."""
+        """Learn what the guesses of the last tree were worth, the new tokens, and the rows of these nodes, in
+        this order.
+        """
         if self._growth:
             self._growth.teach(self._rates, acceptance)
             self._growth = None
+        self.append(acceptance.tokens)
         (token_ids, logits), k = acceptance.candidates, self._matrix.shape[1]
         for node in order:
             self._write(acceptance.node_tokens[node], token_ids[node][:k], logits[node][:k])
@@ -69,19 +92,35 @@ class RowGuesses:
             self._write(*row)
 
     def _write(self, token: int, successors: Sequence[int], logits: Sequence[float]) -> None:
-        self._matrix[token] = successors
-        self._codes[token] = probability_codes(logits)
+        if not self._is_average or not self._codes[token, 0]:
+            self._matrix[token] = successors
+            self._codes[token] = probability_codes(logits)
+            return
+        known = [CENTRES[code - 1] for code in self._codes[token].tolist()]
+        shares: dict[int, float] = {}
+        for row, of_row in (
+            (self._matrix[token].tolist(), known),
+            (successors, probabilities(logits)),
+        ):
+            for successor, share in zip(row, of_row, strict=True):
+                shares[successor] = shares.get(successor, 0.0) + share
+        # Of equal ones what was known, or came, first.
+        likeliest = sorted(shares, key=shares.__getitem__, reverse=True)[: len(successors)]
+        self._matrix[token] = likeliest
+        self._codes[token] = codes_of([shares[successor] for successor in likeliest])
 
     def _at(self, token: int) -> list[Guess]:
         """Return the guesses in a token's row of the matrix, the most probable first."""
         codes = self._codes[token].tolist()
         if not codes[0]:
             return []
-        rates, row = self._rates.rates, self._matrix[token].tolist()
-        guesses = [
-            (rates[first + code], successor, first + code)
-            for first, code, successor in zip(self._first_kinds, codes, row, strict=True)
-        ]
+        guesses = []
+        for rank, (successor, code) in enumerate(
+            zip(self._matrix[token].tolist(), codes, strict=True)
+        ):
+            level = self._text.level(token, successor)
+            kind = (rank * len(CENTRES) + code - 1) * NUM_LEVELS + level
+            guesses.append((self._rates.rates[kind], successor, kind))
         guesses.sort(reverse=True)
         return guesses
 

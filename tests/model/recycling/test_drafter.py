@@ -111,6 +111,29 @@ def test_the_published_policy_writes_no_row_in_the_step_that_stops_it(
     assert bool(rows(recycling)) == is_written
 
 
+def test_rejected_nodes_write_nothing_if_so_asked(template: str) -> None:
+    recycling = drafter(template, policy="accepted-only")
+    recycling.observe(step(path=[0]))
+    assert rows(recycling) == {3: [1, 2]}
+
+
+def test_half_of_an_averaged_row_stays(template: str) -> None:
+    recycling = drafter(template, policy="average")
+    recycling.start([3])
+    recycling.observe_prompt([4], logits_for([(1, 2)]))
+    assert rows(recycling) == {4: [1, 2]}, "of a first row all"
+    # Of 0.73 and 0.27, kept as 0.67 and 0.25.
+    recycling.observe_prompt([4], logits_for([(3, 1)]))
+    assert rows(recycling) == {4: [1, 3]}, "0.67 + 0.27 and 0.73; 0.25 is the third"
+    recycling.observe_prompt([4], logits_for([(3, 5)]))
+    assert rows(recycling) == {4: [3, 1]}, "0.37 + 0.73 and 0.52; 0.27 is the third"
+
+
+def test_the_default_averages_where_the_tree_is_automatic(template: str) -> None:
+    assert RecyclingConfig(tree_version=template, output_id_topk=2).write_back == "accepted-last"
+    assert RecyclingConfig(tree_version="auto").write_back == "average"
+
+
 @pytest.mark.parametrize("stop_reason", ["eos", "length", "context"])
 def test_the_default_policy_learns_from_the_last_step_too(template: str, stop_reason: str) -> None:
     recycling = drafter(template)

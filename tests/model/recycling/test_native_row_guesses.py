@@ -33,16 +33,19 @@ def _native() -> None:
 
 @pytest.mark.usefixtures("_native")
 @pytest.mark.parametrize("k", [1, 2, 8])
+@pytest.mark.parametrize("is_average", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_both_draft_and_learn_the_same(seed: int, k: int) -> None:
+def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> None:
     source, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     matrices = [np.zeros((VOCAB, k), dtype=np.int32) for _ in range(2)]
-    both = RowGuesses(matrices[0]), NativeRowGuesses(matrices[1])
+    both = RowGuesses(matrices[0], is_average), NativeRowGuesses(matrices[1], is_average)
     for step in range(80):
         if step % 20 == 0:  # a prompt
             tokens = [source.randrange(VOCAB) for _ in range(30)]
             values, ids = (3 * torch.randn(30, VOCAB, generator=generator)).topk(k)
+            prompt = [*tokens, VOCAB, source.randrange(VOCAB)]  # VOCAB: a token without a logit
             for guesses in both:
+                guesses.start(prompt)
                 guesses.write(tokens, ids.tolist(), values.tolist())
         costs = sorted(1.0 + source.random() * size / 8 for size in SIZES)
         depth, chain_only = source.choice((0, 1, 3, 24)), source.random() < 0.2
@@ -61,6 +64,10 @@ def test_both_draft_and_learn_the_same(seed: int, k: int) -> None:
         for guesses in both:
             for _ in range(1 + (step % 3 == 0)):  # the second time as another drafter's tree
                 guesses.learn(acceptance, order)
+        if step % 7 == 0:  # decoded plainly
+            plain = [source.randrange(VOCAB) for _ in range(3)]
+            for guesses in both:
+                guesses.append(plain)
         memories = [guesses.memory() for guesses in both]
         for name, tensor in memories[0].items():
             assert torch.equal(tensor, memories[1][name]), name
@@ -75,7 +82,7 @@ def test_both_draft_and_learn_the_same(seed: int, k: int) -> None:
 
 @pytest.mark.usefixtures("_native")
 def test_a_token_without_a_row_is_refused() -> None:
-    guesses = NativeRowGuesses(np.zeros((9, 2), dtype=np.int32))
+    guesses = NativeRowGuesses(np.zeros((9, 2), dtype=np.int32), True)
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
         guesses.grow(9, DraftBudget(3, prices=Prices((1, 2), (1.0, 1.1))), CPU)
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):

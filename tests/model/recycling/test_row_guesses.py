@@ -1,0 +1,54 @@
+"""What the automatic tree knows of successors beside their ranks.
+
+Run: pytest tests/model/recycling/test_row_guesses.py
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from model.draft_tree import DraftBudget
+from model.prices import Prices
+from model.recycling.native_row_guesses import row_guesses_class
+from model.recycling.row_guesses import RowGuesses
+from model.recycling.text_so_far import AFTER_TOKEN, OF_ANSWER, OF_PROMPT, TextSoFar
+from model.verification import verify
+
+CPU = torch.device("cpu")
+ONE_NODE = DraftBudget(1, prices=Prices((1, 2), (1.0, 1.0)))
+VOCAB = 50
+
+
+def test_a_text_knows_where_it_named_a_token() -> None:
+    text = TextSoFar()
+    text.start([1, 2, 3])
+    assert [text.level(9, token) for token in (1, 3, 4)] == [OF_PROMPT, OF_PROMPT, 0]
+    assert text.level(2, 3) == AFTER_TOKEN
+    text.append([4, 1])
+    assert [text.level(9, token) for token in (1, 2, 4)] == [OF_ANSWER, OF_PROMPT, OF_ANSWER]
+    assert [text.level(*pair) for pair in ((3, 4), (4, 1))] == [AFTER_TOKEN] * 2
+    assert text.level(1, 4) == OF_ANSWER, "not after this token"
+    text.start([7])
+    assert [text.level(3, token) for token in (1, 4)] == [0, 0], "another text"
+    assert text.level(4, 1) == 0
+
+
+@pytest.mark.parametrize("cls", [RowGuesses, row_guesses_class()])
+def test_successors_that_the_text_named_are_told_apart(cls: type[RowGuesses]) -> None:
+    """Where these come true and others do not, the second of two successors is drafted if the text has it."""
+    guesses = cls(np.zeros((VOCAB, 2), dtype=np.int32), is_average=False)
+    for root in range(20):
+        pair = [20 + root, 21 + root]
+        for named in pair:
+            guesses.start([named, root])
+            guesses.write([root], [pair], [[1.0, 0.9]])
+            tree = guesses.grow(root, DraftBudget(1, prices=Prices((1, 3), (1.0, 1.0))), CPU)
+            logits = torch.zeros(tree.topology.num_nodes, VOCAB)
+            logits[0, named] = 1.0
+            guesses.learn(verify(tree, logits, num_candidates=2), [])
+    guesses.write([1], [[40, 41]], [[1.0, 0.9]])
+    for prompt, expected in (([41, 1], 41), ([40, 1], 40)):
+        guesses.start(prompt)
+        assert guesses.grow(1, ONE_NODE, CPU).token_ids.tolist() == [1, expected]
