@@ -25,13 +25,11 @@ import torch
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
 from model.prices import Prices
+from model.retries import Retries
 
 # For the automatic budget: drafted tokens accepted in a step, before anything is known; steps that
 # their mean is taken over.
 FIRST_GAIN, MEMORY = 1.0, 32
-# Steps without a draft until it is tried again: at first and, doubled each time, at last. One of window and
-# guesses takes as long as some three plain steps.
-PROBE_STEPS, MOST_PROBE_STEPS = 100, 1600
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +81,13 @@ class LookaheadDrafter(Drafter):
         self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._last_nodes: list[int] = []
         self.wants_prices = config.budget == "auto"
+        self._retries = Retries()
         self.reset()
 
     def reset(self) -> None:
         """Forget how often drafts paid; the window and the pool are each text's own."""
         self._gain = FIRST_GAIN
-        self._num_skipped = 0
-        self._probe_after = PROBE_STEPS
+        self._retries.reset()
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Feed the pool from the prompt and begin a window of random prompt tokens (the same every
@@ -106,11 +104,9 @@ class LookaheadDrafter(Drafter):
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return window and guesses; the best guess alone where only a chain can be verified."""
         root = context[-1]
-        if budget.prices and not self._pays(budget.prices):
-            self._num_skipped += 1
+        if budget.prices and not self._retries.allow(self._pays(budget.prices)):
             self._last_nodes = []
             return DraftTree.chain([root], self.device)
-        self._num_skipped = 0
         guesses = [guess[: budget.max_depth] for guess in self._pool.get(root, [])]
         if budget.chain_only:
             self._last_nodes = []
@@ -143,13 +139,7 @@ class LookaheadDrafter(Drafter):
 
     def _pays(self, prices: Prices) -> bool:
         """Whether window and guesses as a whole pay: they cannot be had in part."""
-        if (1.0 + self._gain) / prices.of(self.max_nodes) > 1.0 / prices.milliseconds[0]:
-            self._probe_after = PROBE_STEPS
-            return True
-        if self._num_skipped < self._probe_after:
-            return False
-        self._probe_after = min(2 * self._probe_after, MOST_PROBE_STEPS)
-        return True
+        return (1.0 + self._gain) / prices.of(self.max_nodes) > 1.0 / prices.milliseconds[0]
 
     def _window_within(self, max_depth: int) -> _Window:
         """Return the window's nodes, or none of them where its depth does not fit."""

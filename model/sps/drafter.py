@@ -29,12 +29,11 @@ from model.draft_tree import DraftBudget, DraftTree, TreeTopology
 from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
 from model.kv_cache import TreeCache
 from model.prices import Prices
+from model.retries import Retries
 from model.sps.draft_model import DTYPES, check_draft_model, load_draft_model
 
 # Rows that the draft model's cache gains when it is full: it is not told how long the text gets.
 MORE_ROWS = 512
-# Steps without a draft until the automatic budget tries one again.
-PROBE_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class SpsDrafter(Drafter):
         self._context_limit = math.inf
         self.wants_prices = config.budget == "auto"
         self._rates = ChainRates(1, config.num_draft_tokens)
-        self._num_skipped = 0
+        self._retries = Retries()
 
     @torch.inference_mode()
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -141,7 +140,7 @@ class SpsDrafter(Drafter):
     def reset(self) -> None:
         """Forget how often guesses were right."""
         self._rates.reset()
-        self._num_skipped = 0
+        self._retries.reset()
 
     def describe(self) -> str:
         """Return the size of the draft model."""
@@ -150,10 +149,8 @@ class SpsDrafter(Drafter):
 
     def _paying(self, length: int, prices: Prices) -> int:
         """Return how many guesses are worth their price, now and then all of them, to learn."""
-        paying = length if self._num_skipped >= PROBE_STEPS else 0
-        paying = paying or self._rates.paying(0, length, prices)
-        self._num_skipped = 0 if paying else self._num_skipped + 1
-        return paying
+        paying = self._rates.paying(0, length, prices)
+        return (paying or length) if self._retries.allow(paying > 0) else 0
 
     def _roomy_cache(self, num_rows: int) -> TreeCache:
         """Return the cache, with room for this many rows."""

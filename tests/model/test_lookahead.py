@@ -14,12 +14,11 @@ from model.decoding import generate
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import VerifiedStep
 from model.lookahead.drafter import (
-    MOST_PROBE_STEPS,
-    PROBE_STEPS,
     LookaheadConfig,
     LookaheadDrafter,
 )
 from model.prices import Prices
+from model.retries import FIRST_WAIT, LONGEST_WAIT
 from model.verification import verify
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 
@@ -171,16 +170,16 @@ def test_an_automatic_budget_drafts_only_while_it_pays_and_tries_again_ever_less
     first_plain = sizes.index(1)
     assert 0 < first_plain < 50
     lookahead.start(list(range(20)))  # the next text knows as well
-    sizes = sizes[first_plain:] + sizes_of(dear, 8 * MOST_PROBE_STEPS)
+    sizes = sizes[first_plain:] + sizes_of(dear, 8 * LONGEST_WAIT)
     tries = [place for place, size in enumerate(sizes) if size > 1]
     waits = [later - earlier - 1 for earlier, later in zip([-1, *tries], tries, strict=False)]
-    doubled = [PROBE_STEPS, 2 * PROBE_STEPS, 4 * PROBE_STEPS, 8 * PROBE_STEPS]
+    doubled = [FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT, 8 * FIRST_WAIT]
     assert waits[:4] == doubled
-    assert set(waits[4:]) == {MOST_PROBE_STEPS}
+    assert set(waits[4:]) == {LONGEST_WAIT}
     # Forgetting everything is a new beginning.
     lookahead.reset()
     assert sizes_of(dear, 60).index(1) == first_plain
     # Where drafts pay it forgets how often they did not.
     assert min(sizes_of(cheap, 5)) > 1
-    sizes = sizes_of(dear, 2 + PROBE_STEPS)
-    assert sizes.count(1) == 1 + PROBE_STEPS
+    sizes = sizes_of(dear, 2 + FIRST_WAIT)
+    assert sizes.count(1) == 1 + FIRST_WAIT

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from model.decoding import generate
 from model.draft_tree import DraftBudget
 from model.hf import TargetModel, sampling_processors
+from model.retries import FIRST_WAIT
 from model.sps import drafter as sps_module
 from model.sps.drafter import SpsConfig, SpsDrafter
 from model.verification import SamplingRule
@@ -146,12 +147,12 @@ def test_a_draft_that_does_not_pay_is_not_written(budget: str, own_draft: str) -
     drafter.start(PROMPT)
     lengths = [
         drafter.propose(PROMPT, DraftBudget(30, prices=prices)).topology.num_nodes
-        for prices in [*[DEAR] * (sps_module.PROBE_STEPS + 1), CHEAP]
+        for prices in [*[DEAR] * (FIRST_WAIT + 1), CHEAP]
     ]
     if budget == "fixed":
         assert set(lengths) == {6}
     else:
-        assert lengths[:-2] == [1] * sps_module.PROBE_STEPS
+        assert lengths[:-2] == [1] * FIRST_WAIT
         assert lengths[-2] == 6, "now and then it is tried all the same"
         assert lengths[-1] > 1
 
