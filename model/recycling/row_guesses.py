@@ -147,5 +147,8 @@ class RowGuesses:
             )
         if codes.numel() and int(codes.max()) > len(CENTRES):
             raise ValueError(f"matrix: holds a code above {len(CENTRES)}")
+        is_coded = codes > 0
+        if bool((is_coded.any(dim=1) != is_coded.all(dim=1)).any()):
+            raise ValueError("matrix: holds rows with codes of some successors alone")
         self._rates.load_state(tensors["rates"])
         self._codes[:] = codes.cpu().numpy()

@@ -5,10 +5,13 @@ Run: pytest tests/model/recycling/test_row_guesses.py
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
+from model.best_first import CENTRES
 from model.draft_tree import DraftBudget
 from model.prices import Prices
 from model.recycling.native_row_guesses import row_guesses_class
@@ -52,3 +55,24 @@ def test_successors_that_the_text_named_are_told_apart(cls: type[RowGuesses]) ->
     for prompt, expected in (([41, 1], 41), ([40, 1], 40)):
         guesses.start(prompt)
         assert guesses.grow(1, ONE_NODE, CPU).token_ids.tolist() == [1, expected]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (lambda codes: codes[:, :1], r"got codes torch.uint8 of shape \[50, 1\]"),
+        (lambda codes: codes.int(), "got codes torch.int32"),
+        (lambda codes: codes + len(CENTRES), f"a code above {len(CENTRES)}"),
+        (lambda codes: codes * torch.tensor([1, 0], dtype=torch.uint8), "of some successors alone"),
+    ],
+)
+def test_codes_that_do_not_fit_are_refused(
+    spoil: Callable[[torch.Tensor], torch.Tensor], expected: str
+) -> None:
+    guesses = row_guesses_class()(np.zeros((VOCAB, 2), dtype=np.int32), True)
+    guesses.write([1], [[2, 3]], [[1.0, 0.9]])
+    memory = {name: tensor.clone() for name, tensor in guesses.memory().items()}
+    with pytest.raises(ValueError, match=expected):
+        guesses.load_memory({**memory, "codes": spoil(memory["codes"])})
+    guesses.load_memory(memory)
+    assert torch.equal(guesses.memory()["codes"], memory["codes"])
