@@ -13,10 +13,7 @@ import torch
 from model.decoding import generate
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import VerifiedStep
-from model.lookahead.drafter import (
-    LookaheadConfig,
-    LookaheadDrafter,
-)
+from model.lookahead.drafter import LookaheadConfig, LookaheadDrafter
 from model.prices import Prices
 from model.retries import FIRST_WAIT, LONGEST_WAIT
 from model.verification import verify
