@@ -14,6 +14,11 @@ Example:
     python -m scripts.train_demo_model --corpus corpus.jsonl.gz --out data/demo/model
     python -m scripts.train_demo_model --corpus corpus.jsonl.gz --out tiny --work tiny.work \
         --tokens 200000 --layers 2 --hidden 64 --intermediate 128 --vocab-size 1024 --no-compile
+
+    # The draft model of the demo model, from the demo model's own answers (scripts.demo_answers):
+    python -m scripts.train_demo_model --corpus answers.jsonl --out data/demo/draft \
+        --tokenizer data/demo/model --layers 2 --hidden 128 --heads 2 --intermediate 352 \
+        --tokens 12000000 --rounds 0
 """
 
 from __future__ import annotations
@@ -149,6 +154,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path, required=True, help="JSONL(.gz): prompt, response")
     parser.add_argument("--out", type=Path, required=True, help="model folder to write")
     parser.add_argument("--work", type=Path, help="checkpoint and log (default: OUT.work)")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="folder of the tokenizer (default: train one)"
+    )
     parser.add_argument("--minutes", type=float, help="time of the main phase (default: 50)")
     parser.add_argument("--tokens", type=int, help="tokens of the main phase, for --minutes")
     for name in ("vocab_size", "hidden", "layers", "heads", "intermediate", "seed"):
@@ -172,8 +180,23 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def load_tokenizer(work: Path, rows: Sequence[Row], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train the tokenizer, or take the one of an earlier start."""
+def load_tokenizer(
+    given: Path | None, work: Path, rows: Sequence[Row], vocab_size: int
+) -> PreTrainedTokenizerFast:
+    """Take the tokenizer that is given, or the one of an earlier start, or train it.
+
+    Raises:
+        ValueError: The given one has another number of tokens.
+    """
+    if given is not None:
+        if not given.is_dir():
+            raise ValueError(f"tokenizer: got {given}, allowed a folder with a tokenizer")
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(given)
+        if len(tokenizer) != vocab_size:
+            raise ValueError(
+                f"tokenizer: got {len(tokenizer)} tokens, allowed --vocab-size ({vocab_size})"
+            )
+        return tokenizer
     folder = work / "tokenizer"
     if (folder / "tokenizer.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(folder)
@@ -217,7 +240,11 @@ def main(arguments: list[str] | None = None) -> int:
     corpus = CorpusConfig(long_length=CONTEXT, long_share=0.02)
     work = options.work or options.out.with_name(options.out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(work, rows.train, config.vocab_size)
+    try:
+        tokenizer = load_tokenizer(options.tokenizer, work, rows.train, config.vocab_size)
+    except (ValueError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
     turns = Split(
         encode_turns(rows.train, tokenizer, corpus), encode_turns(rows.held_out, tokenizer, corpus)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from scripts import demo_loss_plot, demo_model_report, train_demo_model
+from scripts import demo_answers, demo_loss_plot, demo_model_report, train_demo_model
 from scripts.demo_antiloop import (
     Answer,
     AntiLoopConfig,
@@ -282,9 +283,68 @@ def test_a_round_against_loops_runs_and_is_counted(
     assert (tmp_path / "model" / "train_log.jsonl").read_text().splitlines() == log
 
 
+class Parrot(demo_model_report.Speaker):
+    """Repeats what it is asked; ends its answers but those to prompts with a 3."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, fails_after: int) -> None:
+        self.tokenizer, self.batch, self.fails_after = tokenizer, 2, fails_after
+        self.asked: list[str] = []
+
+    def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        self.asked.append(messages[0]["content"])
+        return self.tokenizer(self.asked[-1], add_special_tokens=False)["input_ids"]
+
+    def generate(self, prompts: Sequence[list[int]]) -> list[list[int]]:
+        if len(self.asked) > self.fails_after:
+            raise KeyboardInterrupt
+        ends = ["3" not in text for text in self.asked[-len(prompts) :]]
+        eos = [self.tokenizer.eos_token_id]
+        return [row + eos * end for row, end in zip(prompts, ends, strict=True)]
+
+
+def test_answers_that_end_become_a_corpus_and_a_cut_run_goes_on(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    prompts, out = ["cat", "3 dogs", "a house", "runs", "sits"], tmp_path / "answers.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        demo_answers.write_answers(Parrot(tokenizer, fails_after=3), prompts, out)
+    assert not out.exists()
+    part = out.with_name("answers.jsonl.part")
+    part.write_text(part.read_text() + '{"prompt": "a hou')  # killed while it wrote
+    speaker = Parrot(tokenizer, fails_after=9)
+    demo_answers.write_answers(speaker, prompts, out)
+    assert speaker.asked == prompts[2:], "nothing is answered twice"
+    assert read_rows(out) == [Row(p, p) for p in ("cat", "a house", "runs", "sits")]
+    assert not part.exists()
+
+
+def test_a_model_answers_the_prompts_of_a_corpus(corpus_file: Path, tmp_path: Path) -> None:
+    assert train_demo_model.main(arguments(corpus_file, tmp_path, tokens=5000)) == 0
+    out = tmp_path / "answers.jsonl"
+    options = ["--model", str(tmp_path / "model"), "--corpus", str(corpus_file), "--out", str(out)]
+    assert demo_answers.main([*options, "--max-new-tokens", "40"]) == 0
+    asked = {row.prompt for row in make_rows()}
+    assert {json.loads(line)["prompt"] for line in out.read_text().splitlines()} <= asked
+    assert demo_answers.main([*options[:2], "--corpus", "missing.jsonl", *options[4:]]) == 2
+
+
+def test_a_given_tokenizer_is_kept(corpus_file: Path, tmp_path: Path) -> None:
+    given, tokenizer = tmp_path / "given", train_tokenizer(make_rows(), 310, context=512)
+    tokenizer.save_pretrained(given)
+    size = len(tokenizer)
+    options = {"tokenizer": given, "vocab-size": size, "tokens": 5000}
+    assert train_demo_model.main(arguments(corpus_file, tmp_path, **options)) == 0
+    written = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert written.get_vocab() == tokenizer.get_vocab()
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["vocab_size"] == size
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"tokenizer": "data/demo/model"}, "tokenizer: got 8192"),
+        ({"tokenizer": "missing"}, "missing"),
         ({"hidden": 30}, "hidden: got 30"),
         ({"vocab-size": 100}, "vocab_size: got 100"),
         ({"minutes": 1}, "budget: got both"),

@@ -1,0 +1,93 @@
+"""Write a model's own greedy answers to the prompts of a corpus, as a corpus.
+
+What: reads a JSONL(.gz) corpus, lets the model answer every prompt, and writes the prompts with these
+answers; rows whose answer does not end are left out.
+Why: a draft model is asked what its target would say, not what the corpus says, so that it learns
+from its target's answers (sequence-level distillation, Kim and Rush 2016, arXiv 1606.07947).
+How: plain Hugging Face ``generate`` in batches of prompts of about the same length. Kill it at any
+time: the same command goes on where it stopped.
+
+Example:
+    python -m scripts.demo_answers --model data/demo/model --corpus corpus.jsonl.gz \
+        --num-prompts 16000 --out answers.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from scripts.demo_corpus import read_rows
+from scripts.demo_model_report import DTYPES, Speaker
+
+
+def write_answers(speaker: Speaker, prompts: list[str], out: Path) -> None:
+    """Write the answers to the prompts.
+
+    Until the last is answered they stand in OUT.part, a line for every prompt in turn, null where an
+    answer did not end.
+    """
+    part = out.with_name(out.name + ".part")
+    text = part.read_text(encoding="utf-8") if part.exists() else ""
+    lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # a cut line is answered again
+    part.write_text("".join(lines), encoding="utf-8")
+    eos = speaker.tokenizer.eos_token_id
+    with part.open("a", encoding="utf-8") as file, tqdm(total=len(prompts), file=sys.stderr) as bar:
+        bar.update(len(lines))
+        for start in range(len(lines), len(prompts), speaker.batch):
+            chosen = prompts[start : start + speaker.batch]
+            ids = [speaker.prompt_ids([{"role": "user", "content": prompt}]) for prompt in chosen]
+            for prompt, row in zip(chosen, speaker.generate(ids), strict=True):
+                answer = speaker.tokenizer.decode(row, skip_special_tokens=True).strip()
+                item = {"prompt": prompt, "response": answer if row[-1] == eos else None}
+                lines.append(json.dumps(item) + "\n")
+            file.writelines(lines[-len(chosen) :])
+            file.flush()
+            bar.update(len(chosen))
+    ended = [line for line in lines if json.loads(line)["response"]]
+    out.write_text("".join(ended), encoding="utf-8")
+    part.unlink()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.demo_answers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", required=True, help="model folder")
+    parser.add_argument("--corpus", type=Path, required=True, help="JSONL(.gz): prompt, response")
+    parser.add_argument("--out", type=Path, required=True, help="JSONL to write")
+    parser.add_argument(
+        "--num-prompts", type=int, help="of the corpus, drawn at random (default: all)"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="(default: 128)")
+    parser.add_argument("--batch", type=int, default=64, help="answers at once (default: 64)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: float32)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    options = parser.parse_args(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    try:
+        rows = read_rows(options.corpus)
+    except (ValueError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    speaker = Speaker(options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch)
+    prompts = sorted({row.prompt for row in rows})
+    if options.num_prompts is not None:
+        prompts = random.Random(0).sample(prompts, min(options.num_prompts, len(prompts)))
+    # Equal lengths side by side: little padding.
+    write_answers(speaker, sorted(prompts, key=lambda text: (len(text), text)), options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
