@@ -134,7 +134,7 @@ def decode(
         target, drafter, prompt_ids, max_new_tokens, may_overrun=rule is None and stop is None
     )
     if drafter.wants_prices and drafter.costs is None:
-        drafter.costs = target.step_costs.fresh()
+        drafter.costs = target.step_costs.fresh(drafter.draft_costs())
     costs = drafter.costs
     sequence = list(prompt_ids)
     num_emitted = 0

@@ -143,6 +143,12 @@ class Drafter:
         """Whether memory lives on from question to question in a run."""
         return self.keeps_memory() and not self.is_cold
 
+    def draft_costs(self) -> StepCosts | None:
+        """Return the costs of the model that drafts, one pass of one node for each drafted node; None if
+        none does.
+        """
+        return None
+
     def describe(self) -> str:
         """Return one line on size and memory for a log; empty if there is nothing to say."""
         return ""

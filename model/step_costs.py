@@ -110,9 +110,19 @@ class StepCosts:
         """Begin with the curve as it was measured."""
         self._drifts = [Drift() for _ in self.sizes]
 
-    def fresh(self) -> StepCosts:
-        """Return the same curve, with nothing learned: drafters differ in what their steps take."""
-        return type(self)(self.sizes, self.near, self.far)
+    def fresh(self, drafting: StepCosts | None = None) -> StepCosts:
+        """Return the same curve, with nothing learned: drafters differ in what their steps take.
+
+        Args:
+            drafting: costs of a model of which every drafted node takes a pass of one node.
+        """
+        if drafting is None:
+            return type(self)(self.sizes, self.near, self.far)
+        near, far = (
+            tuple(cost + each * (size - 1) for cost, size in zip(curve, self.sizes, strict=True))
+            for curve, each in ((self.near, drafting.near[0]), (self.far, drafting.far[0]))
+        )
+        return type(self)(self.sizes, near, far)
 
     def at(self, context: int) -> Prices:
         """Return the prices after `context` cached tokens: attention grows linearly with it."""

@@ -31,9 +31,12 @@ from model.kv_cache import TreeCache
 from model.prices import Prices
 from model.retries import Retries
 from model.sps.draft_model import DTYPES, check_draft_model, load_draft_model
+from model.step_costs import StepCosts
 
 # Rows that the draft model's cache gains when it is full: it is not told how long the text gets.
 MORE_ROWS = 512
+# Tokens that a draft begins with in one pass: the last guess, if it was right, and the one after it.
+MOST_UNREAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +97,16 @@ class SpsDrafter(Drafter):
         self.wants_prices = config.budget == "auto"
         self._rates = ChainRates(1, config.num_draft_tokens)
         self._retries = Retries()
+        self._is_paying = True  # until a step finds otherwise
 
     @torch.inference_mode()
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Read the prompt up to its last token."""
-        model = self._model
-        limit = model.context_limit(len(prompt_ids))
+        """Read the prompt up to its last token; where drafting does not pay, the first draft will."""
+        limit = self._model.context_limit(len(prompt_ids))
         self._context_limit = math.inf if limit is None else limit
-        self._cache = model.new_cache(len(prompt_ids) + MORE_ROWS)
-        if len(prompt_ids) <= self._context_limit:
-            for _ in model.prefill(prompt_ids, self._cache, with_logits=False):
-                pass
+        self._cache = self._model.new_cache(len(prompt_ids) + MORE_ROWS)
+        if self._is_paying and len(prompt_ids) <= self._context_limit:
+            self._read(prompt_ids, self._cache)
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
@@ -118,6 +120,8 @@ class SpsDrafter(Drafter):
             return DraftTree.chain([context[-1]], self.device)
         cache = self._roomy_cache(len(context) + length)
         cache.keep(min(cache.length, len(context) - 1), ())
+        if len(context) - cache.length > MOST_UNREAD:
+            self._read(context, cache)
         unread = DraftTree.chain(context[cache.length :], self.device)
         guesses = [unread.token_ids[-1:]]
         for _ in range(length):
@@ -141,6 +145,11 @@ class SpsDrafter(Drafter):
         """Forget how often guesses were right."""
         self._rates.reset()
         self._retries.reset()
+        self._is_paying = True
+
+    def draft_costs(self) -> StepCosts:
+        """Return what the draft model's passes cost: one is taken for every guess."""
+        return self._model.step_costs
 
     def describe(self) -> str:
         """Return the size of the draft model."""
@@ -148,9 +157,15 @@ class SpsDrafter(Drafter):
         return f"draft model of {parameters / 1e6:.1f}M parameters, {self._model.dtype}"
 
     def _paying(self, length: int, prices: Prices) -> int:
-        """Return how many guesses are worth their price, now and then all of them, to learn."""
+        """Return how many guesses are worth their price; now and then one that is not, to learn."""
         paying = self._rates.paying(0, length, prices)
-        return (paying or length) if self._retries.allow(paying > 0) else 0
+        self._is_paying = paying > 0
+        return (paying or 1) if self._retries.allow(self._is_paying) else 0
+
+    def _read(self, token_ids: Sequence[int], cache: TreeCache) -> None:
+        """Read a text up to its last token, from where the cache's rows end."""
+        for _ in self._model.prefill(token_ids, cache, with_logits=False):
+            pass
 
     def _roomy_cache(self, num_rows: int) -> TreeCache:
         """Return the cache, with room for this many rows."""

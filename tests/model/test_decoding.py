@@ -190,9 +190,13 @@ class EveryOtherRests(StepCosts):
 def test_rests_change_no_token_and_what_follows_knows_the_text(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flat = (1.0, 1.0, 1.0)
-    monkeypatch.setattr("model.hf.step_costs", lambda _: EveryOtherRests((1, 8, 64), flat, flat))
     target = TargetModel(target_of(LLAMA).model)
+
+    def flat_costs(model: TargetModel) -> StepCosts:
+        flat = (1.0 if model is target else 0.01,) * 3  # a draft model is cheap
+        return EveryOtherRests((1, 8, 64), flat, flat)
+
+    monkeypatch.setattr("model.hf.step_costs", flat_costs)
     options = drafter_class(method).auto_options
     drafter = drafter_for(method, target, **options)
     prompt = random_ids(30, seed=3)

@@ -19,6 +19,7 @@ from model.hf import TargetModel, sampling_processors
 from model.retries import FIRST_WAIT
 from model.sps import drafter as sps_module
 from model.sps.drafter import SpsConfig, SpsDrafter
+from model.step_costs import StepCosts
 from model.verification import SamplingRule
 from tests.model.decoded import draft_folder, drafter_for, random_ids, referee, target_of
 from tests.model.family import VOCAB, Family
@@ -49,6 +50,20 @@ def near_draft(tmp_path_factory: pytest.TempPathFactory) -> str:
             parameter.add_(0.02 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return str(folder)
+
+
+def count_read(monkeypatch: pytest.MonkeyPatch, target: TargetModel) -> list[int]:
+    """Return the lengths of all later passes of other models than the target, as they come."""
+    lengths: list[int] = []
+    run = TargetModel.run
+
+    def noted(self: TargetModel, token_ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        if self is not target:
+            lengths.append(len(token_ids))
+        return run(self, token_ids, *rest, **more)
+
+    monkeypatch.setattr(TargetModel, "run", noted)
+    return lengths
 
 
 @pytest.mark.parametrize("length", [1, 4])
@@ -103,18 +118,10 @@ def test_every_draft_is_what_the_draft_model_writes(near_draft: str) -> None:
 def test_every_token_is_read_once(near_draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = target_of(LLAMA)
     drafter = drafter_for("sps", target, draft_model=near_draft, num_draft_tokens=3)
-    num_read = 0
-    run = TargetModel.run
-
-    def counted(self: TargetModel, token_ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
-        nonlocal num_read
-        num_read += len(token_ids) if self is not target else 0
-        return run(self, token_ids, *rest, **more)
-
-    monkeypatch.setattr(TargetModel, "run", counted)
+    lengths = count_read(monkeypatch, target)
     answer = generate(target, drafter, PROMPT, max_new_tokens=40)
     num_guesses_read = sum(step.num_nodes - 2 for step in answer.steps)
-    assert num_read <= len(PROMPT) + len(answer.token_ids) + num_guesses_read
+    assert sum(lengths) <= len(PROMPT) + len(answer.token_ids) + num_guesses_read
 
 
 def test_the_cache_grows_with_the_text(own_draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +160,37 @@ def test_a_draft_that_does_not_pay_is_not_written(budget: str, own_draft: str) -
         assert set(lengths) == {6}
     else:
         assert lengths[:-2] == [1] * FIRST_WAIT
-        assert lengths[-2] == 6, "now and then it is tried all the same"
+        assert lengths[-2] == 2, "now and then one guess is tried all the same"
         assert lengths[-1] > 1
+
+
+def test_a_prompt_is_not_read_while_drafts_do_not_pay(
+    near_draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_of(LLAMA)
+    drafter = drafter_for("sps", target, draft_model=near_draft, budget="auto")
+    lengths = count_read(monkeypatch, target)
+    drafter.start(PROMPT)
+    assert lengths == [len(PROMPT) - 1], "nothing is known yet"
+    assert drafter.propose(PROMPT, DraftBudget(30, prices=DEAR)).topology.num_nodes == 1
+    lengths.clear()
+    drafter.start(PROMPT)
+    assert lengths == []
+    late = drafter.propose(PROMPT, DraftBudget(30, prices=CHEAP)).token_ids.tolist()
+    assert lengths == [len(PROMPT) - 1, *[1] * (len(late) - 1)]
+    drafter.reset()
+    drafter.start(PROMPT)
+    assert drafter.propose(PROMPT, DraftBudget(30, prices=CHEAP)).token_ids.tolist() == late
+
+
+def test_every_guess_is_priced_as_a_pass_of_the_draft_model(near_draft: str) -> None:
+    drafter = drafter_for("sps", target_of(LLAMA), draft_model=near_draft, budget="auto")
+    drafting = drafter.draft_costs()
+    assert drafting is not None
+    costs = StepCosts((1, 2, 6), (1.0, 1.5, 2.0), (2.0, 3.0, 4.0)).fresh(drafting)
+    near, far = drafting.near[0], drafting.far[0]
+    assert costs.near == pytest.approx((1.0, 1.5 + near, 2.0 + 5 * near))
+    assert costs.far == pytest.approx((2.0, 3.0 + far, 4.0 + 5 * far))
 
 
 @pytest.mark.parametrize("prompt_length", [5, 14, 16, 17, 30])
