@@ -12,8 +12,10 @@ A virtual environment is set up in .venv if the packages are missing.
 Settings (environment variables):
   MODEL_PATH      folder or hub name of the model      (data/demo/model)
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp: fetched if missing)
-  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd hybrid;
+  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
                   NAME-auto drafts as many nodes as pay on this device)
+  DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
+                  which sps drafts with                and no sps)
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
   MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model, else 1024)
   RUNS            repetitions, interleaved by method   (1)
@@ -38,23 +40,32 @@ esac
 cd "$(dirname "${BASH_SOURCE[0]}")"
 MODEL_PATH=${MODEL_PATH:-data/demo/model}
 BENCH=${BENCH:-demo}
-METHODS=${METHODS:-vanilla recycling recycling-auto pld lookahead samd hybrid}
 DTYPE=${DTYPE:-auto}
 RUNS=${RUNS:-1}
 TEMPERATURE=${TEMPERATURE:-0.0}
 REPORT=${REPORT:-data/report.html}
+given_draft=${DRAFT_MODEL:-}
+DRAFT_MODEL=$given_draft
 if [ "$MODEL_PATH" = data/demo/model ]; then
     MODEL_NAME=demo
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
+    DRAFT_MODEL=${DRAFT_MODEL:-data/demo/draft}
     published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-1024}
     published=(--published-device A100)
 fi
+METHODS=${METHODS:-vanilla recycling recycling-auto pld lookahead samd ${DRAFT_MODEL:+sps }hybrid}
 case " $METHODS " in
     *" vanilla "*) ;;
     *) echo "error: METHODS: got \"$METHODS\"; vanilla, the baseline, must be among them" >&2; exit 2 ;;
+esac
+case " $METHODS " in
+    *" sps "* | *" sps-auto "*)
+        [ -n "$DRAFT_MODEL" ] || { echo "error: METHODS: got sps; DRAFT_MODEL, the model it drafts with, must be given" >&2; exit 2; } ;;
+    *)
+        [ -z "$given_draft" ] || { echo "error: DRAFT_MODEL: got $given_draft; only sps drafts with it, add it to METHODS" >&2; exit 2; } ;;
 esac
 source scripts/setup.sh
 use_python "$IMPORTS" -r requirements.txt
@@ -83,11 +94,14 @@ for bench in $BENCH; do
             echo "== $bench: $id" >&2
             code=0
             case "$method" in
-                recycling-auto) budget=(--tree-version auto) ;;
-                *-auto) budget=(--budget auto) ;;
-                *) budget=() ;;
+                recycling-auto) drafting=(--tree-version auto) ;;
+                *-auto) drafting=(--budget auto) ;;
+                *) drafting=() ;;
             esac
-            "$PYTHON" -m "evaluation.inference_${method%-auto}" "${options[@]}" "${budget[@]}" --bench-name "$bench" \
+            case "$method" in
+                sps*) drafting+=(--draft-model "$DRAFT_MODEL") ;;
+            esac
+            "$PYTHON" -m "evaluation.inference_${method%-auto}" "${options[@]}" "${drafting[@]}" --bench-name "$bench" \
                 --model-id "$id" --answer-file "$folder/$id.jsonl" || code=$?
             if [ "$code" -gt 1 ]; then exit "$code"; fi
             if [ "$code" = 1 ]; then status=1; fi

@@ -3,14 +3,15 @@ costs here.
 
 Wall-clock figures of separate processes drift with the machine. Here every method answers a
 question before the next question comes, in an order that rotates, and figures are ratios within the
-run. The referees are transformers' own `generate` and its prompt lookup, so that the baseline is
-seen to be honest.
+run. The referees are transformers' own `generate`, its prompt lookup and its assisted generation, so
+that the baseline is seen to be honest.
 
 Examples:
     python -m scripts.benchmark
     python -m scripts.benchmark --shape 150m --dtype bfloat16 --num-questions 12 \
         --methods vanilla recycling recycling-auto
     python -m scripts.benchmark --random-prompts --methods vanilla recycling-auto hybrid
+    python -m scripts.benchmark --methods vanilla sps sps-auto generate generate-assisted
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
+from transformers import AutoModelForCausalLM
 
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import choose_conversation
@@ -46,14 +49,18 @@ from model.drafter import METHODS, Drafter, drafter_class, unknown_name
 from model.hf import TargetModel
 from model.measured import device_name
 from model.static import CompiledTarget
-from scripts.benchmark_report import PARTS, REFEREES, Answer, print_tables, summarise
+from scripts.benchmark_report import ASSISTED, PARTS, REFEREES, Answer, print_tables, summarise
 from scripts.device_costs import cost_curve, roofline
 from scripts.enlarge import SHAPES
 from scripts.scale_model import scaled_model
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 81, 128)
 CONTEXTS = (128, 512, 1536)
-DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld", "lookahead", "hybrid")
+DEFAULT_METHODS = (
+    *("vanilla", "recycling", "recycling-auto", "pld", "lookahead", "hybrid"),
+    *("generate", "generate-pld"),
+)
+DEMO_DRAFT = str(Path(RunConfig().model_path).with_name("draft"))
 AUTO = "-auto"
 RANDOM_PROMPT_TOKENS = 200
 
@@ -84,11 +91,24 @@ def drafter_of(name: str) -> tuple[type[Drafter], dict[str, str]]:
     return drafter_class(base), options if name != base else {}
 
 
+def wants_draft_model(name: str) -> bool:
+    """Return whether a method drafts with another model."""
+    if name in REFEREES:
+        return name == ASSISTED
+    return "draft_model" in {option.name for option in fields(drafter_of(name)[0].config_class)}
+
+
 def our_method(
-    target: TargetModel, name: str, max_new_tokens: int, eos_ids: frozenset[int]
+    target: TargetModel,
+    name: str,
+    max_new_tokens: int,
+    eos_ids: frozenset[int],
+    draft_model: str | None = None,
 ) -> Method:
     """Return a method of ours with its defaults; its memory is hot within a repetition."""
     cls, options = drafter_of(name)
+    if draft_model is not None and wants_draft_model(name):
+        options["draft_model"] = draft_model
     drafter = cls(cls.config_class(**options), target.vocab_size, target.device)
 
     def answer(prompt_ids: list[int]) -> Answer:
@@ -104,9 +124,22 @@ def our_method(
     return Method(answer, drafter.reset)
 
 
-def referee(target: TargetModel, name: str, max_new_tokens: int, eos_ids: frozenset[int]) -> Method:
-    """Return transformers' own generate, plain or with prompt lookup."""
-    options = {"prompt_lookup_num_tokens": 10} if name == "generate-pld" else {}
+def referee(
+    target: TargetModel,
+    name: str,
+    max_new_tokens: int,
+    eos_ids: frozenset[int],
+    draft_model: str | None = None,
+) -> Method:
+    """Return transformers' own generate: plain, with prompt lookup, or assisted by a draft model."""
+    options: dict[str, Any] = {}
+    if name == "generate-pld":
+        options["prompt_lookup_num_tokens"] = 10
+    if name == ASSISTED:
+        # As our sps loads it: float32 on a CPU, float16 elsewhere.
+        dtype = torch.float32 if target.device.type == "cpu" else torch.float16
+        assistant = AutoModelForCausalLM.from_pretrained(draft_model, dtype=dtype)
+        options["assistant_model"] = assistant.eval().to(target.device)
 
     def answer(prompt_ids: list[int]) -> Answer:
         ids = torch.tensor([prompt_ids], device=target.device)
@@ -186,10 +219,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--methods",
         nargs="+",
-        default=[*DEFAULT_METHODS, *REFEREES],
+        default=DEFAULT_METHODS,
         help="any method, METHOD-auto, and the referees (default: %(default)s)",
     )
     parser.add_argument("--model-path", default=RunConfig().model_path, help="folder or hub name")
+    parser.add_argument(
+        "--draft-model",
+        help="folder or hub name of the model that sps and generate-assisted draft with (default: the "
+        "demo model's)",
+    )
     parser.add_argument(
         "--shape",
         default="demo",
@@ -230,6 +268,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             drafter_of(method)
     if "vanilla" not in args.methods:
         raise UserError("methods: vanilla, the baseline, must be among them")
+    draft_model = args.draft_model
+    if draft_model is None and args.model_path == RunConfig().model_path:
+        draft_model = DEMO_DRAFT
+    wanting = [method for method in args.methods if wants_draft_model(method)]
+    if wanting and draft_model is None:
+        raise UserError(f"draft_model: got none; give the model that {wanting[0]} drafts with")
+    if args.draft_model is not None and not wanting:
+        raise UserError(
+            f"draft_model: got {draft_model}; only sps and {ASSISTED} draft with it, add one to --methods"
+        )
     try:
         run = RunConfig(
             model_path=args.model_path,
@@ -261,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts = random_prompts(args.num_questions, target.vocab_size)
     methods = {
         name: (referee if name in REFEREES else our_method)(
-            target, name, args.max_new_tokens, eos_ids
+            target, name, args.max_new_tokens, eos_ids, draft_model
         )
         for name in args.methods
     }

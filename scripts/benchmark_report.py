@@ -13,7 +13,8 @@ from evaluation.step_figures import PARTS
 from evaluation.tables import markdown_table
 from scripts.device_costs import CostPoint, Roofline
 
-REFEREES = ("generate", "generate-pld")
+ASSISTED = "generate-assisted"
+REFEREES = ("generate", "generate-pld", ASSISTED)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = ("MODEL_PATH", "BENCH", "METHODS", "DTYPE", "MAX_NEW_TOKENS", "RUNS", "DEVICES")
+SETTINGS = (
+    "MODEL_PATH",
+    "BENCH",
+    "METHODS",
+    "DRAFT_MODEL",
+    "DTYPE",
+    "MAX_NEW_TOKENS",
+    "RUNS",
+    "DEVICES",
+)
 SCRIPTS = sorted(
     file
     for pattern in ("*.sh", "scripts/*.sh", ".ci/run")
@@ -59,6 +68,23 @@ def test_methods_without_the_baseline_are_refused(methods: str) -> None:
     assert done.stderr.startswith("error: METHODS")
     assert methods in done.stderr
     assert "vanilla" in done.stderr
+    assert "==" not in done.stdout + done.stderr, "no method should have run"
+
+
+@pytest.mark.parametrize("method", ["sps", "sps-auto"])
+def test_sps_without_a_draft_model_is_refused(method: str) -> None:
+    done = run_eval(METHODS=f"vanilla {method}", MODEL_PATH="/nowhere")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: METHODS: got sps")
+    assert "DRAFT_MODEL" in done.stderr
+    assert "==" not in done.stdout + done.stderr, "no method should have run"
+
+
+def test_a_draft_model_that_no_method_drafts_with_is_refused() -> None:
+    done = run_eval(METHODS="vanilla pld", DRAFT_MODEL="/nowhere")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: DRAFT_MODEL: got /nowhere")
+    assert "sps" in done.stderr
     assert "==" not in done.stdout + done.stderr, "no method should have run"
 
 

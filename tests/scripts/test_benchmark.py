@@ -88,6 +88,35 @@ def test_the_command_prints_tables_and_a_line_of_json(capsys: pytest.CaptureFixt
     assert any(line.startswith("| recycling") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--methods", "vanilla", "sps", "--model-path", "elsewhere"],
+            "draft_model: got none.* sps",
+        ),
+        (["--methods", "vanilla", "pld", "--draft-model", "mine"], "draft_model: got mine"),
+    ],
+)
+def test_a_draft_model_is_given_where_one_is_wanted(options: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        main(options)
+
+
+def test_a_draft_model_drafts_for_sps_and_for_assisted_generation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    methods = ["vanilla", "sps", "generate-assisted"]
+    options = ["--num-questions", "2", "--repetitions", "1", "--max-new-tokens", "16"]
+    assert main([*options, "--threads", "1", "--contexts", "16", "--methods", *methods]) == 0
+    report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    rows = {row["method"]: row for row in report["methods"]}
+    assert list(rows) == methods
+    assert all(row["differing_answers"] == 0 for row in rows.values())
+    assert rows["sps"]["mean_accepted_tokens"] > 1
+    assert rows["sps"]["speedup_over_generate_assisted"][0] > 0
+
+
 def test_a_method_that_drafts_from_its_own_earlier_answer_is_not_measured_so() -> None:
     resets: list[int] = []
     calls: list[int] = []
