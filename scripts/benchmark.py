@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
 
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import choose_conversation
@@ -48,6 +47,7 @@ from model.decoding import generate
 from model.drafter import METHODS, Drafter, drafter_class, unknown_name
 from model.hf import TargetModel
 from model.measured import device_name
+from model.sps.draft_model import check_draft_model, load_draft_model
 from model.static import CompiledTarget
 from scripts.benchmark_report import ASSISTED, PARTS, REFEREES, Answer, print_tables, summarise
 from scripts.device_costs import cost_curve, roofline
@@ -136,10 +136,8 @@ def referee(
     if name == "generate-pld":
         options["prompt_lookup_num_tokens"] = 10
     if name == ASSISTED:
-        # As our sps loads it: float32 on a CPU, float16 elsewhere.
-        dtype = torch.float32 if target.device.type == "cpu" else torch.float16
-        assistant = AutoModelForCausalLM.from_pretrained(draft_model, dtype=dtype)
-        options["assistant_model"] = assistant.eval().to(target.device)
+        assert draft_model is not None, "main makes sure"
+        options["assistant_model"] = load_draft_model(draft_model, "auto", target.device).model
 
     def answer(prompt_ids: list[int]) -> Answer:
         ids = torch.tensor([prompt_ids], device=target.device)
@@ -296,6 +294,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run.threads:
         torch.set_num_threads(run.threads)
     hf_config, tokenizer = load_config_and_tokenizer(run.model_path)
+    if wanting and draft_model is not None:
+        try:
+            check_draft_model(draft_model, hf_config.get_text_config(decoder=True).vocab_size)
+        except ValueError as error:
+            raise UserError(str(error)) from error
     conversation = choose_conversation("auto", run.model_path, tokenizer)
     target = load_target(run, hf_config, torch.float32 if args.shape != "demo" else dtype, device)
     if args.shape != "demo":

@@ -96,6 +96,14 @@ def test_the_command_prints_tables_and_a_line_of_json(capsys: pytest.CaptureFixt
             "draft_model: got none.* sps",
         ),
         (["--methods", "vanilla", "pld", "--draft-model", "mine"], "draft_model: got mine"),
+        (
+            ["--methods", "vanilla", "sps", "--draft-model", "./mine"],
+            "got './mine'; allowed: a folder",
+        ),
+        (
+            ["--methods", "vanilla", "generate-assisted", "--draft-model", "./mine"],
+            "got './mine'; allowed: a folder",
+        ),
     ],
 )
 def test_a_draft_model_is_given_where_one_is_wanted(options: list[str], message: str) -> None:
