@@ -17,6 +17,11 @@ class Retries:
         self._num_skipped = 0
         self._wait = FIRST_WAIT
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether drafts did not pay in the last step that asked."""
+        return self._num_skipped > 0 or self._wait > FIRST_WAIT
+
     def allow(self, pays: bool) -> bool:
         """Return whether the step under way drafts: where that pays and, now and then, where it does not."""
         if pays:

@@ -77,6 +77,22 @@ class Method(NamedTuple):
     reset: Callable[[], None]
 
 
+class Setting(NamedTuple):
+    """What all methods of a run answer with.
+
+    Attributes:
+        target: the target model.
+        max_new_tokens: of an answer.
+        eos_ids: tokens that end it.
+        draft_model: folder or hub name of the model that some methods draft with, if there is one.
+    """
+
+    target: TargetModel
+    max_new_tokens: int
+    eos_ids: frozenset[int]
+    draft_model: str | None = None
+
+
 def drafter_of(name: str) -> tuple[type[Drafter], dict[str, str]]:
     """Return the class and the options behind a method's name; NAME-auto has an automatic budget.
 
@@ -98,14 +114,28 @@ def wants_draft_model(name: str) -> bool:
     return "draft_model" in {option.name for option in fields(drafter_of(name)[0].config_class)}
 
 
-def our_method(
-    target: TargetModel,
-    name: str,
-    max_new_tokens: int,
-    eos_ids: frozenset[int],
-    draft_model: str | None = None,
-) -> Method:
+def choose_draft_model(methods: Sequence[str], model_path: str, given: str | None) -> str | None:
+    """Return the draft model: what was given, else the demo model's with the demo model; None if no
+    method drafts with one.
+
+    Raises:
+        UserError: if there is none where one is wanted, or one is given for nothing.
+    """
+    wanting = [method for method in methods if wants_draft_model(method)]
+    if not wanting:
+        if given is not None:
+            raise UserError(
+                f"draft_model: got {given}; only sps and {ASSISTED} draft with it, add one to --methods"
+            )
+        return None
+    if given is None and model_path != RunConfig().model_path:
+        raise UserError(f"draft_model: got none; give the model that {wanting[0]} drafts with")
+    return DEMO_DRAFT if given is None else given
+
+
+def our_method(setting: Setting, name: str) -> Method:
     """Return a method of ours with its defaults; its memory is hot within a repetition."""
+    target, max_new_tokens, eos_ids, draft_model = setting
     cls, options = drafter_of(name)
     if draft_model is not None and wants_draft_model(name):
         options["draft_model"] = draft_model
@@ -124,14 +154,9 @@ def our_method(
     return Method(answer, drafter.reset)
 
 
-def referee(
-    target: TargetModel,
-    name: str,
-    max_new_tokens: int,
-    eos_ids: frozenset[int],
-    draft_model: str | None = None,
-) -> Method:
+def referee(setting: Setting, name: str) -> Method:
     """Return transformers' own generate: plain, with prompt lookup, or assisted by a draft model."""
+    target, max_new_tokens, eos_ids, draft_model = setting
     options: dict[str, Any] = {}
     if name == "generate-pld":
         options["prompt_lookup_num_tokens"] = 10
@@ -266,16 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             drafter_of(method)
     if "vanilla" not in args.methods:
         raise UserError("methods: vanilla, the baseline, must be among them")
-    draft_model = args.draft_model
-    if draft_model is None and args.model_path == RunConfig().model_path:
-        draft_model = DEMO_DRAFT
-    wanting = [method for method in args.methods if wants_draft_model(method)]
-    if wanting and draft_model is None:
-        raise UserError(f"draft_model: got none; give the model that {wanting[0]} drafts with")
-    if args.draft_model is not None and not wanting:
-        raise UserError(
-            f"draft_model: got {draft_model}; only sps and {ASSISTED} draft with it, add one to --methods"
-        )
+    draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
     try:
         run = RunConfig(
             model_path=args.model_path,
@@ -294,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run.threads:
         torch.set_num_threads(run.threads)
     hf_config, tokenizer = load_config_and_tokenizer(run.model_path)
-    if wanting and draft_model is not None:
+    if draft_model is not None:
         try:
             check_draft_model(draft_model, hf_config.get_text_config(decoder=True).vocab_size)
         except ValueError as error:
@@ -310,11 +326,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.random_prompts:
         tasks = ["random"] * args.num_questions
         prompts = random_prompts(args.num_questions, target.vocab_size)
+    setting = Setting(target, args.max_new_tokens, eos_ids, draft_model)
     methods = {
-        name: (referee if name in REFEREES else our_method)(
-            target, name, args.max_new_tokens, eos_ids, draft_model
-        )
-        for name in args.methods
+        name: (referee if name in REFEREES else our_method)(setting, name) for name in args.methods
     }
     longest = max(map(len, prompts)) + args.max_new_tokens
     answers = measure(methods, prompts, args.repetitions, lambda: target.warm_up(longest))

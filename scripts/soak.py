@@ -34,7 +34,7 @@ from evaluation.loading import (
 from evaluation.questions import load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
-from scripts.benchmark import Method, drafter_of, our_method
+from scripts.benchmark import Method, Setting, drafter_of, our_method
 
 # Growth of memory from the second block to the last that still counts as flat.
 FLAT_GROWTH = 0.05
@@ -127,9 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = load_target(run, hf_config, choose_dtype(run, device), device)
     eos_ids = eos_ids_of(target, tokenizer)
     prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]
+    setting = Setting(target, args.max_new_tokens, eos_ids)
     report = {}
     for name in args.methods:
-        method = our_method(target, name, args.max_new_tokens, eos_ids)
+        method = our_method(setting, name)
         blocks = soak(method, prompts, args.num_questions, args.block)
         report[name] = [block._asdict() for block in blocks]
         body = [

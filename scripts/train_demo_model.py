@@ -232,19 +232,15 @@ def main(arguments: list[str] | None = None) -> int:
         pace = Pace(eval_steps=options.eval_every, save_minutes=options.save_minutes)
         anti_loop = AntiLoopConfig(rounds=options.rounds)
         rows = split_rows(read_rows(options.corpus))
+        work = options.work or options.out.with_name(options.out.name + ".work")
+        work.mkdir(parents=True, exist_ok=True)
+        tokenizer = load_tokenizer(options.tokenizer, work, rows.train, config.vocab_size)
     except (ValueError, OSError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     if options.threads:
         torch.set_num_threads(options.threads)
     corpus = CorpusConfig(long_length=CONTEXT, long_share=0.02)
-    work = options.work or options.out.with_name(options.out.name + ".work")
-    work.mkdir(parents=True, exist_ok=True)
-    try:
-        tokenizer = load_tokenizer(options.tokenizer, work, rows.train, config.vocab_size)
-    except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
     turns = Split(
         encode_turns(rows.train, tokenizer, corpus), encode_turns(rows.held_out, tokenizer, corpus)
     )

@@ -97,7 +97,6 @@ class SpsDrafter(Drafter):
         self.wants_prices = config.budget == "auto"
         self._rates = ChainRates(1, config.num_draft_tokens)
         self._retries = Retries()
-        self._is_paying = True  # until a step finds otherwise
 
     @torch.inference_mode()
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -105,7 +104,7 @@ class SpsDrafter(Drafter):
         limit = self._model.context_limit(len(prompt_ids))
         self._context_limit = math.inf if limit is None else limit
         self._cache = self._model.new_cache(len(prompt_ids) + MORE_ROWS)
-        if self._is_paying and len(prompt_ids) <= self._context_limit:
+        if not self._retries.is_waiting and len(prompt_ids) <= self._context_limit:
             self._read(prompt_ids, self._cache)
 
     @torch.inference_mode()
@@ -145,7 +144,6 @@ class SpsDrafter(Drafter):
         """Forget how often guesses were right."""
         self._rates.reset()
         self._retries.reset()
-        self._is_paying = True
 
     def draft_costs(self) -> StepCosts:
         """Return what the draft model's passes cost: one is taken for every guess."""
@@ -159,8 +157,7 @@ class SpsDrafter(Drafter):
     def _paying(self, length: int, prices: Prices) -> int:
         """Return how many guesses are worth their price; now and then one that is not, to learn."""
         paying = self._rates.paying(0, length, prices)
-        self._is_paying = paying > 0
-        return (paying or 1) if self._retries.allow(self._is_paying) else 0
+        return (paying or 1) if self._retries.allow(paying > 0) else 0
 
     def _read(self, token_ids: Sequence[int], cache: TreeCache) -> None:
         """Read a text up to its last token, from where the cache's rows end."""

@@ -37,3 +37,16 @@ def test_forgetting_is_a_new_beginning() -> None:
     waits(retries, 3)
     retries.reset()
     assert waits(retries, 1) == [FIRST_WAIT]
+
+
+def test_it_waits_from_the_first_step_that_does_not_pay_to_the_first_that_does() -> None:
+    retries = Retries()
+    assert not retries.is_waiting
+    for _ in range(3 * FIRST_WAIT + 3):  # tries in vain among them
+        retries.allow(False)
+        assert retries.is_waiting
+    retries.allow(True)
+    assert not retries.is_waiting
+    retries.allow(False)
+    retries.reset()
+    assert not retries.is_waiting
