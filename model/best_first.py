@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 
 from model.draft_tree import DraftTree
@@ -155,6 +156,10 @@ class AcceptanceRates:
         prior: the rate of each kind before anything is known of it.
         strength: how many observations the prior is worth.
         memory: observations that the estimate rests on; older ones fade, as the text changes.
+
+    Attributes:
+        array: the rates, and the observations they rest on, float64 [2, kinds], to write into.
+        rates: the first row, whose numbers are read one by one in a third of numpy's time.
     """
 
     def __init__(
@@ -163,12 +168,14 @@ class AcceptanceRates:
         self._prior = tuple(prior)
         self._strength = strength
         self._memory = memory
+        self.array = np.empty((2, len(self._prior)))
+        self.rates: memoryview[float] = memoryview(self.array[0].data)
+        self._weights: memoryview[float] = memoryview(self.array[1].data)
         self.reset()
 
     def reset(self) -> None:
         """Forget what was observed."""
-        self.rates = list(self._prior)
-        self._weights = [self._strength] * len(self._prior)
+        self.array[:] = self._prior, [self._strength] * len(self._prior)
 
     def learn(self, kind: int, came_true: bool) -> None:
         """Take note of one guess."""
@@ -178,7 +185,7 @@ class AcceptanceRates:
 
     def state(self) -> torch.Tensor:
         """Return rates and weights, float64 [2, kinds]."""
-        return torch.tensor([self.rates, self._weights], dtype=torch.float64)
+        return torch.from_numpy(self.array.copy())
 
     def load_state(self, state: torch.Tensor) -> None:
         """Take over what `state` returned.
@@ -196,7 +203,7 @@ class AcceptanceRates:
             raise ValueError(
                 "rates: got numbers that are no rates; allowed: 0 to 1, weights above 0"
             )
-        self.rates, self._weights = state.tolist()
+        self.array[:] = state.cpu().numpy()
 
 
 # Probabilities are kept as codes: 0 is no row yet, b + 1 a probability in bucket b.

@@ -95,13 +95,12 @@ class NativeMarket(Market):
     def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
         super().__init__(num_slots, k, vocab_size, num_neighbours)
         self._library = library = _library()
-        self._learned = self._rates.state().numpy()  # [2, kinds]
         weights = (ROW_WEIGHTS, MATCH_WEIGHTS, KIND_CENTRES, NEIGHBOUR_WEIGHTS)
         constants = [np.array(numbers) for numbers in (MINUS_EDGES, *weights)]
-        learned = (self._learned, self._frequent.state().numpy())
+        learned = (self._rates.array, self._frequent.state().numpy())
         arrays = (*constants, *self.tables.arrays, *learned, *self.neighbours.arrays)
         sizes = (num_slots, k, vocab_size, len(CENTRES), NUM_CODES, FIRST)
-        kinds = (len(MATCH_WEIGHTS), NUM_TOKENS, FIRST_FREQUENT, self._learned.shape[1])
+        kinds = (len(MATCH_WEIGHTS), NUM_TOKENS, FIRST_FREQUENT, len(self._rates.rates))
         num_records, num_probes = self.neighbours.arrays[0].shape
         records = (num_records, num_probes, num_neighbours, NUM_STEPS, LENGTH)
         doubles = (IN_TEXT_WEIGHT, MEMORY, LARGEST_LOGIT, LOGIT_STEPS)
@@ -160,20 +159,11 @@ class NativeMarket(Market):
     def reset(self) -> None:
         """Forget the rows, and what guesses were worth."""
         super().reset()
-        self._share()
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Return the rows, what guesses were worth, and the counts of tokens."""
-        return {**super().memory(), "rates": torch.from_numpy(self._learned.copy())}
+        self._library.market_reload(self._market)
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over what `memory` returned; errors are those of `Market.load_memory`."""
         super().load_memory(tensors)
-        self._share()
-
-    def _share(self) -> None:
-        """Let C++ know what has changed in Python."""
-        self._learned[:] = self._rates.state().numpy()
         self._library.market_reload(self._market)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -71,11 +71,10 @@ class NativeRowGuesses(RowGuesses):
     def __init__(self, matrix: np.ndarray, is_average: bool) -> None:
         super().__init__(matrix, is_average)
         self._library = library = _library()
-        self._learned = self._rates.state().numpy()  # [2, kinds]
         # Kept here, since C++ reads and writes them.
         constants = (np.array(MINUS_EDGES), np.array(CENTRES))
-        self._arrays = (*constants, matrix, self._codes, self._learned)
-        sizes = (*matrix.shape, len(CENTRES), self._learned.shape[1])
+        self._arrays = (*constants, matrix, self._codes, self._rates.array)
+        sizes = (*matrix.shape, len(CENTRES), len(self._rates.rates))
         shared = _Shared(
             *sizes, is_average, MEMORY, *(values.ctypes.data for values in self._arrays)
         )
@@ -86,6 +85,7 @@ class NativeRowGuesses(RowGuesses):
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a text."""
+        self._is_grown = False
         tokens = array("i", prompt_ids)
         self._library.rows_start(self._rows, address(tokens), len(tokens))
 
@@ -138,17 +138,3 @@ class NativeRowGuesses(RowGuesses):
         num_rows = len(self._matrix)
         if not all(0 <= token < num_rows for token in tokens):
             raise IndexError(f"rows: got token {max(tokens)}; allowed: 0 to {num_rows - 1}")
-
-    def reset(self) -> None:
-        """Forget everything."""
-        super().reset()
-        self._learned[:] = self._rates.state().numpy()
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Return the codes, uint8 [V, k], and the learned rates, float64 [2, kinds]."""
-        return {**super().memory(), "rates": torch.from_numpy(self._learned.copy())}
-
-    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned; errors are those of `RowGuesses.load_memory`."""
-        super().load_memory(tensors)
-        self._learned[:] = self._rates.state().numpy()

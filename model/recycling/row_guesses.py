@@ -54,7 +54,8 @@ class RowGuesses:
         self._growth: Growth[int] | None = None
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Begin a text."""
+        """Begin a text; a tree of the last one that was never verified is forgotten."""
+        self._growth = None
         self._text.start(prompt_ids)
 
     def append(self, tokens: Sequence[int]) -> None:

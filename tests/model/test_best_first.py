@@ -136,7 +136,7 @@ def test_rates_go_from_the_prior_to_what_is_seen_and_follow_a_change() -> None:
     other.load_state(rates.state())
     assert other.rates == rates.rates
     rates.reset()
-    assert rates.rates == [0.5, 0.5]
+    assert list(rates.rates) == [0.5, 0.5]
 
 
 def test_guesses_after_accepted_nodes_teach_their_kinds() -> None:
@@ -146,7 +146,9 @@ def test_guesses_after_accepted_nodes_teach_their_kinds() -> None:
     logits = torch.zeros(2, 9)
     logits[0, 3] = logits[1, 8] = 1.0
     growth.teach(rates, verify(growth.tree(1, CPU), logits))
-    assert rates.rates == [0.75, 0.25, 0.25, 0.5], "right, wrong, wrong and not drafted, unseen"
+    assert list(rates.rates) == [0.75, 0.25, 0.25, 0.5], (
+        "right, wrong, wrong and not drafted, unseen"
+    )
 
 
 def test_of_a_tree_in_another_order_the_right_kinds_are_taught() -> None:
@@ -159,7 +161,7 @@ def test_of_a_tree_in_another_order_the_right_kinds_are_taught() -> None:
     logits[0, 2] = logits[3, 4] = logits[4, 8] = 1.0
     rates = AcceptanceRates([0.5] * 4, strength=1)
     growth.teach(rates, verify(tree, logits))
-    assert rates.rates == [0.25, 0.75, 0.5, 0.75], "wrong, right, not reached, right"
+    assert list(rates.rates) == [0.25, 0.75, 0.5, 0.75], "wrong, right, not reached, right"
 
 
 @pytest.mark.parametrize(

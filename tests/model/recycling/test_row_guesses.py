@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model.best_first import CENTRES
-from model.draft_tree import DraftBudget
+from model.draft_tree import DraftBudget, DraftTree
 from model.prices import Prices
 from model.recycling.native_row_guesses import row_guesses_class
 from model.recycling.row_guesses import RowGuesses
@@ -55,6 +55,23 @@ def test_successors_that_the_text_named_are_told_apart(cls: type[RowGuesses]) ->
     for prompt, expected in (([41, 1], 41), ([40, 1], 40)):
         guesses.start(prompt)
         assert guesses.grow(1, ONE_NODE, CPU).token_ids.tolist() == [1, expected]
+
+
+@pytest.mark.parametrize("cls", [RowGuesses, row_guesses_class()])
+def test_a_tree_that_was_never_verified_is_forgotten(cls: type[RowGuesses]) -> None:
+    """A step that failed, and in the next text another drafter's chain, longer than the tree."""
+    guesses = cls(np.zeros((VOCAB, 2), dtype=np.int32), is_average=False)
+    guesses.start([5, 1])
+    guesses.write([1], [[2, 3]], [[1.0, 0.9]])
+    assert guesses.grow(1, ONE_NODE, CPU).topology.num_nodes == 2
+    before = guesses.memory()["rates"]
+    guesses.start([6, 7])
+    chain = DraftTree.chain(range(7, 40), CPU)
+    logits = torch.eye(VOCAB)[8:41]
+    acceptance = verify(chain, logits, num_candidates=2)
+    assert len(acceptance.path) == 33
+    guesses.learn(acceptance, [])
+    assert torch.equal(guesses.memory()["rates"], before)
 
 
 @pytest.mark.parametrize(
