@@ -144,7 +144,8 @@ class HybridDrafter(Drafter):
         text = f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MB"
         if self.wants_probes:
             text += f"; rows by state: {self._market.neighbours.num_bytes / 2**20:.1f} MB"
-        return text
+        counts = 4 * self.vocab_size / 2**20
+        return f"{text}; counts of tokens: {counts:.1f} MB"
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the rows, the states, what guesses were worth, and the counts of tokens."""

@@ -52,12 +52,8 @@ class FrequentTokens:
         """Return the counts, int32 [V]."""
         return self._counts
 
-    def load_state(self, counts: torch.Tensor) -> None:
-        """Take over what `state` returned.
-
-        Raises:
-            ValueError: if it does not fit.
-        """
+    def check_state(self, counts: torch.Tensor) -> None:
+        """Raise ValueError if this is not what `state` returns."""
         if counts.shape != self._counts.shape or counts.dtype != self._counts.dtype:
             raise ValueError(
                 f"matrix: got counts {counts.dtype} of shape {list(counts.shape)}; allowed: "
@@ -65,6 +61,9 @@ class FrequentTokens:
             )
         if int(counts.min()) < 0:
             raise ValueError("matrix: holds counts below 0")
+
+    def load_state(self, counts: torch.Tensor) -> None:
+        """Take over what `state` returned and `check_state` allows."""
         self._counts.copy_(counts)
         used = self._counts.nonzero().flatten().tolist()
         self.top = sorted(used, key=self._rank)[:NUM_TOKENS]

@@ -109,7 +109,7 @@ class SuffixIndex {
   void clear() {
     for (const int32_t token : text) is_in_text[token] = false;
     text.clear();
-    entries_.assign(1024, Entry{});
+    entries_ = std::vector<Entry>(1024);  // a long text's are given back
     num_entries_ = 0;
   }
 

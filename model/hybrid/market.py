@@ -177,15 +177,18 @@ class Market:
         return {**self.tables.memory(), **self.neighbours.memory(), **learned}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned.
+        """Take over what `memory` returned; all of it or, if something does not fit, nothing.
 
         Raises:
             ValueError: if shapes or values do not fit.
         """
-        self._rates.load_state(tensors["rates"])
+        self.tables.check_memory(tensors, self._vocab_size)
+        self.neighbours.check_memory(tensors)
+        self._frequent.check_state(tensors["counts"])
+        self._rates.load_state(tensors["rates"])  # which checks it, too
         self._frequent.load_state(tensors["counts"])
-        self.tables.load_memory(tensors, self._vocab_size)
-        self.neighbours.load_memory(tensors, self._vocab_size * NUM_CODES - 1)
+        self.tables.load_memory(tensors)
+        self.neighbours.load_memory(tensors)
         self._end = None
 
     def _add(

@@ -16,9 +16,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from model.hybrid.row_tables import check_entries
 from model.probes import probe_ids
 
-NUM_RECORDS = 2**15
+# Records, at most, and what they and the tokens take with the default k: beside 10 MB of rows of tokens, the
+# hybrid stays within 16 MB.
+NUM_RECORDS, MOST_BYTES = 2**15, 6 * 2**20
+# Of a token: its latest record, its count (int32) and whether it is in the text (C++, one byte).
+BYTES_OF_TOKEN = 8 + 4 + 1
 NOBODY = -1
 # Length of a state, whose numbers thus fit int8.
 LENGTH = 127
@@ -42,8 +47,11 @@ class Neighbours:
 
     def __init__(self, num_compared: int, k: int, vocab_size: int) -> None:
         self._num_compared = num_compared
-        self._num_records = num_records = NUM_RECORDS if num_compared else 0
         num_probes = len(probe_ids(vocab_size))
+        bytes_of_record = 2 * num_probes + 4 + 4 * k + 8
+        bytes_left = MOST_BYTES - vocab_size * BYTES_OF_TOKEN - 8  # of the count
+        num_records = max(1, min(NUM_RECORDS, bytes_left // bytes_of_record))
+        self._num_records = num_records = num_records if num_compared else 0
         self._before = np.zeros((num_records, num_probes), dtype=np.int8)
         self._after = np.zeros((num_records, num_probes), dtype=np.int8)
         self._tokens = np.zeros(num_records, dtype=np.int32)
@@ -124,17 +132,9 @@ class Neighbours:
             name: torch.from_numpy(values[places]) for name, values in zip(NAMES, kept, strict=True)
         }
 
-    def load_memory(self, tensors: Mapping[str, torch.Tensor], largest_entry: int) -> None:
-        """Take over what `memory` returned.
-
-        Args:
-            tensors: by name.
-            largest_entry: of a row.
-
-        Raises:
-            ValueError: if shapes, types or values do not fit.
-        """
-        before, after, tokens, rows = given = [tensors[name] for name in NAMES]
+    def check_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raise ValueError if shapes, types or values are not those of `memory`."""
+        *_, tokens, rows = given = [tensors[name] for name in NAMES]
         count = tokens.numel()
         states = (count, self._before.shape[1])
         shapes = (states, states, (count,), (count, self._rows.shape[1]))
@@ -149,12 +149,15 @@ class Neighbours:
             raise ValueError(
                 f"matrix: got {count} states; allowed: {self._num_records} (--neighbours)"
             )
-        in_range = ((tokens, len(self._latest) - 1), (rows, largest_entry))
-        if count and not all(0 <= int(v.min()) <= int(v.max()) <= most for v, most in in_range):
-            raise ValueError(
-                f"matrix: holds ids outside the vocabulary 0 to {len(self._latest) - 1}"
-            )
+        vocab_size = len(self._latest)
+        if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+            raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}")
+        check_entries(rows, vocab_size)
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned and `check_memory` allows."""
         self.reset()
+        before, after, tokens, rows = (tensors[name] for name in NAMES)
         for record in zip(
             tokens.tolist(), before.numpy(), after.numpy(), rows.tolist(), strict=True
         ):

@@ -34,6 +34,16 @@ def row_of(tokens: Sequence[int], logits: Sequence[float]) -> list[int]:
     return entries
 
 
+def check_entries(rows: torch.Tensor, vocab_size: int) -> None:
+    """Raise ValueError if entries of rows [rows, k] hold no tokens of the vocabulary, or no codes."""
+    if not rows.numel():
+        return
+    if not 0 <= int(rows.min()) <= int(rows.max()) < vocab_size * NUM_CODES:
+        raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}")
+    if int((rows % NUM_CODES).max()) >= 2 * FIRST:
+        raise ValueError(f"matrix: holds a code above {2 * FIRST - 1}")
+
+
 class RowTables:
     """The rows of all three lengths of key, in one table.
 
@@ -100,12 +110,8 @@ class RowTables:
             "rows": torch.from_numpy(self._rows[used]),
         }
 
-    def load_memory(self, tensors: Mapping[str, torch.Tensor], vocab_size: int) -> None:
-        """Take over what `memory` returned; of a larger table, what finds a slot.
-
-        Raises:
-            ValueError: if shapes, types or values do not fit.
-        """
+    def check_memory(self, tensors: Mapping[str, torch.Tensor], vocab_size: int) -> None:
+        """Raise ValueError if shapes, types or values are not those of `memory`."""
         keys, rows = tensors["keys"], tensors["rows"]
         num_rows = keys.numel()
         shapes = {"keys": (num_rows,), "rows": (num_rows, self._rows.shape[1])}
@@ -116,9 +122,14 @@ class RowTables:
                     f"matrix: got {name} {given.dtype} of shape {list(given.shape)}; allowed: {dtype} "
                     f"of shape {list(shapes[name])} (--output-id-topk)"
                 )
-        if num_rows and not 0 <= int(rows.min()) <= int(rows.max()) < vocab_size * NUM_CODES:
-            raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}")
+        check_entries(rows, vocab_size)
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned and `check_memory` allows; of a larger table, what finds a
+        slot.
+        """
         self.reset()
-        slots = keys.numpy() & self._last_slot
-        self._keys[slots] = keys.numpy()
-        self._rows[slots] = rows.numpy()
+        keys = tensors["keys"].numpy()
+        slots = keys & self._last_slot
+        self._keys[slots] = keys
+        self._rows[slots] = tensors["rows"].numpy()

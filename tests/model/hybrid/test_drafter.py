@@ -112,6 +112,21 @@ def test_saving_between_texts_changes_no_draft() -> None:
     assert drafts[0] == drafts[1]
 
 
+def test_memory_that_does_not_fit_changes_nothing() -> None:
+    """The last part that is looked at does not: states, where the drafter keeps none."""
+    target = target_of("Llama, grouped heads")
+    drafters = [
+        drafter_for("hybrid", target, budget="fixed", neighbours=count) for count in (32, 0)
+    ]
+    for drafter, prompt in zip(drafters, ([3, 4, 5], [6, 7, 8]), strict=True):
+        generate(target, drafter, prompt, max_new_tokens=8)
+    with_states, without = drafters
+    before = {name: tensor.clone() for name, tensor in without.memory().items()}
+    with pytest.raises(ValueError, match=r"states; allowed: 0"):
+        without.load_memory(with_states.memory())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in without.memory().items())
+
+
 def test_a_token_of_the_text_is_likelier() -> None:
     drafter = fixed(num_nodes=2)
     logits = torch.full((2, drafter.vocab_size), -9.0)

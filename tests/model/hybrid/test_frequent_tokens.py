@@ -45,4 +45,4 @@ def test_counts_move_to_another() -> None:
 )
 def test_counts_that_do_not_fit_are_refused(bad: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="matrix: "):
-        FrequentTokens(10).load_state(bad)
+        FrequentTokens(10).check_state(bad)

@@ -14,7 +14,16 @@ import pytest
 import torch
 
 from model.hybrid import neighbours as module
-from model.hybrid.neighbours import LENGTH, NAMES, NOBODY, NUM_STEPS, Neighbours, states_of
+from model.hybrid.neighbours import (
+    BYTES_OF_TOKEN,
+    LENGTH,
+    NAMES,
+    NOBODY,
+    NUM_STEPS,
+    Neighbours,
+    states_of,
+)
+from model.hybrid.row_tables import FIRST, NUM_CODES
 from model.probes import probe_ids
 from tests.model.hybrid.misfits import misfits
 
@@ -41,7 +50,8 @@ def filled(seed: int, num_compared: int, count: int) -> tuple[Neighbours, list[A
     found, added = Neighbours(num_compared, 2, VOCAB), []
     for _ in range(count):
         states = numbers.integers(-2, 3, (2, VOCAB)).astype(np.int8)
-        record = Added(source.randrange(VOCAB), *states, [source.randrange(99) for _ in range(2)])
+        row = [source.randrange(VOCAB) * NUM_CODES + source.randrange(2 * FIRST) for _ in range(2)]
+        record = Added(source.randrange(VOCAB), *states, row)
         found.add(*record)
         found.add(VOCAB, *states, [0, 0])  # a token without a logit is not kept
         added.append(record)
@@ -98,7 +108,8 @@ def test_memory_moves_to_another(count: int) -> None:
     memory = found.memory()
     assert [len(memory[name]) for name in NAMES] == [min(count, NUM_RECORDS)] * 4
     other, shift = filled(2, 4, 3)[0], max(0, count - NUM_RECORDS)
-    other.load_memory(memory, 98)
+    other.check_memory(memory)
+    other.load_memory(memory)
     for record in added:
         for token in range(VOCAB):
             number, likeness = found.find(token, record.after)
@@ -116,21 +127,32 @@ def test_memory_that_does_not_fit_is_refused() -> None:
     for name in NAMES:
         for bad in misfits(good, name):
             with pytest.raises(ValueError, match="matrix: got"):
-                found.load_memory(bad, 98)
-    for name, value in (
-        *(("state_rows", -1), ("state_rows", 99)),
-        *(("state_tokens", -1), ("state_tokens", VOCAB)),
+                found.check_memory(bad)
+    for name, value, said in (
+        *(("state_rows", entry, "outside the vocabulary") for entry in (-1, VOCAB * NUM_CODES)),
+        ("state_rows", 2 * FIRST, "a code above 27"),
+        *(("state_tokens", token, "outside the vocabulary") for token in (-1, VOCAB)),
     ):
-        with pytest.raises(ValueError, match="outside the vocabulary"):
-            found.load_memory({**good, name: torch.full_like(good[name], value)}, 98)
+        with pytest.raises(ValueError, match=said):
+            found.check_memory({**good, name: torch.full_like(good[name], value)})
     with pytest.raises(ValueError, match=r"got 5 states; allowed: 0"):
-        Neighbours(0, 2, VOCAB).load_memory(good, 98)
+        Neighbours(0, 2, VOCAB).check_memory(good)
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert Neighbours(32, 8, 8192).num_bytes <= 6 * 2**20
+    for vocab_size, expected in (
+        (8192, 2**15),
+        (32_000, 2**15),
+        (128_256, 26_884),
+        (262_144, 16_764),
+    ):
+        found = Neighbours(32, 8, vocab_size)
+        of_tokens = vocab_size * (BYTES_OF_TOKEN - 8)  # counts, and which are in the text
+        assert found.num_bytes + of_tokens <= 6 * 2**20
+        assert len(found.arrays[0]) == expected
     assert Neighbours(0, 8, 8192).num_bytes < 2**17
+    assert len(Neighbours(32, 8, 10**6).arrays[0]) == 1, "a vocabulary that takes all there is"
 
 
 def test_states_depend_on_differences_of_logits_alone() -> None:

@@ -65,11 +65,13 @@ def test_memory_is_bounded_and_moves_to_another_table() -> None:
     memory = tables.memory()
     assert len(memory["keys"]) == len(memory["rows"]) == 3, "one for each length of key"
     write(other, [(1, 1, 1), (4, 5, 6)], [[2, 2], [3, 3]])
-    other.load_memory(memory, vocab_size=8)
+    other.check_memory(memory, vocab_size=8)
+    other.load_memory(memory)
     assert other.find((4, 5, 6)) == tables.find((4, 5, 6)) != []
     assert other.find((1, 1, 1)) == []
     smaller = RowTables(2**8, 2)
-    smaller.load_memory(memory, vocab_size=8)
+    smaller.check_memory(memory, vocab_size=8)
+    smaller.load_memory(memory)
     assert smaller.find((4, 5, 6))
     other.reset()
     assert other.find((4, 5, 6)) == []
@@ -82,8 +84,10 @@ def test_tables_that_do_not_fit_are_refused(name: str) -> None:
     good = tables.memory()
     for bad in misfits(good, name):
         with pytest.raises(ValueError, match="matrix: got"):
-            tables.load_memory(bad, 100)
-    for entry in (-1, 100 * NUM_CODES):
-        outside = {**good, "rows": torch.full_like(good["rows"], entry)}
-        with pytest.raises(ValueError, match="outside the vocabulary"):
-            tables.load_memory(outside, 100)
+            tables.check_memory(bad, 100)
+    for entry, said in (
+        *((entry, "outside the vocabulary") for entry in (-1, 100 * NUM_CODES)),
+        (2 * FIRST, "a code above 27"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tables.check_memory({**good, "rows": torch.full_like(good["rows"], entry)}, 100)
