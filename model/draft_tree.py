@@ -166,6 +166,11 @@ class DraftTree:
         """Build a chain: the root token followed by its guessed continuation."""
         return cls(torch.tensor(tokens, device=device), TreeTopology.chain(len(tokens)))
 
+    @classmethod
+    def star(cls, tokens: Sequence[int], device: torch.device) -> DraftTree:
+        """Build a star: all nodes but the root hang from it, so that any number fits every context."""
+        return cls.from_lists(tokens, (-1, *[0] * (len(tokens) - 1)), device)
+
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:

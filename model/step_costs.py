@@ -188,12 +188,18 @@ def measure(target: TargetModel) -> StepCosts:
     at least one and eight nodes, however long they take.
     """
     longest = target.context_limit(1) or CONTEXTS[1] + LARGEST
-    contexts = [min(context, longest - LARGEST) for context in CONTEXTS]
-    # Where drafts are padded, others cost what these do.
-    plan = [(place, size) for place, size in PLAN if target.padded_size(size) == size]
+    contexts = [max(0, min(context, longest - LARGEST)) for context in CONTEXTS]
+    # Where drafts are padded, others cost what these do; no chain is longer than the context.
+    plan = [
+        (place, size)
+        for place, size in PLAN
+        if target.padded_size(size) == size and size <= longest
+    ]
     target.warm_up(contexts[1], {size for _, size in plan})
     cache = target.new_cache(contexts[1] + LARGEST)
-    trees = {size: _star(target, size) for _, size in plan}
+    # A star has a tree's mask at any size.
+    make = DraftTree.chain if target.chain_only else DraftTree.star
+    trees = {size: make([1] * size, target.device) for _, size in plan}
     time_pass(target, cache, trees[1], contexts[0])  # the first pass pays for initialisation
     times: dict[tuple[int, int], list[float]] = {}
     deadline = time.perf_counter() + SECONDS
@@ -236,12 +242,6 @@ def _time_in_a_row(target: TargetModel, cache: TreeCache, tree: DraftTree, conte
         others = (time_pass(target, cache, tree, context) for _ in range(1, IN_A_ROW))
         fastest = min(fastest, *others)
     return fastest
-
-
-def _star(target: TargetModel, num_nodes: int) -> DraftTree:
-    """Return a tree whose nodes all hang from the root: it has a tree's mask at any size."""
-    parents = tuple(range(-1, num_nodes - 1)) if target.chain_only else (-1, *[0] * (num_nodes - 1))
-    return DraftTree.from_lists([1] * num_nodes, parents, target.device)
 
 
 def step_costs(target: TargetModel) -> StepCosts:

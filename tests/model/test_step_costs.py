@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from model import step_costs as module
+from model.decoding import generate
+from model.hf import TargetModel
 from model.prices import MARGIN, Prices
 from model.static import NODE_BUCKETS, StaticTarget
 from model.step_costs import (
@@ -25,7 +27,8 @@ from model.step_costs import (
     measure,
     step_costs,
 )
-from tests.model.decoded import target_of
+from tests.model.decoded import drafter_for, random_ids, referee, target_of
+from tests.model.family import Family
 
 LLAMA = "Llama, grouped heads"
 
@@ -199,3 +202,21 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement_only(
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(module, "SECONDS", 0.0)
     assert step_costs(target_of(LLAMA)).sizes == (1, 8)
+
+
+@pytest.mark.parametrize("cls", [TargetModel, StaticTarget])
+@pytest.mark.parametrize("context", [6, 16, 63])
+def test_costs_are_those_of_sizes_that_fit_a_short_context(
+    cls: type[TargetModel], context: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_ROUNDS", 1)
+    options = {"n_embd": 32, "n_layer": 1, "n_head": 2, "max_position_embeddings": context}
+    target = cls(Family("short", "GPT2Config", options).build())
+    costs = measure(target)
+    sizes = {size for place, size in PLAN if place == 0 and target.padded_size(size) == size}
+    assert costs.sizes == tuple(sorted(size for size in sizes if size <= context))
+    drafter = drafter_for("hybrid", target)
+    drafter.costs = costs
+    prompt = random_ids(context - 5)
+    answer = generate(target, drafter, prompt, max_new_tokens=9)
+    assert answer.token_ids == referee(target, prompt, 5)
