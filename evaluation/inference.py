@@ -96,7 +96,7 @@ def answer_with_method(
     check_folder_of(save_matrix)
     if save_matrix and run.uses_ray:
         raise UserError("save_matrix: got workers, which have a matrix each; leave one out")
-    plan = prepare(method, run, config, load_matrix)
+    plan = prepare(method, run, config, load_matrix, saves_matrix=bool(save_matrix))
     try:
         if save_matrix or not plan.is_answered:
             memory = plan.memory()  # before the weights load: it may be missing
@@ -121,7 +121,13 @@ def answer_with_method(
     return 1 if num_failed else 0
 
 
-def prepare(method: str, run: RunConfig, config: Any, load_matrix: str | None) -> Plan:
+def prepare(
+    method: str,
+    run: RunConfig,
+    config: Any,
+    load_matrix: str | None,
+    saves_matrix: bool = False,
+) -> Plan:
     """Check all that can be known before the weights load; the answer file is locked from here on.
 
     Raises:
@@ -151,7 +157,12 @@ def prepare(method: str, run: RunConfig, config: Any, load_matrix: str | None) -
     vocab_size = getattr(hf_config.get_text_config(decoder=True), "vocab_size", None)
     is_hot = False
     if vocab_size:
-        is_hot = make_drafter(method, config, vocab_size, torch.device("cpu"), memory).is_hot
+        drafter = make_drafter(method, config, vocab_size, torch.device("cpu"), memory)
+        is_hot = drafter.is_hot
+        if saves_matrix and not drafter.memory():
+            raise UserError(
+                f"save_matrix: {method} keeps nothing across prompts with these options; leave it out"
+            )
     model_name = Path(run.model_path).resolve().name
     model_id = run.model_id or f"{model_name}-{_run_name(method, config, run, dtype)}"
     shard = "-shard-" + run.shard.replace("/", "-of-") if run.shard else ""

@@ -133,7 +133,7 @@ class ChatSetup:
                 drafter.load_memory(memory)
         except ValueError as error:
             raise UserError(str(error)) from error
-        if given and not drafter.keeps_memory():
+        if given and not drafter.memory():
             raise UserError(f"{given[0]}: the method {options.method} keeps nothing across prompts")
         if options.show_matrix is not None and MATRIX not in drafter.memory():
             raise UserError(

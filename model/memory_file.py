@@ -15,19 +15,25 @@ from model.drafter import Drafter
 def save_memory(drafter: Drafter, file: Path) -> None:
     """Save what the drafter keeps across prompts; a reader sees the whole file or none.
 
+    Its metadata tell the method's options, for people; nothing reads them.
+
     Raises:
-        ValueError: if the method keeps nothing.
+        ValueError: if the method keeps nothing, with its options.
         OSError: if the file cannot be written.
     """
-    if not drafter.keeps_memory():
+    memory = drafter.memory()
+    if not memory:
         raise ValueError("save_matrix: this method keeps nothing across prompts")
-    temporary = file.with_name(file.name + ".tmp")
-    save_file(
-        drafter.memory(),
-        temporary,
-        metadata={"config": json.dumps(dataclasses.asdict(drafter.config))},
-    )
-    os.replace(temporary, file)
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    try:
+        save_file(
+            memory,
+            temporary,
+            metadata={"config": json.dumps(dataclasses.asdict(drafter.config))},
+        )
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_memory(drafter: Drafter, file: Path) -> None:

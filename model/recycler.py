@@ -288,7 +288,7 @@ class SpeculativeDecoder:
         """Begin with what `save_matrix` wrote.
 
         Raises:
-            ValueError: if method, vocabulary or k differ.
+            ValueError: if its tensors are not this method's, with this vocabulary and k.
         """
         load_memory(self.drafter, Path(path))
 

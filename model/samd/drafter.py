@@ -158,7 +158,7 @@ class SamdDrafter(Drafter):
         self.harvests_prompt = inner.harvests_prompt
         self.num_candidates = inner.num_candidates
         self.wants_prices = inner.wants_prices or config.budget == "auto"
-        self.is_cold = inner.is_cold if self._fallback else True
+        self.is_cold = inner.is_cold
         self._text = SuffixAutomaton()
         self._follower: Follower | None = None
         self._chain: _Chain | None = None
@@ -178,13 +178,13 @@ class SamdDrafter(Drafter):
             self._fallback.observe_prompt(token_ids, logits)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return the chain after the match if that is long enough, else the fallback's tree."""
+        """Return the chain after the match if that is long enough, and pays, else the fallback's tree."""
         chain = self._best_chain(min(self.config.num_pred_tokens, budget.max_depth))
         self._chain = chain if chain.length >= self._threshold and chain.tokens else None
-        if self._chain:
-            drafted = len(chain.tokens)
-            if budget.prices and self.config.budget == "auto":
-                drafted = self._rates.paying(chain.length - 1, drafted, budget.prices)
+        drafted = len(chain.tokens) if self._chain else 0
+        if drafted and budget.prices and self.config.budget == "auto":
+            drafted = self._rates.paying(chain.length - 1, drafted, budget.prices)
+        if drafted:
             tree = DraftTree.chain([context[-1], *chain.tokens[:drafted]], self.device)
             return replace(tree, sources=(chain.source,) * (1 + drafted))
         if self._fallback:
@@ -212,6 +212,11 @@ class SamdDrafter(Drafter):
         self._rates.reset()
         if self._fallback:
             self._fallback.reset()
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether the fallback's memory lives on from question to question in a run."""
+        return self._fallback is not None and self._fallback.is_hot
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the fallback's memory."""

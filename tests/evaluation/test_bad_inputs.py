@@ -147,6 +147,12 @@ CASES = (
     Case("matrix onto a folder", "--save-matrix {}", ("save_matrix",)),
     Case("harvest with original", "--policy original --harvest-prompt", ("harvest_prompt",)),
     Case("cold with original", "--policy original --start cold", ("start", "cold", "original")),
+    Case(
+        "a matrix of nothing",
+        "--fallback none --save-matrix {}/m",
+        ("save_matrix", "keeps nothing"),
+        method="samd",
+    ),
     Case("a matrix for pld", "--save-matrix m", ("--save-matrix", "--help"), method="pld"),
     # other methods
     Case("lookahead level 1", "--level 1", ("level", "got 1", "2 or more"), method="lookahead"),

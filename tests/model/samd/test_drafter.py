@@ -14,7 +14,7 @@ import torch
 from model.decoding import generate
 from model.draft_tree import DraftBudget
 from model.drafter import drafter_class
-from model.samd.drafter import SamdConfig, SamdDrafter
+from model.samd.drafter import FALLBACKS, SamdConfig, SamdDrafter
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.samd.test_static_automaton import built
 from tests.model.test_chain_rates import CHEAP, DEAR
@@ -146,6 +146,25 @@ def test_chains_are_as_long_as_pays() -> None:
         tree = drafter.propose(text, DraftBudget(50, prices=prices))
         assert tree.topology.num_nodes == 1 + length
     assert drafter.propose(text, DraftBudget(50)).topology.num_nodes == 13, "no prices, no cut"
+
+
+def test_where_the_chain_does_not_pay_the_fallback_drafts() -> None:
+    drafter = SamdDrafter(SamdConfig(budget="auto", tree_version="2.2.2"), VOCAB, CPU)
+    text = [*range(40), 3, 4, 5, 6, 7]
+    drafter.start(text)
+    for prices, source in ((CHEAP, "text"), (DEAR, "recycling")):
+        tree = drafter.propose(text, DraftBudget(50, prices=prices))
+        assert tree.topology.num_nodes > 1
+        assert tree.sources[-1] == source
+
+
+def test_without_a_fallback_nothing_is_kept_but_what_chains_were_worth() -> None:
+    alone, helped = (SamdDrafter(SamdConfig(fallback=name), VOCAB, CPU) for name in FALLBACKS[::-1])
+    assert not alone.is_hot and not alone.memory()
+    assert helped.is_hot and helped.memory()
+    assert not alone.is_cold, (
+        "a cold start would forget what was learned of chains, as pld does not"
+    )
 
 
 def test_nodes_say_where_they_come_from(corpus: str) -> None:
