@@ -56,10 +56,8 @@ class LookaheadConfig:
         check_budget(self.budget)
 
 
-class _Window(NamedTuple):
-    """The window as part of a tree: its nodes without the root, and the last row's node of each
-    column.
-    """
+class _Nodes(NamedTuple):
+    """Nodes of a tree: tokens and parents; and of the window's columns the node in its last row."""
 
     tokens: list[int]
     parents: list[int]
@@ -103,23 +101,28 @@ class LookaheadDrafter(Drafter):
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return window and guesses; the best guess alone where only a chain can be verified."""
-        root = context[-1]
-        if budget.prices and not self._retries.allow(self._pays(budget.prices)):
-            self._last_nodes = []
-            return DraftTree.chain([root], self.device)
+        tokens, parents, last_nodes = self._nodes(context[-1], budget)
+        prices = budget.prices
+        if prices and not self._retries.allow(self._pays(len(tokens), prices)):
+            tokens, parents, last_nodes = tokens[:1], parents[:1], []
+        self._last_nodes = last_nodes
+        return DraftTree.from_lists(tokens, tuple(parents), self.device)
+
+    def _nodes(self, root: int, budget: DraftBudget) -> _Nodes:
+        """Return the nodes of window and guesses, the root first."""
         guesses = [guess[: budget.max_depth] for guess in self._pool.get(root, [])]
         if budget.chain_only:
-            self._last_nodes = []
-            return DraftTree.chain([root, *(guesses[-1] if guesses else ())], self.device)
-        tokens, parents, self._last_nodes = self._window_within(budget.max_depth)
-        tokens, parents = [root, *tokens], [-1, *parents]
+            tokens = [root, *(guesses[-1] if guesses else ())]
+            return _Nodes(tokens, list(range(-1, len(tokens) - 1)), [])
+        window = self._window_within(budget.max_depth)
+        tokens, parents = [root, *window.tokens], [-1, *window.parents]
         for guess in guesses:
             parent = 0
             for token in guess:
                 parents.append(parent)
                 parent = len(tokens)
                 tokens.append(token)
-        return DraftTree.from_lists(tokens, tuple(parents), self.device)
+        return _Nodes(tokens, parents, window.last_nodes)
 
     def observe(self, step: VerifiedStep) -> None:
         """Move the window on by one position; a full one gives W new n-grams."""
@@ -137,15 +140,15 @@ class LookaheadDrafter(Drafter):
         self._rows = [*self._rows[1:], predictions]
         self._rows[0] = self._rows[0][1:]
 
-    def _pays(self, prices: Prices) -> bool:
-        """Whether window and guesses as a whole pay: they cannot be had in part."""
-        return (1.0 + self._gain) / prices.of(self.max_nodes) > 1.0 / prices.milliseconds[0]
+    def _pays(self, num_nodes: int, prices: Prices) -> bool:
+        """Whether window and guesses as a whole pay, so many nodes: they cannot be had in part."""
+        return (1.0 + self._gain) / prices.of(num_nodes) > 1.0 / prices.milliseconds[0]
 
-    def _window_within(self, max_depth: int) -> _Window:
+    def _window_within(self, max_depth: int) -> _Nodes:
         """Return the window's nodes, or none of them where its depth does not fit."""
         heads = self._rows[0]
         if len(heads) + len(self._rows) - 1 > max_depth:
-            return _Window([], [], [])
+            return _Nodes([], [], [])
         tokens = list(heads)
         parents = list(range(len(heads)))
         last_nodes = list(range(len(heads) + 1))  # row 0: the root, then the chain of heads
@@ -154,7 +157,7 @@ class LookaheadDrafter(Drafter):
             tokens += row
             parents += last_nodes
             last_nodes = list(range(first, first + len(row)))
-        return _Window(tokens, parents, last_nodes)
+        return _Nodes(tokens, parents, last_nodes)
 
     def _add_ngram(self, first: int, rest: tuple[int, ...]) -> None:
         """Put an n-gram last in its token's list; the oldest leaves when there are more than G."""

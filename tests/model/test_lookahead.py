@@ -180,3 +180,11 @@ def test_an_automatic_budget_drafts_only_while_it_pays_and_tries_again_ever_less
     assert min(sizes_of(cheap, 5)) > 1
     sizes = sizes_of(dear, 2 + FIRST_WAIT)
     assert sizes.count(1) == 1 + FIRST_WAIT
+
+
+def test_what_is_drafted_has_a_price_and_not_what_could_be() -> None:
+    lookahead = LookaheadDrafter(LookaheadConfig(budget="auto"), VOCAB, CPU)
+    assert lookahead.max_nodes > 64
+    lookahead.start(list(range(20)))
+    budget = DraftBudget(99, prices=Prices((1, 16, 64), (1.0, 1.1, 2.5)))
+    assert lookahead.propose([3], budget).topology.num_nodes > 1, "a window that begins"
