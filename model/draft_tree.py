@@ -47,8 +47,9 @@ class TreeTopology:
         self.parents = tuple(parents)
         self._on_device: dict[tuple[str, torch.device, torch.dtype | None], torch.Tensor] = {}
 
+    # All trees of eight nodes there are (429) and some; larger trees hardly ever come again.
     @staticmethod
-    @lru_cache(maxsize=4096)
+    @lru_cache(maxsize=512)
     def from_parents(parents: tuple[int, ...]) -> TreeTopology:
         """Return the topology with these parents, shared by all callers."""
         return TreeTopology(parents)

@@ -257,9 +257,13 @@ class SpeculativeDecoder:
         rule: TokenRule | None = None,
         stop: Callable[[Sequence[int]], bool] | None = None,
     ) -> Iterator[StepRecord]:
-        """Yield the steps of `decode` (same arguments), with this decoder's memory and cache."""
+        """Yield the steps of `decode` (same arguments), with this decoder's memory and cache.
+
+        A method that starts cold begins without either: of a prompt that is not read again, it could
+        not learn again.
+        """
         if self.drafter.is_cold:
-            self.drafter.reset()
+            self.reset()
         return decode(
             self.target,
             self.drafter,

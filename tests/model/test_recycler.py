@@ -195,6 +195,14 @@ def test_a_cold_start_forgets_before_every_prompt() -> None:
     assert not cold.drafter.memory()["adjacency"][61].any()
 
 
+def test_a_cold_start_learns_from_the_same_prompt_again() -> None:
+    cold, prompt = TokenRecycling(known(LLAMA).build(), start="cold"), random_ids(40)
+    first, again = (cold.generate(prompt, max_new_tokens=20) for _ in range(2))
+    assert first.token_ids == again.token_ids
+    assert first.accept_lengths == again.accept_lengths
+    assert len(first.accept_lengths) < 20
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
