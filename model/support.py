@@ -1,8 +1,8 @@
 """What a model declares about itself: refused, chains only, or trees, and how long a text may grow.
 
 Declarations give readable reasons before anything runs; `model.self_test` is the proof. A model
-whose past cannot be rolled back is refused. One whose positions follow the key index instead of
-`position_ids` verifies chains only.
+whose past cannot be rolled back is refused. One whose positions or windows follow the key index instead
+of `position_ids` verifies chains only.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ def why_chain_only(model: PreTrainedModel) -> str:
     """Return why drafts must be chains, as far as declared; empty if nothing speaks against trees."""
     if "position_ids" not in forward_parameters(model):
         return "its forward takes no position_ids, so that a tree's positions cannot be given"
-    if getattr(model.config.get_text_config(decoder=True), "alibi", False):
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "alibi", False):
         return "its alibi positions follow the key index, not position_ids"
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
+        return "the windows of its local layers follow the key index, not position_ids"
     return ""
 
 

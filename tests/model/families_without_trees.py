@@ -41,7 +41,7 @@ CHAINS = [
             "window_size": 8,
         },
         "chains",
-        "tree is not lossless",
+        "windows of its local layers",
         note="window over key indices",
     ),
 ]

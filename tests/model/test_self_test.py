@@ -11,10 +11,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from model import self_test as module
+from model.decoding import generate
 from model.draft_tree import TreeTopology
 from model.hf import TargetModel, UnsupportedModelError
 from model.kv_cache import TreeCache
-from model.self_test import CHAIN, TREE, Comparison, Probe, compare, self_test
+from model.self_test import CHAIN, TREE, Comparison, Probe, compare, expected_logits, self_test
+from tests.model.decoded import drafter_for, random_ids, referee
 from tests.model.family import Family
 
 FLOOR = 1e-2  # logits; a bug is worth more, rounding in float32 far less
@@ -131,6 +134,38 @@ def test_half_precision_is_measured_against_its_own_loop() -> None:
         comparison = compare(target, probe)
     assert comparison.is_exact, str(comparison)
     assert comparison.allowed > FLOOR, "rounding to 8 bits shows in the logits"
+
+
+def test_half_precision_allows_some_roundings_where_the_loop_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_loop_error", lambda *_: 0.0)
+    for dtype in (torch.bfloat16, torch.float16):
+        target = TargetModel(Family("half", "LlamaConfig").build().to(dtype))
+        probe = Probe.random(target.vocab_size, is_chain=True)
+        with torch.inference_mode():
+            spread = float(expected_logits(target, probe).std())
+            assert 0 < compare(target, probe).allowed < 0.2 * spread
+
+
+def test_windows_over_key_indices_are_declared_however_wide() -> None:
+    """The self-test's text is shorter than the window, which the model makes for itself."""
+    layers = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    target = fresh("GPTNeoConfig", **layers, window_size=64)
+    self_test(target)
+    assert "windows of its local layers" in target.chain_reason
+    prompt = random_ids(30)
+    answer = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=120)
+    assert answer.token_ids == referee(target, prompt, 120)
+
+
+@pytest.mark.parametrize("context", [8, 12, 17, 18, 23])
+def test_a_short_context_is_tested_with_a_short_text(context: int) -> None:
+    target = fresh("GPT2Config", n_embd=32, n_layer=2, n_head=4, max_position_embeddings=context)
+    assert self_test(target) < 1e-4
+    assert not target.chain_only
+    with pytest.raises(UnsupportedModelError, match="has a context of 7 tokens; allowed: 8 or"):
+        self_test(fresh("GPT2Config", n_embd=32, n_head=4, max_position_embeddings=7))
 
 
 def assert_trees_are_given_up(target: TargetModel, reason: str = "tree is not lossless") -> None:
