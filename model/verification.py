@@ -22,6 +22,10 @@ from model.draft_tree import DraftTree, TreeTopology
 from model.probes import probed
 from model.top_k import top_k
 
+# Logits count as at least this large where near-ties are looked for: the largest may be near 0, while what
+# is summed up for it, and rounds, is not.
+LEAST_SIZE = 8.0
+
 
 class InvalidLogitsError(ArithmeticError):
     """The model's logits hold no largest number: there is no next token to speak of."""
@@ -119,8 +123,8 @@ class GreedyRule:
         if tie_margin:
             largest, *others = scores.topk(min(2, len(scores))).values.tolist()
             # A processor may leave a small score in front; the noise is that of the logits.
-            scale = max(abs(largest), float(logits.abs().max()))
-            if others and largest - others[0] < tie_margin * scale:
+            gap = max(tie_gap(largest, tie_margin), tie_gap(float(logits.max()), tie_margin))
+            if others and largest - others[0] < gap:
                 return None
         return int(scores.argmax())
 
@@ -184,7 +188,7 @@ def verify(
         eos_ids: token ids that end the text.
         max_tokens: most tokens to emit; None sets no limit.
         tie_margin: greedy decoding stops, undecided, at a node whose two largest logits differ by
-            less than this share of the largest; 0 decides always.
+            less than this share of the largest (`tie_gap`); 0 decides always.
         num_candidates: candidates k that the drafter wants after every node.
         stop: asked after every emitted token, with the whole text, whether the text ends there.
         with_probes: whether the drafter wants the probes of every node.
@@ -210,7 +214,7 @@ def verify(
         token: int | None
         if rule is not None:
             token = rule.choose(logits[node], [*prefix, *emitted], tie_margin)
-        elif others and largest - others[0] < tie_margin * abs(largest):
+        elif others and largest - others[0] < tie_gap(largest, tie_margin):
             token = None
         elif others and largest == others[0]:
             token = int(logits[node].argmax())  # the first among equals, as plain decoding takes
@@ -244,6 +248,11 @@ def decides_near_ties(dtype: torch.dtype) -> bool:
     be decoded twice.
     """
     return dtype.itemsize >= 4
+
+
+def tie_gap(largest: float, margin: float) -> float:
+    """Return the difference from the largest logit below which rounding could exchange two."""
+    return margin * max(abs(largest), LEAST_SIZE)
 
 
 def check_finite(largest: float) -> None:

@@ -20,7 +20,7 @@ import torch
 from model.draft_tree import DraftBudget, DraftTree, TreeTopology
 from model.static_cache import StaticTreeCache, StaticView, move_rows
 from model.top_k import top_k
-from model.verification import Acceptance, Candidates, check_finite
+from model.verification import LEAST_SIZE, Acceptance, Candidates, check_finite
 
 if TYPE_CHECKING:
     from model.static import StaticTarget
@@ -160,7 +160,8 @@ class WholeStep:
         chosen = logits.argmax(dim=-1)  # [N]: of equals the first, as plain decoding takes
         is_open = torch.zeros_like(chosen, dtype=torch.bool)
         if self._tie_margin and count > 1:
-            is_open = values[:, 0] - values[:, 1] < self._tie_margin * values[:, 0].abs()
+            size = values[:, 0].abs().clamp(min=LEAST_SIZE)  # as `tie_gap`
+            is_open = values[:, 0] - values[:, 1] < self._tie_margin * size
         is_root = self._depths == 0
         ends_text = torch.isin(token_ids, self._ends) & ~is_root
         goes_on = ~is_open & ~ends_text & (self._depths < self._room)

@@ -22,10 +22,12 @@ VOCAB_SIZE = 64
 NUM_TOKENS = 60
 
 
-def model_with_twins(seed: int, stride: int, most_queries: int = 0) -> TargetModel:
+def model_with_twins(
+    seed: int, stride: int, most_queries: int = 0, shift: float = 0.0
+) -> TargetModel:
     """Return a random Llama whose output rows `stride * i` and `stride * i + 1` are near-equal.
 
-    Up to so many queries attend by the kernel for few.
+    Up to so many queries attend by the kernel for few. All logits are smaller by the shift.
     """
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -44,6 +46,7 @@ def model_with_twins(seed: int, stride: int, most_queries: int = 0) -> TargetMod
         rows = llama.lm_head.weight
         noise = 1 + 1e-7 * torch.randn(VOCAB_SIZE // stride, 64)
         rows[1::stride] = rows[0::stride] * noise
+        llama.lm_head.bias = torch.nn.Parameter(torch.full((VOCAB_SIZE,), -shift))
     target = TargetModel(llama)
     target.__dict__["attention"] = Attention(target.config, True, most_queries)
     return target
@@ -57,14 +60,14 @@ def tokens_of(target: TargetModel, method: str, prompt: list[int]) -> list[int]:
     return generation.token_ids
 
 
-def num_differing(stride: int, most_queries: int = 0) -> int:
+def num_differing(stride: int, most_queries: int = 0, shift: float = 0.0) -> int:
     """Count the answers that differ from plain decoding's over seeds and methods."""
     count = 0
     for seed in range(4):
-        target = model_with_twins(seed, stride)
+        target = model_with_twins(seed, stride, shift=shift)
         prompt = torch.randint(VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(seed))
         plain = tokens_of(target, "vanilla", prompt.tolist())
-        target = model_with_twins(seed, stride, most_queries)
+        target = model_with_twins(seed, stride, most_queries, shift)
         for method in METHODS:
             count += tokens_of(target, method, prompt.tolist()) != plain
     return count
@@ -76,6 +79,12 @@ def test_near_ties_fall_as_in_plain_decoding(stride: int, most_queries: int) -> 
     if most_queries and not few_rows_kernel():
         pytest.skip("the kernels cannot be built here")
     assert num_differing(stride, most_queries) == 0
+
+
+@pytest.mark.parametrize("shift", [4.0, 6.0])
+def test_near_ties_at_a_logit_of_nothing_are_near_ties(shift: float) -> None:
+    """The largest logits lie around 0, where a share of them is less than what rounds."""
+    assert num_differing(2, shift=shift) == 0
 
 
 def test_the_models_have_near_ties_that_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,14 @@ import torch
 from model import verification as module
 from model.draft_tree import DraftTree
 from model.probes import probed
-from model.verification import Acceptance, InvalidLogitsError, SamplingRule, read_out, verify
+from model.verification import (
+    Acceptance,
+    GreedyRule,
+    InvalidLogitsError,
+    SamplingRule,
+    read_out,
+    verify,
+)
 
 CPU = torch.device("cpu")
 VOCAB = 4  # small, so that siblings repeat tokens and paths are long
@@ -165,3 +172,12 @@ def test_what_travels_from_a_device_is_what_the_host_reads(
         assert torch.equal(probes, probed(logits)) and torch.equal(
             probes[:, 1], logits[:, 4].float()
         )
+
+
+@pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float32).min])
+def test_ruled_out_tokens_are_no_measure_of_rounding(masked: float) -> None:
+    """Else every token of a model that rules some out would be decoded twice under a processor."""
+    rule = GreedyRule([lambda _, scores: scores / 1.05])
+    logits = torch.tensor([3.0, 1.0, masked, masked])
+    assert rule.choose(logits, [0], tie_margin=1e-4) == 0
+    assert rule.choose(torch.tensor([3.0, 3.0 - 1e-5, masked]), [0], tie_margin=1e-4) is None
