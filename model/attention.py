@@ -247,6 +247,7 @@ def measure(num_heads: int, shape: LayerShape) -> int:
     dtype = shape.keys.dtype
     module = torch.nn.Module()
     module.num_key_value_groups = num_heads // shape.keys.num_heads  # type: ignore[assignment]
+    generator = torch.Generator().manual_seed(0)  # not the user's
     most = 0
     for n in (*DRAFTS, *PROMPTS):
         is_draft = n in DRAFTS
@@ -256,10 +257,10 @@ def measure(num_heads: int, shape: LayerShape) -> int:
         ]
         num_bytes = sum(torch.Size(size).numel() for size in sizes) * dtype.itemsize
         layers = [
-            [torch.randn(size).to(dtype) for size in sizes]
+            [torch.randn(size, generator=generator).to(dtype) for size in sizes]
             for _ in range(max(1, TIMED_BYTES // num_bytes))
         ]
-        query = torch.randn(1, num_heads, n, shape.keys.head_dim).to(dtype)
+        query = torch.randn(1, num_heads, n, shape.keys.head_dim, generator=generator).to(dtype)
         mask = torch.zeros(1, 1, n, num_keys, dtype=dtype) if is_draft and n > 1 else None
         times: dict[Callable[..., Any], list[float]] = {
             few_queries_attention: [],

@@ -271,8 +271,9 @@ def linear_kernels(target: TargetModel, is_compiled: bool = False) -> LinearKern
     build = few_rows_kernel() if target.dtype in DTYPES else None
     kernels = [FEW_ROWS] if build else []
     itemsize = target.dtype.itemsize if has_blocks(target.dtype) else 4
-    # The compiler does not know oneDNN's layout.
-    if not is_compiled and num_weights * itemsize <= MEMORY_SHARE * _free_memory():
+    # The compiler does not know oneDNN's layout, and float64 would be rounded.
+    is_allowed = not is_compiled and target.dtype in DTYPES
+    if is_allowed and num_weights * itemsize <= MEMORY_SHARE * _free_memory():
         kernels.append(PACKED)
     name = "linear-kernels"
     key = "-".join((machine_key(target), *(kernel.name for kernel in kernels if kernel.is_copy)))
@@ -331,7 +332,8 @@ def _ratios(kernel: Kernel, layers: Sequence[nn.Linear]) -> dict[int, float]:
             if n * weight.numel() > MOST_PRODUCTS:
                 part = _part_of(layers[0], MOST_PRODUCTS // n)
                 some, others = [kernel.made(part)], [part.forward]
-            rows = torch.randn(1, n, weight.shape[1]).to(weight.dtype)
+            generator = torch.Generator().manual_seed(0)  # not the user's
+            rows = torch.randn(1, n, weight.shape[1], generator=generator).to(weight.dtype)
             ratios[n] = _time_ratio(some, others, rows)
     except (RuntimeError, AttributeError):
         return {}  # this build of torch has no such kernel

@@ -28,8 +28,8 @@ def read_measured(name: str, key: str) -> Any:
 
 def write_measured(name: str, key: str, content: object) -> None:
     """Keep `content` for later runs; where the folder cannot be written they measure again."""
-    file = _file(name, key)
     try:
+        file = _file(name, key)
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
@@ -68,6 +68,12 @@ def device_name(device: torch.device) -> str:
 
 
 def _file(name: str, key: str) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("TOKEN_RECYCLING_CACHE") or Path(base) / "token-recycling")
-    return folder / f"{name}-{key}.json"
+    """Return the file of what was measured; OSError where there is no folder for it."""
+    folder = os.environ.get("TOKEN_RECYCLING_CACHE")
+    if folder:
+        return Path(folder) / f"{name}-{key}.json"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise OSError("the user has no home folder") from error
+    return Path(base) / "token-recycling" / f"{name}-{key}.json"

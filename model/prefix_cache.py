@@ -21,7 +21,7 @@ from model.kv_cache import TreeCache
 from model.support import rope_border
 
 # What peft's layers say about the adapters that take part.
-ADAPTER_STATE = ("active_adapters", "disable_adapters", "merged_adapters")
+ADAPTER_STATE = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
 
 class PrefixCache:

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, RepetitionPenaltyLogitsProcessor
 
 import model as package
-from model import SpeculativeDecoder, TokenRecycling
+from model import SpeculativeDecoder, TokenRecycling, attention, linear_kernels
 from model.drafter import METHODS
 from tests.model.decoded import known, random_ids, referee, required_options
 
@@ -266,3 +266,19 @@ def test_packages_names_are_there_and_no_others() -> None:
     assert all(hasattr(package, name) for name in package.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Recycler'"):
         _ = package.Recycler
+
+
+def test_measuring_draws_nothing_from_the_users_generator(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else the first sampled text on a machine is another than the second, from one seed."""
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
+    monkeypatch.setattr(linear_kernels, "FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(attention, "FEWEST_WEIGHTS", 0)
+    model = known(LLAMA).build()
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    decoder = SpeculativeDecoder(model)
+    assert decoder.target.linear_kernels and decoder.target.attention
+    assert list(tmp_path.glob("linear-kernels-*.json"))
+    assert torch.equal(torch.get_rng_state(), before)

@@ -43,6 +43,7 @@ def decoded(decoder: SpeculativeDecoder) -> list[int]:
 @pytest.mark.parametrize("method", METHODS)
 def test_adapters_count_and_may_be_switched_between_answers(method: str) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
+    rescale_adapter_scale = pytest.importorskip("peft.helpers").rescale_adapter_scale
     base = plain(known(LLAMA).build())
     config = peft.LoraConfig(
         r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
@@ -55,6 +56,9 @@ def test_adapters_count_and_may_be_switched_between_answers(method: str) -> None
     assert decoded(decoder) == adapted
     with model.disable_adapter():
         assert decoded(decoder) == base, "rows of the adapted model should not be kept"
+    with rescale_adapter_scale(model, 0.3):
+        rescaled = plain(model)
+        assert decoded(decoder) == rescaled != adapted
     assert decoded(decoder) == adapted
     ids = torch.tensor([PROMPT])
     decode = speculative(method, **required_options(method, VOCAB))
