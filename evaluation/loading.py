@@ -192,10 +192,3 @@ def load_target(
             f"{hint if 'safetensors' in str(error) else ''}"
         ) from error
     return target
-
-
-def eos_ids_of(target: TargetModel, tokenizer: Any) -> frozenset[int]:
-    """Return the ids that end a text: the generation config's, and the tokenizer's."""
-    found = getattr(target.model.generation_config, "eos_token_id", None)
-    listed = found if isinstance(found, list) else [found]
-    return frozenset(token for token in (*listed, tokenizer.eos_token_id) if token is not None)

@@ -14,13 +14,13 @@ import torch
 from evaluation.answer_row import Turn
 from evaluation.conversation import Conversation
 from evaluation.lean_drafter import LeanDrafter
-from evaluation.loading import eos_ids_of, load_target
+from evaluation.loading import load_target
 from evaluation.memory_file import make_drafter
 from evaluation.run_config import RunConfig
 from evaluation.step_counts import step_counts
 from model.decoding import generate
 from model.drafter import Drafter
-from model.hf import TargetModel, sampling_processors
+from model.hf import TargetModel, eos_ids_of, sampling_processors
 from model.verification import SamplingRule
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """A chat in the terminal: answers stream in, and what one step accepted shares a colour.
 
-The one front end in `model/`: no other module here parses arguments, prints, or imports from
-`evaluation/`.
+The one front end in `model/`: no module here but this and `model.chat_setup` parses arguments or
+imports from `evaluation/`.
 
 Run:
     python -m model.chat

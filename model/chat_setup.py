@@ -56,7 +56,7 @@ class ChatSetup:
             transformers_logging.disable_progress_bar()  # noise in a log
         run = self._run
         target = load_target(run, self._hf_config, self._dtype, self._device)
-        decoder = SpeculativeDecoder(target.model, self._tokenizer, self._options.method)
+        decoder = SpeculativeDecoder(target, self._tokenizer, self._options.method)
         if self._memory:
             decoder.drafter.load_memory(self._memory)
         names = ("seed", "max_new_tokens", "temperature", "top_k", "top_p")

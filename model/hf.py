@@ -1,6 +1,7 @@
 """The target model: a stock Hugging Face causal LM, unmodified, that can verify draft trees.
 
-All contact with transformers' models is here, in `model.kv_cache` and in `model.support`. A tree goes
+All that decoding asks of transformers' models is here; caches, attention functions and what models
+declare have modules of their own (`model.kv_cache`, `model.attention`, `model.support`). A tree goes
 into the model as an additive 4-D float mask (a dict of masks for models with `layer_types`),
 explicit positions and a `TreeCache`. What the model can verify is read off what it declares
 (`model.support`), and proved by `model.self_test`.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import (
@@ -316,6 +317,14 @@ class TargetModel:
         else:
             blocked = keys <= queries - self.config.sliding_window
         return mask.masked_fill(blocked, torch.finfo(mask.dtype).min)
+
+
+def eos_ids_of(target: TargetModel, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end a text: the generation config's, and the tokenizer's if there is one."""
+    found = getattr(target.model.generation_config, "eos_token_id", None)
+    listed = found if isinstance(found, list) else [found]
+    of_tokenizer = getattr(tokenizer, "eos_token_id", None)
+    return frozenset(token for token in (*listed, of_tokenizer) if token is not None)
 
 
 def sampling_processors(temperature: float, top_k: int, top_p: float) -> list[LogitsProcessor]:

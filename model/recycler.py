@@ -31,7 +31,7 @@ from transformers import (
 
 from model.decoding import StepRecord, decode
 from model.drafter import Drafter, drafter_class, unknown_name
-from model.hf import TargetModel, sampling_processors
+from model.hf import TargetModel, eos_ids_of, sampling_processors
 from model.memory_file import load_memory, save_memory
 from model.prefix_cache import PrefixCache
 from model.prompts import prompt_ids_of
@@ -99,7 +99,7 @@ class SpeculativeDecoder:
 
     Args:
         model: a loaded causal LM on its device(s), in eval mode; LoRA adapters of peft and compiled
-            models included.
+            models included. Or a target that has been checked (`model.self_test`).
         tokenizer: its tokenizer; None if prompts come as token ids and no text is wanted.
         method: a name in `model.drafter.METHODS`.
         options: the method's options, such as `output_id_topk=16` for recycling.
@@ -115,14 +115,17 @@ class SpeculativeDecoder:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | TargetModel,
         tokenizer: Any = None,
         method: str = "recycling",
         **options: Any,
     ) -> None:
         config = _config_of(method, options)
-        self.target = TargetModel(_base_of(model))
-        self_test(self.target)
+        if isinstance(model, TargetModel):
+            self.target = model
+        else:
+            self.target = TargetModel(_base_of(model))
+            self_test(self.target)
         self.tokenizer = tokenizer
         self.method = method
         self.drafter: Drafter = drafter_class(method)(
@@ -168,10 +171,7 @@ class SpeculativeDecoder:
     @property
     def eos_ids(self) -> frozenset[int]:
         """The token ids that end a text: the generation config's, and the tokenizer's."""
-        found = getattr(self.target.model.generation_config, "eos_token_id", None)
-        listed = found if isinstance(found, list) else [found]
-        of_tokenizer = getattr(self.tokenizer, "eos_token_id", None)
-        return frozenset(token for token in (*listed, of_tokenizer) if token is not None)
+        return eos_ids_of(self.target, self.tokenizer)
 
     def generate(
         self,

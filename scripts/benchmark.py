@@ -34,7 +34,6 @@ from evaluation.conversation import choose_conversation
 from evaluation.loading import (
     choose_device,
     choose_dtype,
-    eos_ids_of,
     load_config_and_tokenizer,
     load_target,
 )
@@ -45,7 +44,7 @@ from evaluation.run_config import DTYPES, RunConfig
 from evaluation.tables import json_line
 from model.decoding import generate
 from model.drafter import METHODS, Drafter, drafter_class, unknown_name
-from model.hf import TargetModel
+from model.hf import TargetModel, eos_ids_of
 from model.measured import device_name
 from model.sps.draft_model import check_draft_model, load_draft_model
 from model.static import CompiledTarget

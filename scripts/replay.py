@@ -26,7 +26,6 @@ from evaluation.conversation import Conversation, Message, choose_conversation
 from evaluation.loading import (
     choose_device,
     choose_dtype,
-    eos_ids_of,
     load_config_and_tokenizer,
     load_target,
 )
@@ -34,7 +33,7 @@ from evaluation.provenance import git_commit, model_fingerprint
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import cell, json_line, markdown_table
-from model.hf import TargetModel
+from model.hf import TargetModel, eos_ids_of
 from scripts.benchmark import spread
 from scripts.replay_recording import RecordedTurn, Recording, Source
 from scripts.replay_scores import check_replayable, drafter_from, figures, replay, score

@@ -27,13 +27,13 @@ from evaluation.conversation import choose_conversation
 from evaluation.loading import (
     choose_device,
     choose_dtype,
-    eos_ids_of,
     load_config_and_tokenizer,
     load_target,
 )
 from evaluation.questions import load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
+from model.hf import eos_ids_of
 from scripts.benchmark import Method, Setting, drafter_of, our_method
 
 # Growth of memory from the second block to the last that still counts as flat.
