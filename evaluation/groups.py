@@ -38,8 +38,18 @@ DEFAULT_BASELINE = "vanilla"
 MBPP = "mbpp"
 SPEC_BENCH = "spec_bench"
 UNKNOWN = "unknown"
-FURTHER_OPTIONS = ("load_matrix", "shuffle", "top_k", "top_p")
-CONDITIONS = ("model", "device", "dtype", "threads", "max_new_tokens", "temperature", "bench")
+# Beside the method's options: parts of a benchmark are not runs of the whole.
+FURTHER_OPTIONS = (
+    *("load_matrix", "shuffle", "top_k", "top_p"),
+    *("question_begin", "question_end", "shard"),
+)
+# Older sidecars lack the second line, and mean what the option's default says.
+CONDITIONS = (
+    *("model", "device", "dtype", "threads", "max_new_tokens", "temperature"),
+    *("compile", "num_choices", "num_workers", "conv_template"),
+    "bench",
+)
+DEFAULTS = {"compile": False, "num_choices": 1, "num_workers": None, "conv_template": UNKNOWN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +97,8 @@ class AnswerFile:
         model = "/".join(PurePath(str(model_path)).parts[-2:]) if model_path else UNKNOWN
         if self.meta.get("model_fingerprint"):
             model += f"@{self.meta['model_fingerprint']}"
-        return (model, *(str(self.meta.get(key, UNKNOWN)) for key in CONDITIONS[1:-1]))
+        known = DEFAULTS | self.meta if self.meta else {}
+        return (model, *(str(known.get(key, UNKNOWN)) for key in CONDITIONS[1:-1]))
 
 
 @dataclass(slots=True)
@@ -144,7 +155,13 @@ class Group(NamedTuple):
     def caption(self) -> str:
         """One line that says what the group's figures were measured with."""
         facts = self.facts
-        rest = [f"{name} {facts[name]}" for name in (*CONDITIONS[1:], "commit")]
+        usual = [(name, str(value)) for name, value in DEFAULTS.items()]
+        usual += [(name, UNKNOWN) for name in DEFAULTS]
+        rest = [
+            f"{name} {facts[name]}"
+            for name in (*CONDITIONS[1:], "commit")
+            if (name, facts[name]) not in usual
+        ]
         return f"**{facts['model']}**: {', '.join(rest)}; baseline {self.baseline.label}"
 
 

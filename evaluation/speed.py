@@ -41,6 +41,7 @@ from evaluation.tables import json_line
 CONDITIONS = (
     *("model_path", "model_fingerprint", "device", "dtype"),
     *("threads", "max_new_tokens", "temperature"),
+    *("compile", "num_choices", "num_workers", "conv_template", "question_file_sha256"),
 )
 
 
