@@ -58,6 +58,7 @@ class AnswerLog:
         try:
             rows: list[dict[str, Any]] = []
             self._meta = dict(meta)
+            self.is_finished = False  # whether the rows are a run's that came to its end
             if not overwrite and os.fstat(self._descriptor).st_size:
                 # The sidecar first: a file that is not of this run is left as it is, torn or not.
                 self._meta = self._agree_with_sidecar(self._meta)
@@ -181,11 +182,23 @@ class AnswerLog:
                     f"answer file {self.file} is of a run with {key} {found.get(key)!r}, this one has "
                     f"{mine.get(key)!r}; {how}"
                 )
+        self.is_finished = found.get("end_time") is not None
         part = {key: mine.get(key) for key in ("start_time", "git_commit", "versions")}
-        return {**found, "end_time": None, "resumed": [*found.get("resumed", []), part]}
+        resumed = [*found.get("resumed", []), part]
+        return {**found, **_wider(found, mine), "end_time": None, "resumed": resumed}
 
     def _write_meta(self) -> None:
         write_whole(self._meta_file, json.dumps(self._meta, indent=2) + "\n")
+
+
+def _wider(found: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the range of questions that holds those of both runs; None is no limit."""
+    ranges = {}
+    for key, outer in (("question_begin", min), ("question_end", max)):
+        if key in mine:
+            limits = (found.get(key), mine[key])
+            ranges[key] = None if None in limits else outer(limits)
+    return ranges
 
 
 def _open_locked(file: Path) -> int:

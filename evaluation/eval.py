@@ -214,11 +214,13 @@ def run_eval(
     log.begin()
     answerer = _ForwardFunction(forward_func, model.eval(), tokenizer, max_new_tokens, kwargs)
     try:
-        return answer_questions(
+        code = answer_questions(
             answerer, conversation, questions, log, model_id=model_id, num_choices=num_choices
         )
-    finally:
         log.finish()
+    finally:
+        log.close()
+    return code
 
 
 def reorg_answer_file(answer_file: str) -> None:

@@ -86,7 +86,8 @@ def _check_together(shards: Sequence[Shard]) -> None:
         names = ", ".join(str(shard.meta["shard"]) for shard in shards)
         raise UserError(f"shards: got {names}; expected each of {first.count} once")
     for shard in shards[1:]:
-        for key in sorted((set(first.meta) | set(shard.meta)) - NOT_COMPARED - {"shard"}):
+        may_differ = NOT_COMPARED - {"question_begin", "question_end"} | {"shard"}
+        for key in sorted((set(first.meta) | set(shard.meta)) - may_differ):
             if first.meta.get(key) != shard.meta.get(key):
                 raise UserError(
                     f"{shard.path}: has {key} {shard.meta.get(key)!r}, {first.path} has "

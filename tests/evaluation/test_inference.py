@@ -186,7 +186,22 @@ def test_a_resumed_hot_run_is_the_run_that_was_cut(
     for end in (1, 4, QUESTIONS):
         run("recycling", options, cut, *more.split(), "--question-end", end)
     assert steps_of(cut) == steps_of(uncut)
-    assert len(read_meta(cut)["resumed"]) == 2
+    meta = read_meta(cut)
+    assert len(meta["resumed"]) == 2
+    assert meta["question_end"] == QUESTIONS
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_run_that_was_broken_off_after_its_last_answer_is_finished(
+    greedy: dict[str, Path], options: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_bytes(greedy["pld"].read_bytes())
+    meta = read_meta(greedy["pld"]) | {"end_time": None}
+    file.with_suffix(".meta.json").write_text(json.dumps(meta))
+    assert run("pld", options, file) == 0
+    assert read_meta(file)["end_time"] > meta["start_time"]
+    assert file.read_bytes() == greedy["pld"].read_bytes()
 
 
 def test_a_finished_run_is_left_as_it_is(

@@ -73,6 +73,7 @@ def test_half_a_run_is_refused(
         ({"end_time": None}, "not finished"),
         ({"start_time": "monday"}, "not finished"),
         ({"dtype": "bfloat16"}, "dtype 'bfloat16'"),
+        ({"question_end": 2}, "question_end 2"),
         ({"shard": "2/4"}, "expected each"),
         ({"shard": "x/y"}, "is no shard"),
     ],

@@ -129,7 +129,11 @@ def test_a_cell_that_fails_does_not_stop_the_rest_and_is_tried_again(
     mended = Commands(fails="nothing")
     monkeypatch.setattr(subprocess, "run", mended)
     assert main([str(file)]) == 0
-    assert mended.ran == ["inference_pld", "inference_pld", "leaderboard"], (
-        "finished cells ran again"
+    assert mended.ran == failing.ran, (
+        "finished cells' commands see whether they are still what is asked"
     )
     assert len(mended.reported) == 6
+    changed = Commands(fails="recycling")  # as one does whose answers are of other options
+    monkeypatch.setattr(subprocess, "run", changed)
+    assert main([str(file)]) == 1
+    assert len(changed.reported) == 4, "the report should not hold what is refused"
