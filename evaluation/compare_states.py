@@ -10,7 +10,8 @@ one loaded model answers the same questions with the memory in several states:
 - warm: as the hot pass over these very questions left it, or as --load-matrix has it.
 
 Every state but hot is compared with hot, with a paired 95% interval over questions. Tokens accepted
-do not depend on the machine's speed, so that runs need not be repeated.
+do not depend on the machine's speed, so that runs need not be repeated; automatic budgets, which do,
+are refused.
 
 Run:
     python -m evaluation.compare_states --method recycling --max-new-tokens 128 --shuffles 1 2
@@ -265,6 +266,12 @@ def _check(
         raise UserError(
             f"start: got {config.start}; leave it out: this command compares the starts"
         )
+    for name in ("budget", "tree_version"):
+        if getattr(config, name, None) == "auto":
+            raise UserError(
+                f"{name}: got auto, which follows the clock, so that no two runs are alike; allowed: "
+                f"{'fixed' if name == 'budget' else 'a tree template'}"
+            )
     if len(set(shuffles)) < len(shuffles) or min(shuffles, default=0) < 0:
         raise UserError(f"shuffles: got {shuffles}; allowed: different seeds of 0 or more")
 

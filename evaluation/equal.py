@@ -97,14 +97,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     differences = comparison.differences
     judged: dict[str, Any] = {}
     is_harmless = not differences
-    if options.model_path is not None:
+    if options.model_path is not None and differences:
         from evaluation.replay import Replay, judge, judged_text  # imported late: torch
 
         replay = Replay((paths[0], paths[1]), rows, options.model_path, options.question_file)
         judged = judge(replay, differences, comparison.num_questions)
         print(judged_text(judged, differences))
         is_harmless = judged["ties"] == len(differences)
-    elif options.question_file is not None:
+    elif options.question_file is not None and options.model_path is None:
         raise UserError("question_file: got without --model-path; leave it out, or give both")
     report = {
         "equal": not differences,

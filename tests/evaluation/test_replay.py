@@ -85,6 +85,13 @@ def test_ties_alone_are_no_error_but_anything_else_is(
     folder = _change(answers, tmp_path / "a", _wrong_token)
     assert main(_words(folder, tiny_model)) == 0
     assert "1 ties in 2 questions" in capsys.readouterr().out
+    # A tie in one answer does not excuse another.
+    file = folder / "recycling.jsonl"
+    first, *rest = read_rows(file)
+    first["choices"][0]["token_ids"][-1].pop()
+    write_rows(file, [first, *rest])
+    assert main(_words(folder, tiny_model)) == 1
+    assert "1 ties in 2 questions" in capsys.readouterr().out
     # An answer that ends early has no token to judge.
     folder = _change(answers, tmp_path / "b", lambda choice: choice["token_ids"][-1].pop())
     assert main(_words(folder, tiny_model)) == 1
