@@ -290,6 +290,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             drafter_of(method)
     if "vanilla" not in args.methods:
         raise UserError("methods: vanilla, the baseline, must be among them")
+    numbers = {"num_questions": args.num_questions, "repetitions": args.repetitions}
+    for name, number in (*numbers.items(), *(("contexts", context) for context in args.contexts)):
+        if number < 1:
+            raise UserError(f"{name}: got {number}; allowed: 1 or more")
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
     try:
         run = RunConfig(

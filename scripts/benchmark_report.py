@@ -80,8 +80,8 @@ def summarise(answers: dict[str, list[list[Answer]]], tasks: Sequence[str]) -> l
             "speedup": speedup(work, work_of(base, end_to_end)),
             "mean_accepted_tokens": float(np.mean(lengths)) if lengths else None,
             "differing_answers": sum(
-                mine.token_ids != plain.token_ids
-                for mine, plain in zip(runs[0], base[0], strict=True)
+                any(mine.token_ids != plain.token_ids for mine in repetitions)
+                for plain, *repetitions in zip(base[0], *runs, strict=True)
             ),
         }
         for referee in referees:
@@ -147,7 +147,8 @@ def print_tables(rows: list[dict[str, Any]], curve: list[CostPoint], roof: Roofl
     header += ["decode / vanilla [95%]", "MAT", "% " + " ".join(PARTS), "differ"]
     print(markdown_table(header, table))
     tasks = list(rows[0]["speedup_by_task"])
-    base = "generate" if "speedup_over_generate" in rows[0] else "vanilla"
+    keys = {name: f"speedup_over_{name.replace('-', '_')}" for name in REFEREES}
+    base = next((name for name, key in keys.items() if key in rows[0]), "vanilla")
     print(f"\nend to end / {base}, by task\n")
     by_name = [
         [row["method"], *(f"{row['speedup_by_task'][task]:.2f}x" for task in tasks)] for row in rows

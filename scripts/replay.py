@@ -31,7 +31,7 @@ from evaluation.loading import (
 )
 from evaluation.provenance import git_commit, model_fingerprint
 from evaluation.questions import Question, load_questions, question_file_of
-from evaluation.run_config import RunConfig
+from evaluation.run_config import DTYPES, RunConfig
 from evaluation.tables import cell, json_line, markdown_table
 from model.hf import TargetModel, eos_ids_of
 from scripts.benchmark import spread
@@ -68,7 +68,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-questions", type=int, help="evenly spread over the file; all")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
     parser.add_argument("--top-k", type=int, default=32, help="likeliest tokens kept (%(default)s)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES, help="(%(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
 
 

@@ -62,7 +62,7 @@ class Source:
         model = self.model_path.removeprefix(root)
         return (
             f"{model} ({self.model_fingerprint}), {self.dtype}, {self.questions}, "
-            f"{self.max_new_tokens} new tokens, greedy"
+            f"{self.max_new_tokens} new tokens"
         )
 
 

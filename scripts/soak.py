@@ -34,7 +34,7 @@ from evaluation.questions import load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
 from model.hf import eos_ids_of
-from scripts.benchmark import Method, Setting, drafter_of, our_method
+from scripts.benchmark import Method, Setting, choose_draft_model, drafter_of, our_method
 
 # Growth of memory from the second block to the last that still counts as flat.
 FLAT_GROWTH = 0.05
@@ -95,6 +95,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--methods", nargs="+", default=["recycling"], help="(%(default)s)")
     parser.add_argument("--model-path", default=RunConfig().model_path, help="folder or hub name")
+    parser.add_argument(
+        "--draft-model", help="of sps (default: the demo model's with the demo model)"
+    )
     parser.add_argument("--bench-name", default="demo", help="benchmark in data/ (first turns)")
     parser.add_argument("--num-questions", type=int, default=1000, help="(%(default)s)")
     parser.add_argument("--block", type=int, default=100, help="questions of a line (%(default)s)")
@@ -112,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     for name in args.methods:
         drafter_of(name)
+    draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
     try:
         run = RunConfig(
             model_path=args.model_path, threads=args.threads, max_new_tokens=args.max_new_tokens
@@ -127,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = load_target(run, hf_config, choose_dtype(run, device), device)
     eos_ids = eos_ids_of(target, tokenizer)
     prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]
-    setting = Setting(target, args.max_new_tokens, eos_ids)
+    setting = Setting(target, args.max_new_tokens, eos_ids, draft_model)
     report = {}
     for name in args.methods:
         method = our_method(setting, name)

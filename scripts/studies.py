@@ -26,6 +26,7 @@ from evaluation.conversation import choose_conversation
 from evaluation.files import write_whole
 from evaluation.loading import load_config_and_tokenizer
 from evaluation.provenance import git_commit
+from evaluation.report_options import make_folder
 from evaluation.run_config import RunConfig
 from evaluation.tables import cell, json_line, markdown_table
 from model.drafter import unknown_name
@@ -82,10 +83,11 @@ def page(name: str, study: Study, title: str, num_turns: int) -> str:
     """Return a study as Markdown: question, provenance, table, figure."""
     header = ["drafter", study.varied, "MAT", "MAT before loops", "nodes a step"]
     rows = [[point.series, str(point.x), *map(cell, point.figures)] for point in study.points]
+    greedy = ", greedy" if study.is_greedy else ""
     parts = [
         f"# {study.question}",
         f"`python -m scripts.studies {name}`, commit {git_commit() or 'unknown'}: {num_turns} turns of "
-        f"{title}. MAT is the mean of accepted tokens a step, bonus token included; before loops: only "
+        f"{title}{greedy}. MAT is the mean of accepted tokens a step, bonus token included; before loops: only "
         "steps that begin before an answer is seen to repeat itself. Nodes include the root.",
         study.note,
         markdown_table(header, rows, num_text_columns=2),
@@ -114,8 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in (*STUDIES, ALL):
             raise UserError(unknown_name("studies", name, [*STUDIES, ALL]))
     out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     file = Path(args.recording) if args.recording else None
+    if file:
+        defaults = vars(build_parser().parse_args([ALL]))
+        for name, value in vars(args).items():
+            if name not in ("studies", "out", "recording") and value != defaults[name]:
+                raise UserError(
+                    f"{name}: got {value} with a recording, which has its own; leave it out"
+                )
     if file:
         recording = Recording.load(file)
         model = load_recorded_model(recording.source)

@@ -128,7 +128,7 @@ def temperature(lab: Lab) -> Study:
     note = (
         "One seed; at one temperature all drafters give the same text, at another a different one."
     )
-    return Study("What does sampling cost?", "temperature", points, note)
+    return Study("What does sampling cost?", "temperature", points, note, is_greedy=False)
 
 
 def text(lab: Lab) -> Study:

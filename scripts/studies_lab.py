@@ -54,12 +54,14 @@ class Study:
         varied: title of what is varied.
         points: in the order of the table.
         note: what a reader must know to read the table right; may be empty.
+        is_greedy: whether all answers are.
     """
 
     question: str
     varied: str
     points: list[Point]
     note: str = ""
+    is_greedy: bool = True
 
 
 @dataclass(slots=True)

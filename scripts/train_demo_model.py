@@ -7,7 +7,7 @@ Why: a fresh machine, CI or a plane has no model hub; a trained model inside the
 real text with real acceptance lengths at once.
 How: Muon for the matrices and AdamW for the rest, bf16 autocast, chats packed whole, prompt tokens
 weighted below answer tokens and the end of an answer above them, learning rate constant and then
-linear to zero, and last a phase against loops (``scripts.demo_antiloop``). Kill it at any time:
+as one minus a square root, and last a phase against loops (``scripts.demo_antiloop``). Kill it at any time:
 the same command goes on from the last checkpoint.
 
 Example:

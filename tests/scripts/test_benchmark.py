@@ -10,7 +10,8 @@ import pytest
 from evaluation.command_line import UserError
 from evaluation.questions import Question
 from scripts.benchmark import Method, drafter_of, main, measure, spread
-from scripts.benchmark_report import PARTS, Answer, Work, speedup, summarise
+from scripts.benchmark_report import PARTS, Answer, Work, print_tables, speedup, summarise
+from scripts.device_costs import CostPoint, Roofline
 
 
 def answer(num_tokens: int, total: float, decode: float | None = None) -> Answer:
@@ -53,6 +54,34 @@ def test_a_summary_weighs_tokens_and_seconds_over_repetitions() -> None:
 def test_different_tokens_are_counted() -> None:
     answers = {"vanilla": [[answer(4, 1.0, 1.0)]], "pld": [[answer(6, 1.0, 1.0)]]}
     assert [row["differing_answers"] for row in summarise(answers, ["qa"])] == [0, 1]
+    later = {
+        "vanilla": [[answer(4, 1.0, 1.0)] * 2] * 3,
+        "pld": [[answer(4, 1.0, 1.0)] * 2, *[[answer(6, 1.0, 1.0), answer(4, 1.0, 1.0)]] * 2],
+    }
+    assert [row["differing_answers"] for row in summarise(later, ["qa", "qa"])] == [0, 1]
+
+
+def test_the_table_by_task_names_what_its_ratios_are_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours, theirs = [[answer(4, 1.0, 1.0)]], [[answer(4, 2.0)]]
+    for referees, name in (
+        ({}, "vanilla"),
+        ({"generate-pld": theirs}, "generate-pld"),
+        ({"generate-pld": theirs, "generate": theirs}, "generate"),
+    ):
+        rows = summarise({"vanilla": ours, **referees}, ["qa"])
+        print_tables(rows, [CostPoint(1, 16, 1.0)], Roofline(1.0, 1, 1.0, 1.0))
+        lines = capsys.readouterr().out.splitlines()
+        assert f"end to end / {name}, by task" in lines
+
+
+@pytest.mark.parametrize(
+    "words", ["--num-questions 0", "--num-questions -3", "--repetitions 0", "--contexts 16 0"]
+)
+def test_numbers_that_measure_nothing_are_refused(words: str) -> None:
+    with pytest.raises(UserError, match=r"got (0|-3); allowed: 1 or more"):
+        main(words.split())
 
 
 def test_questions_are_spread_over_the_file() -> None:
