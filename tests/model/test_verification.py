@@ -135,10 +135,21 @@ def test_rejected_nodes_are_learned_from_level_by_level_before_the_accepted_ones
     assert acceptance.accepted_last(swapped.topology) == [1, 3, 4, 2, 0]
 
 
-def test_equal_logits_go_to_the_first_as_in_plain_decoding() -> None:
+@pytest.mark.parametrize("num_candidates", [0, 8])
+def test_equal_logits_go_to_the_first_as_in_plain_decoding(num_candidates: int) -> None:
     logits = torch.zeros(1, 50, dtype=torch.bfloat16)
     logits[0, 7:45] = 2.0
-    assert verify(DraftTree.chain([0], CPU), logits).tokens == [7]
+    tree = DraftTree.chain([0], CPU)
+    assert verify(tree, logits, num_candidates=num_candidates).tokens == [7]
+
+
+@pytest.mark.parametrize("rule", [None, GreedyRule([])])
+@pytest.mark.parametrize("level", [100.0, -100.0])
+def test_a_near_tie_is_left_open_at_any_level(level: float, rule: GreedyRule | None) -> None:
+    logits = torch.tensor([[0.0, -1e-3, -50.0]]) + level
+    tree = DraftTree.chain([0], CPU)
+    assert not verify(tree, logits, rule, tie_margin=3e-5).is_decided
+    assert verify(tree, logits, rule, tie_margin=3e-6).tokens == [0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
