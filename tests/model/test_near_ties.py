@@ -87,6 +87,23 @@ def test_near_ties_at_a_logit_of_nothing_are_near_ties(shift: float) -> None:
     assert num_differing(2, shift=shift) == 0
 
 
+@pytest.mark.parametrize("method", ["pld", "recycling"])
+def test_a_criterion_is_asked_about_a_token_that_plain_decoding_decides(method: str) -> None:
+    target = model_with_twins(0, 2)
+    prompt = torch.randint(VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(0)).tolist()
+    plain = tokens_of(target, "vanilla", prompt)
+    for end in range(31, 40):
+        answer = generate(
+            target,
+            drafter_for(method, target),
+            prompt,
+            max_new_tokens=40,
+            stop=lambda text, end=end: len(text) >= end,
+        )
+        assert answer.token_ids == plain[: end - 30]
+        assert answer.steps[-1].stop_reason == "criteria"
+
+
 def test_the_models_have_near_ties_that_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.decoding, "TIE_STEPS", 0)
     assert num_differing(2) > 0, "without the rule nothing differs: the test above proves nothing"

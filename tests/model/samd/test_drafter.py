@@ -13,8 +13,9 @@ import torch
 
 from model.decoding import generate
 from model.draft_tree import DraftBudget
-from model.drafter import drafter_class
+from model.drafter import VerifiedStep, drafter_class
 from model.samd.drafter import FALLBACKS, SamdConfig, SamdDrafter
+from model.verification import verify
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.samd.test_static_automaton import built
 from tests.model.test_chain_rates import CHEAP, DEAR
@@ -146,6 +147,27 @@ def test_chains_are_as_long_as_pays() -> None:
         tree = drafter.propose(text, DraftBudget(50, prices=prices))
         assert tree.topology.num_nodes == 1 + length
     assert drafter.propose(text, DraftBudget(50)).topology.num_nodes == 13, "no prices, no cut"
+
+
+def test_chains_that_do_not_come_true_are_drafted_no_more_at_their_length_of_match() -> None:
+    drafter = SamdDrafter(SamdConfig(fallback="none", budget="auto"), VOCAB, CPU)
+    short, long = [*range(40), 3, 4, 5], [*range(40), 3, 4, 5, 6, 7, 8]
+
+    def size_after(text: list[int]) -> int:
+        drafter.start(text)
+        return drafter.propose(text, DraftBudget(50, prices=CHEAP)).topology.num_nodes
+
+    first = {len(text): size_after(text) for text in (short, long)}
+    assert min(first.values()) > 1
+    for _ in range(600):
+        drafter.start(short)
+        tree = drafter.propose(short, DraftBudget(50, prices=CHEAP))
+        logits = torch.eye(VOCAB)[[90] * tree.topology.num_nodes]
+        drafter.observe(VerifiedStep(tree, verify(tree, logits), None))
+    assert size_after(short) == 1
+    assert size_after(long) == first[len(long)], "of a longer match nothing was seen"
+    drafter.reset()
+    assert size_after(short) == first[len(short)]
 
 
 def test_where_the_chain_does_not_pay_the_fallback_drafts() -> None:
