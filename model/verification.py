@@ -23,8 +23,8 @@ from model.probes import probed
 from model.top_k import top_k
 
 # Logits count as at least this large where near-ties are looked for: the largest may be near 0, while what
-# is summed up for it, and rounds, is not.
-LEAST_SIZE = 8.0
+# is summed up for it, and rounds, is not. The margin leaves room for sums some forty times as large.
+LEAST_SIZE = 1.0
 
 
 class InvalidLogitsError(ArithmeticError):
