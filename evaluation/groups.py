@@ -155,12 +155,11 @@ class Group(NamedTuple):
     def caption(self) -> str:
         """One line that says what the group's figures were measured with."""
         facts = self.facts
-        usual = [(name, str(value)) for name, value in DEFAULTS.items()]
-        usual += [(name, UNKNOWN) for name in DEFAULTS]
+        usual = {name: (str(value), UNKNOWN) for name, value in DEFAULTS.items()}
         rest = [
             f"{name} {facts[name]}"
             for name in (*CONDITIONS[1:], "commit")
-            if (name, facts[name]) not in usual
+            if facts[name] not in usual.get(name, ())
         ]
         return f"**{facts['model']}**: {', '.join(rest)}; baseline {self.baseline.label}"
 
