@@ -66,6 +66,11 @@ def decode_only(answer: Answer) -> float:
     return answer.decode
 
 
+def over(referee: str) -> str:
+    """Return the key of a method's ratio over a referee."""
+    return f"speedup_over_{referee.replace('-', '_')}"
+
+
 def summarise(answers: dict[str, list[list[Answer]]], tasks: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row of figures for every method, from answers[method][repetition][question]."""
     base = answers["vanilla"]
@@ -85,8 +90,7 @@ def summarise(answers: dict[str, list[list[Answer]]], tasks: Sequence[str]) -> l
             ),
         }
         for referee in referees:
-            key = f"speedup_over_{referee.replace('-', '_')}"
-            row[key] = speedup(work, work_of(answers[referee], end_to_end))
+            row[over(referee)] = speedup(work, work_of(answers[referee], end_to_end))
         row["speedup_by_task"] = by_task(
             runs, answers[referees[0] if referees else "vanilla"], tasks
         )
@@ -131,8 +135,8 @@ def print_tables(rows: list[dict[str, Any]], curve: list[CostPoint], roof: Roofl
                 row["method"],
                 f"{row['tokens_per_second']:.1f}",
                 ratio(row["speedup"]),
-                ratio(row.get("speedup_over_generate")),
-                ratio(row.get("speedup_over_generate_pld")),
+                ratio(row.get(over("generate"))),
+                ratio(row.get(over("generate-pld"))),
                 f"{row['decode_tokens_per_second']:.1f}"
                 if "decode_tokens_per_second" in row
                 else "",
@@ -147,8 +151,7 @@ def print_tables(rows: list[dict[str, Any]], curve: list[CostPoint], roof: Roofl
     header += ["decode / vanilla [95%]", "MAT", "% " + " ".join(PARTS), "differ"]
     print(markdown_table(header, table))
     tasks = list(rows[0]["speedup_by_task"])
-    keys = {name: f"speedup_over_{name.replace('-', '_')}" for name in REFEREES}
-    base = next((name for name, key in keys.items() if key in rows[0]), "vanilla")
+    base = next((name for name in REFEREES if over(name) in rows[0]), "vanilla")
     print(f"\nend to end / {base}, by task\n")
     by_name = [
         [row["method"], *(f"{row['speedup_by_task'][task]:.2f}x" for task in tasks)] for row in rows

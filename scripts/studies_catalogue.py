@@ -205,10 +205,9 @@ def budget(lab: Lab) -> Study:
             points.append(Point(name, nodes, lab.measure_held_out(words)))
     points.sort(key=lambda point: point.series)
     note = (
-        HELD_OUT
-        + " The paper's tree has 80 nodes, however many more are allowed. Averages: half of "
+        f"{HELD_OUT} The paper's tree has 80 nodes, however many more are allowed. Averages: half of a row "
+        "stays what it was (`--policy average`)."
     )
-    note += "a row stays what it was (`--policy average`)."
     return Study("How many nodes are worth drafting?", "drafted nodes", points, note)
 
 
