@@ -1,7 +1,7 @@
 """Files that are written whole, and files of strangers that are read with bounds.
 
-Whenever a process or the machine dies, a file written here is the old one or all of the new one:
-the content goes to a file beside it, to the disk, and takes the old one's name.
+Whenever a process or the machine dies, a file written here is the old one or all of the new one
+(`model.whole_file`).
 
 Use:
     write_whole("table.md", text)
@@ -11,7 +11,6 @@ Use:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from evaluation.command_line import UserError, first_line
+from model.whole_file import replaced
 
 if TYPE_CHECKING:
     import torch
@@ -30,15 +30,10 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         UserError: The file cannot be written; the old one is as it was.
     """
-    # The same folder: a rename is atomic only within one file system.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        write(temporary)
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
+        with replaced(path) as temporary:
+            write(temporary)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         cause = error.strerror if isinstance(error, OSError) else first_line(error)
         raise UserError(f"cannot write {path}: {cause}") from error
 
@@ -135,12 +130,3 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {ascii(key)[:60]} is there twice")
         found[key] = value
     return found
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

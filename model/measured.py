@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from model.whole_file import replaced
+
 if TYPE_CHECKING:
     from model.hf import TargetModel
 
@@ -31,9 +33,8 @@ def write_measured(name: str, key: str, content: object) -> None:
     try:
         file = _file(name, key)
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        os.replace(temporary, file)
+        with replaced(file) as temporary:
+            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
     except OSError:
         pass
 

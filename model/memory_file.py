@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
 from model.drafter import Drafter
+from model.whole_file import replaced
 
 
 def save_memory(drafter: Drafter, file: Path) -> None:
@@ -24,16 +24,9 @@ def save_memory(drafter: Drafter, file: Path) -> None:
     memory = drafter.memory()
     if not memory:
         raise ValueError("save_matrix: this method keeps nothing across prompts")
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    try:
-        save_file(
-            memory,
-            temporary,
-            metadata={"config": json.dumps(dataclasses.asdict(drafter.config))},
-        )
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    options = json.dumps(dataclasses.asdict(drafter.config))
+    with replaced(file) as temporary:
+        save_file(memory, temporary, metadata={"config": options})
 
 
 def load_memory(drafter: Drafter, file: Path) -> None:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from model.whole_file import replaced
+
 BUILD_SECONDS = 300
 
 
@@ -51,26 +53,23 @@ def built(
     if library.exists():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
-    temporary = library.with_suffix(f".{os.getpid()}.tmp")
     compiler = cpp_extension.get_cxx_compiler()
-    command = (
-        *(compiler, "-O3", "-std=c++20", "-fPIC", "-shared", *options),
-        *(str(files[0]), "-o", str(temporary), *libraries),
-    )
     print(f"building {what}", file=sys.stderr)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line]
-            raise BuildError(f"{compiler} failed: {lines[0] if lines else done.returncode}")
         # Others may build at the same time, and use what they find.
-        os.replace(temporary, library)
+        with replaced(library) as temporary:
+            command = (
+                *(compiler, "-O3", "-std=c++20", "-fPIC", "-shared", *options),
+                *(str(files[0]), "-o", str(temporary), *libraries),
+            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
+            if done.returncode:
+                lines = [line for line in done.stderr.splitlines() if "error" in line]
+                raise BuildError(f"{compiler} failed: {lines[0] if lines else done.returncode}")
     except FileNotFoundError as error:
         raise BuildError(
             f"no C++ compiler: got {compiler}; install g++, or name one as CXX"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{compiler} took more than {BUILD_SECONDS} s") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return library

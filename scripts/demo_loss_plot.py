@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from model.whole_file import replaced
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d9761a", "#777777"
 
@@ -103,9 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = options.out.with_suffix(".tmp.png")
-    figure.savefig(temporary, dpi=110)
-    os.replace(temporary, options.out)
+    with replaced(options.out) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
     return 0
 
 

@@ -8,7 +8,6 @@ How: imported by ``scripts.train_demo_model`` and ``scripts.demo_antiloop``.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from evaluation.files import write_whole
+from model.whole_file import replaced
 from scripts.demo_corpus import CorpusConfig, Packed, Split, Turn, pack_epoch
 from scripts.demo_recipe import TrainConfig, build_model, build_optimizers
 
@@ -172,7 +173,7 @@ class Trainer:
                 for line in log.read_text().splitlines()
                 if json.loads(line)["step"] <= self.progress.step
             ]
-            write_text(log, "".join(line + "\n" for line in lines))
+            write_whole(log, "".join(line + "\n" for line in lines))
 
     def save(self) -> None:
         """Write the checkpoint."""
@@ -182,8 +183,8 @@ class Trainer:
             "progress": asdict(self.progress),
         }
         path = self.work / CHECKPOINT
-        torch.save(state, path.with_suffix(".tmp"))
-        os.replace(path.with_suffix(".tmp"), path)
+        with replaced(path) as temporary:
+            torch.save(state, temporary)
 
     def stream(self) -> Iterator[Batch]:
         """Training batches without end, from where the last checkpoint stopped."""
@@ -235,13 +236,6 @@ class Trainer:
                 sums[offset + 1] += mask.sum()
         response, num_response, everything, num_all = sums.tolist()
         return HeldOutLoss(response / num_response, everything / num_all)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one move, so that no reader sees half of it."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def append_line(path: Path, item: Mapping[str, object]) -> None:

@@ -37,6 +37,7 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from evaluation.files import write_whole
 from scripts.demo_antiloop import AntiLoopConfig, unlearn_loops
 from scripts.demo_corpus import (
     CorpusConfig,
@@ -48,7 +49,7 @@ from scripts.demo_corpus import (
     train_tokenizer,
 )
 from scripts.demo_recipe import CONTEXT, TrainConfig
-from scripts.demo_training import LOG, Trainer, append_line, write_text
+from scripts.demo_training import LOG, Trainer, append_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def export(trainer: Trainer, out: Path) -> None:
     ids = {
         key: getattr(copy.config, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
-    write_text(temporary / "generation_config.json", json.dumps(ids, indent=2) + "\n")
+    write_whole(temporary / "generation_config.json", json.dumps(ids, indent=2) + "\n")
     if (trainer.work / LOG).exists():
         shutil.copy(trainer.work / LOG, temporary / LOG)
     out.mkdir(parents=True, exist_ok=True)
@@ -104,7 +105,7 @@ def export(trainer: Trainer, out: Path) -> None:
 def set_keys(path: Path, **values: object) -> None:
     """Set keys of a JSON file."""
     item = json.loads(path.read_text(encoding="utf-8")) | values
-    write_text(path, json.dumps(item, indent=2) + "\n")
+    write_whole(path, json.dumps(item, indent=2) + "\n")
 
 
 def train(trainer: Trainer, out: Path, pace: Pace) -> None:

@@ -8,7 +8,6 @@ Shapes: n corpus tokens (boundaries included), S states, E transitions.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from model.samd.suffix_automaton import ROOT, Match, SuffixAutomaton
+from model.whole_file import replaced
 
 BOUNDARY = -1
 NAMES = ("tokens", "links", "lengths", "ends", "first_edges", "edge_tokens", "edge_states")
@@ -78,12 +78,8 @@ class StaticAutomaton:
 
     def save(self, file: Path) -> None:
         """Save as safetensors; a reader sees the whole file or none."""
-        temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-        try:
+        with replaced(file) as temporary:
             save_file(self.arrays, temporary, metadata={"format": FORMAT})
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     @staticmethod
     @lru_cache(maxsize=1)

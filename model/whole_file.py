@@ -1,0 +1,39 @@
+"""Files that are written whole: whenever a process or the machine dies, a file is the old one or all of
+the new one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replaced(file: Path) -> Iterator[Path]:
+    """Yield the path to write a file's new content to; it takes the file's name when the block ends.
+
+    If the block fails, the old file is as it was.
+
+    Raises:
+        OSError: if the file cannot be replaced.
+    """
+    # The same folder: a rename is atomic only within one file system.
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, file)
+        _sync(file.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
