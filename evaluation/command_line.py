@@ -14,6 +14,8 @@ FINISHING = "interrupted: finishing this question; Ctrl-C again to stop at once"
 class UserError(Exception):
     """A mistake in what the user gave: what, got, allowed, what to do, in one line."""
 
+    exit_code = 2
+
 
 class OptionParser(argparse.ArgumentParser):
     """An argument parser that takes `--tree-version` and `--tree_version` alike.
@@ -52,13 +54,13 @@ def first_line(error: BaseException) -> str:
 
 def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
     """Run a command's main function and exit with its code; a `UserError` is one line on stderr and
-    code 2.
+    its code.
     """
     try:
         code = main(None)
     except UserError as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
-        code = 2
+        code = error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130

@@ -14,15 +14,16 @@ Example:
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
+from evaluation.command_line import OptionParser, UserError, run_command
 from scripts.demo_corpus import read_rows
 from scripts.demo_model_report import DTYPES, Speaker
 
@@ -55,13 +56,9 @@ def write_answers(speaker: Speaker, prompts: list[str], out: Path) -> None:
     part.unlink()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line entry; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.demo_answers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = OptionParser(prog="python -m scripts.demo_answers", description=__doc__)
     parser.add_argument("--model", required=True, help="model folder")
     parser.add_argument("--corpus", type=Path, required=True, help="JSONL(.gz): prompt, response")
     parser.add_argument("--out", type=Path, required=True, help="JSONL to write")
@@ -72,15 +69,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=64, help="answers at once (default: 64)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: float32)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
         rows = read_rows(options.corpus)
+        speaker = Speaker(
+            options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch
+        )
     except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    speaker = Speaker(options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch)
+        raise UserError(str(problem)) from problem
     prompts = sorted({row.prompt for row in rows})
     if options.num_prompts is not None:
         prompts = random.Random(0).sample(prompts, min(options.num_prompts, len(prompts)))
@@ -90,4 +88,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

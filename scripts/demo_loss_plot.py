@@ -11,12 +11,12 @@ Example:
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evaluation.command_line import OptionParser, UserError, run_command
 from model.whole_file import replaced
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d9761a", "#777777"
@@ -79,21 +79,16 @@ def draw_loops(axis: Any, entries: list[dict[str, float]]) -> None:
     axis.legend(frameon=False)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line entry; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.demo_loss_plot",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = OptionParser(prog="python -m scripts.demo_loss_plot", description=__doc__)
     parser.add_argument("--log", type=Path, required=True, help="train_log.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     try:
         entries = read_log(options.log)
     except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+        raise UserError(str(problem)) from problem
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -110,4 +105,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

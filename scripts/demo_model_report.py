@@ -28,6 +28,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from evaluation.command_line import OptionParser, UserError, run_command
 from scripts.demo_corpus import CorpusConfig, encode_turns, read_rows, split_rows
 from scripts.loops import find_loop
 
@@ -78,7 +79,12 @@ class Speaker:
             dtype: Dtype to compute in.
             max_new_tokens: Longest answer.
             batch: Answers decoded at once.
+
+        Raises:
+            ValueError: The folder holds no model.
         """
+        if not (Path(folder) / "config.json").is_file():
+            raise ValueError(f"model: got {folder}, allowed a folder with config.json")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         self.max_new_tokens, self.batch = max_new_tokens, batch
@@ -238,13 +244,9 @@ def print_table(table: dict[str, dict[str, Summary]], max_new_tokens: int) -> No
             )
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.demo_model_report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = OptionParser(prog="python -m scripts.demo_model_report", description=__doc__)
     parser.add_argument("--model", required=True, help="model folder")
     parser.add_argument("--questions", type=Path, nargs="+", required=True, help="JSONL files")
     parser.add_argument("--corpus", type=Path, help="training corpus, for the held-out loss")
@@ -253,22 +255,21 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: float32)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     parser.add_argument("--answers", type=Path, help="JSONL file for the answers")
-    return parser.parse_args(arguments)
+    return parser.parse_args(argv)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line entry; returns the exit code."""
-    options = parse_arguments(arguments)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    options = parse_arguments(argv)
     try:
         questions = read_questions(options.questions)
-        if not (Path(options.model) / "config.json").is_file():
-            raise ValueError(f"model: got {options.model}, allowed a folder with config.json")
+        speaker = Speaker(
+            options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch
+        )
     except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+        raise UserError(str(problem)) from problem
     if options.threads:
         torch.set_num_threads(options.threads)
-    speaker = Speaker(options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch)
     started = time.perf_counter()
     answers = speaker.answer(questions)
     seconds = time.perf_counter() - started
@@ -292,4 +293,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -15,15 +15,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import http.client
-import os
-import sys
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
+from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.pinned_data import PINNED, PinnedFile
+from model.whole_file import replaced
 
 DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 QUESTION_FILE = "question.jsonl"
@@ -38,13 +38,7 @@ examples:
 """
 
 
-class DownloadError(Exception):
-    """A failure the user can act on; ``exit_code`` is what the command returns."""
-
-    exit_code = 2
-
-
-class NetworkError(DownloadError):
+class NetworkError(UserError):
     """The host could not be reached, or sent only a part of the file."""
 
     exit_code = 1
@@ -62,7 +56,7 @@ def bring(
         force: Replace a file that has another hash.
 
     Raises:
-        DownloadError: A file with another hash is in the way, or the input is missing or wrong.
+        UserError: A file with another hash is in the way, or the input is missing or wrong.
         NetworkError: The download failed.
         OSError: The target cannot be read or written.
     """
@@ -73,7 +67,7 @@ def bring(
         if found == pinned.sha256:
             return f"{bench}: {target} is already there with the pinned sha256, left alone"
         if not force:
-            raise DownloadError(
+            raise UserError(
                 f"{target} holds other content, got sha256 {found}, allowed {pinned.sha256}; "
                 "move it away, or pass --force to replace it"
             )
@@ -81,7 +75,9 @@ def bring(
     if pinned.parent is not None:
         content = b"".join(content.splitlines(keepends=True)[: pinned.num_rows])
         _check_sha256(content, pinned, f"the first {pinned.num_rows} rows of {pinned.parent}")
-    _write_atomically(target, content)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(target) as temporary:
+        temporary.write_bytes(content)
     return f"{bench}: {pinned.num_rows} questions written to {target} ({pinned.licence})"
 
 
@@ -91,7 +87,7 @@ def _load_checked(pinned: PinnedFile, from_dir: Path | None) -> bytes:
     else:
         path = from_dir / pinned.name / QUESTION_FILE
         if not path.is_file():
-            raise DownloadError(
+            raise UserError(
                 f"no question file to copy, got {path}, allowed DIR/{pinned.name}/{QUESTION_FILE} "
                 "under --from DIR; name the folder that holds it, or leave --from out"
             )
@@ -123,7 +119,7 @@ def _fetch(pinned: PinnedFile) -> bytes:
 def _check_sha256(content: bytes, pinned: PinnedFile, origin: str) -> None:
     found = _sha256(content)
     if found != pinned.sha256:
-        raise DownloadError(
+        raise UserError(
             f"{origin} is not the pinned {pinned.name} file, got sha256 {found}, "
             f"allowed {pinned.sha256}; nothing was written, take the file from {pinned.url}"
         )
@@ -133,27 +129,16 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _write_atomically(target: Path, content: bytes) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Same folder, hence same file system: os.replace cannot be atomic across two.
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _check_arguments(benches: Sequence[str], from_dir: Path | None) -> None:
     known = ", ".join(PINNED)
     unknown = [bench for bench in benches if bench not in PINNED]
     if unknown or not benches:
-        raise DownloadError(
+        raise UserError(
             f"unknown benchmark, got {', '.join(map(repr, unknown)) or 'no name'}, "
             f"allowed {known}; name one or more of them"
         )
     if from_dir is not None and not from_dir.is_dir():
-        raise DownloadError(
+        raise UserError(
             f"--from is not a folder, got {from_dir}, allowed a folder with "
             f"<benchmark>/{QUESTION_FILE} in it; name another, or leave --from out"
         )
@@ -164,11 +149,10 @@ def _build_parser() -> argparse.ArgumentParser:
         f"  {name:<11} {pinned.num_rows} questions, {pinned.source}, {pinned.licence}"
         for name, pinned in PINNED.items()
     )
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m scripts.download_data",
         description="Bring benchmark question files, pinned by commit and sha256, into data/.",
         epilog=f"benchmarks:\n{pinned_lines}\n\n{_EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("bench", nargs="*", help=f"one or more of: {', '.join(PINNED)}")
     parser.add_argument(
@@ -192,24 +176,24 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command: 0 when all files are in place, 1 on a network failure, 2 on bad input."""
+    """Run the command.
+
+    Raises:
+        NetworkError: a file cannot be fetched (exit code 1).
+        UserError: bad input.
+    """
     args = _build_parser().parse_args(argv)
     try:
         _check_arguments(args.bench, args.from_dir)
         for bench in dict.fromkeys(args.bench):
             print(bring(bench, args.data_dir, args.from_dir, force=args.force))
-    except DownloadError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     except OSError as error:
-        print(
-            f"error: cannot read or write a file, got {error}, allowed a readable --from and a "
-            "writable --data-dir; check both paths",
-            file=sys.stderr,
-        )
-        return 2
+        raise UserError(
+            f"cannot read or write a file, got {error}, allowed a readable --from and a writable "
+            "--data-dir; check both paths"
+        ) from error
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

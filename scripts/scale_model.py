@@ -28,7 +28,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -37,6 +37,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from evaluation.command_line import OptionParser, UserError, run_command
 from scripts.enlarge import SHAPES, Enlarger, ModelShape, resolve_shape, scale_config
 
 __all__ = ["SHAPES", "ModelShape", "scale_config", "scaled_model", "write_scaled"]
@@ -174,13 +175,9 @@ def _counted(groups: Iterator[dict[str, Tensor]], bar: tqdm) -> Iterator[dict[st
         bar.update()
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.scale_model",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = OptionParser(prog="python -m scripts.scale_model", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="folder of the small model")
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
     parser.add_argument("--shape", help=f"named size: {', '.join(SHAPES)}")
@@ -191,7 +188,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kv-heads", type=int, help="key-value heads (default: --heads)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="(default: bfloat16)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random fill (default: 0)")
-    return parser.parse_args(arguments)
+    return parser.parse_args(argv)
 
 
 def chosen_shape(options: argparse.Namespace) -> ModelShape:
@@ -213,9 +210,9 @@ def chosen_shape(options: argparse.Namespace) -> ModelShape:
     return ModelShape(*sizes, kv_heads=options.kv_heads)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line entry; returns the exit code."""
-    options = parse_arguments(arguments)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    options = parse_arguments(argv)
     try:
         if not (options.model / "config.json").is_file():
             raise ValueError(
@@ -227,11 +224,10 @@ def main(arguments: list[str] | None = None) -> int:
             options.model, options.out, shape, DTYPES[options.dtype], options.seed
         )
     except ValueError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+        raise UserError(str(problem)) from problem
     print(f"{options.out}: {num_parameters:,} parameters, {options.dtype}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

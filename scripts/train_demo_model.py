@@ -37,6 +37,7 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.files import write_whole
 from scripts.demo_antiloop import AntiLoopConfig, unlearn_loops
 from scripts.demo_corpus import (
@@ -145,13 +146,9 @@ def rounded(figures: Mapping[str, float], prefix: str = "") -> dict[str, object]
     return {prefix + key: round(value, 4) for key, value in figures.items()}
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.train_demo_model",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = OptionParser(prog="python -m scripts.train_demo_model", description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True, help="JSONL(.gz): prompt, response")
     parser.add_argument("--out", type=Path, required=True, help="model folder to write")
     parser.add_argument("--work", type=Path, help="checkpoint and log (default: OUT.work)")
@@ -178,7 +175,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         default=True,
         help="compile the loss; needs a C++ compiler on a CPU",
     )
-    return parser.parse_args(arguments)
+    return parser.parse_args(argv)
 
 
 def load_tokenizer(
@@ -225,9 +222,9 @@ def make_config(options: argparse.Namespace) -> TrainConfig:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line entry; returns the exit code."""
-    options = parse_arguments(arguments)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    options = parse_arguments(argv)
     try:
         config = make_config(options)
         pace = Pace(eval_steps=options.eval_every, save_minutes=options.save_minutes)
@@ -237,8 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
         work.mkdir(parents=True, exist_ok=True)
         tokenizer = load_tokenizer(options.tokenizer, work, rows.train, config.vocab_size)
     except (ValueError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+        raise UserError(str(problem)) from problem
     if options.threads:
         torch.set_num_threads(options.threads)
     corpus = CorpusConfig(long_length=CONTEXT, long_share=0.02)
@@ -254,4 +250,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.command_line import UserError
 from evaluation.pinned_data import PINNED, PinnedFile, download_command
 from scripts import download_data
-from scripts.download_data import DATA_DIR, main
+from scripts.download_data import DATA_DIR, NetworkError, main
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "../shared/data"
 NUM_MT_BENCH = 80
@@ -107,13 +108,15 @@ def _files(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
-def _error_line(capsys: Capture) -> str:
-    """Return the one ``error:`` line; a progress bar may stand before it."""
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
+def _error_of(arguments: list[str], kind: type[UserError] = UserError) -> str:
+    """Return what is wrong with a command."""
+    with pytest.raises(UserError) as error:
+        main(arguments)
+    assert error.type is kind
+    message = str(error.value)
     for part in (", got ", ", allowed ", "; "):
-        assert part in lines[0]
-    return lines[0]
+        assert part in message
+    return message
 
 
 def test_fetches_over_http(server: str, small_pins: Pins, data_dir: Path, capsys: Capture) -> None:
@@ -128,34 +131,30 @@ def test_fetches_over_http(server: str, small_pins: Pins, data_dir: Path, capsys
 
 
 def test_a_cut_download_is_a_network_failure_and_writes_nothing(
-    server: str, small_pins: Pins, data_dir: Path, capsys: Capture
+    server: str, small_pins: Pins, data_dir: Path
 ) -> None:
     _serve_from(small_pins, f"{server}/cut")
-    assert main(["mbpp", "--data-dir", str(data_dir)]) == 1
-    assert f"50 of {len(MBPP)} bytes" in _error_line(capsys)
+    error = _error_of(["mbpp", "--data-dir", str(data_dir)], NetworkError)
+    assert f"50 of {len(MBPP)} bytes" in error
     assert not data_dir.exists()
 
 
 @pytest.mark.parametrize("is_answering", [True, False])
 def test_network_failure_names_the_offline_way(
-    is_answering: bool, server: str, small_pins: Pins, data_dir: Path, capsys: Capture
+    is_answering: bool, server: str, small_pins: Pins, data_dir: Path
 ) -> None:
     if is_answering:
         small_pins["mbpp"] = dataclasses.replace(small_pins["mbpp"], url=f"{server}/missing")
-    assert main(["mbpp", "--data-dir", str(data_dir)]) == 1
-    error = _error_line(capsys)
+    error = _error_of(["mbpp", "--data-dir", str(data_dir)], NetworkError)
     assert "--from DIR" in error
     assert ("404" in error) == is_answering
     assert not data_dir.exists()
 
 
-def test_hash_mismatch_writes_nothing(
-    server: str, small_pins: Pins, data_dir: Path, capsys: Capture
-) -> None:
+def test_hash_mismatch_writes_nothing(server: str, small_pins: Pins, data_dir: Path) -> None:
     _serve_from(small_pins, server)
     small_pins["mbpp"] = dataclasses.replace(small_pins["mbpp"], sha256="0" * 64)
-    assert main(["mbpp", "--data-dir", str(data_dir)]) == 2
-    error = _error_line(capsys)
+    error = _error_of(["mbpp", "--data-dir", str(data_dir)])
     assert hashlib.sha256(MBPP).hexdigest() in error
     assert "0" * 64 in error
     assert "nothing was written" in error
@@ -174,12 +173,10 @@ def test_mt_bench_is_the_first_80_rows(source: Path, data_dir: Path) -> None:
     assert [json.loads(row)["question_id"] for row in rows] == list(range(NUM_MT_BENCH))
 
 
-def test_mt_bench_checks_its_own_hash_too(
-    source: Path, small_pins: Pins, data_dir: Path, capsys: Capture
-) -> None:
+def test_mt_bench_checks_its_own_hash_too(source: Path, small_pins: Pins, data_dir: Path) -> None:
     small_pins["mt_bench"] = dataclasses.replace(small_pins["mt_bench"], num_rows=79)
-    assert main(["mt_bench", "--from", str(source), "--data-dir", str(data_dir)]) == 2
-    assert "first 79 rows" in _error_line(capsys)
+    error = _error_of(["mt_bench", "--from", str(source), "--data-dir", str(data_dir)])
+    assert "first 79 rows" in error
     assert not data_dir.exists()
 
 
@@ -193,15 +190,12 @@ def test_a_right_file_is_left_alone(source: Path, data_dir: Path, capsys: Captur
     assert "left alone" in capsys.readouterr().out
 
 
-def test_another_file_is_replaced_only_by_force(
-    source: Path, data_dir: Path, capsys: Capture
-) -> None:
+def test_another_file_is_replaced_only_by_force(source: Path, data_dir: Path) -> None:
     target = data_dir / "mbpp/question.jsonl"
     target.parent.mkdir(parents=True)
     target.write_text("my own questions\n")
     arguments = ["mbpp", "--from", str(source), "--data-dir", str(data_dir)]
-    assert main(arguments) == 2
-    assert "--force" in _error_line(capsys)
+    assert "--force" in _error_of(arguments)
     assert target.read_text() == "my own questions\n"
     assert main([*arguments, "--force"]) == 0
     assert target.read_bytes() == MBPP
@@ -213,49 +207,46 @@ def test_force_keeps_the_old_file_when_the_new_one_is_wrong(source: Path, data_d
     target.write_text("my own questions\n")
     (source / "mbpp/question.jsonl").write_bytes(MBPP[:-1])
     arguments = ["mbpp", "--force", "--from", str(source), "--data-dir", str(data_dir)]
-    assert main(arguments) == 2
+    _error_of(arguments)
     assert target.read_text() == "my own questions\n"
 
 
 def test_a_failed_rename_leaves_no_temporary_file(
-    source: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    source: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*paths: object) -> None:
         raise PermissionError("read-only")
 
     monkeypatch.setattr("os.replace", refuse)
-    assert main(["mbpp", "--from", str(source), "--data-dir", str(data_dir)]) == 2
-    assert "read-only" in _error_line(capsys)
+    error = _error_of(["mbpp", "--from", str(source), "--data-dir", str(data_dir)])
+    assert "read-only" in error
     assert _files(data_dir) == []
 
 
 @pytest.mark.parametrize("benches", [["mbpp", "gsm9k"], []])
 def test_unknown_name_lists_the_known_ones(
-    benches: list[str], source: Path, data_dir: Path, capsys: Capture
+    benches: list[str], source: Path, data_dir: Path
 ) -> None:
-    assert main([*benches, "--from", str(source), "--data-dir", str(data_dir)]) == 2
-    error = _error_line(capsys)
+    error = _error_of([*benches, "--from", str(source), "--data-dir", str(data_dir)])
     assert "allowed spec_bench, mt_bench, mbpp;" in error
     assert ("'gsm9k'" in error) == bool(benches)
     assert not data_dir.exists()
 
 
 @pytest.mark.parametrize("missing", ["folder", "file"])
-def test_from_must_hold_the_file(
-    missing: str, source: Path, data_dir: Path, capsys: Capture
-) -> None:
+def test_from_must_hold_the_file(missing: str, source: Path, data_dir: Path) -> None:
     from_dir = source / "nowhere"
     if missing == "file":
         from_dir.mkdir()
-    assert main(["mbpp", "--from", str(from_dir), "--data-dir", str(data_dir)]) == 2
-    assert str(from_dir) in _error_line(capsys)
+    error = _error_of(["mbpp", "--from", str(from_dir), "--data-dir", str(data_dir)])
+    assert str(from_dir) in error
     assert not data_dir.exists()
 
 
-def test_data_dir_must_be_a_folder(source: Path, data_dir: Path, capsys: Capture) -> None:
+def test_data_dir_must_be_a_folder(source: Path, data_dir: Path) -> None:
     data_dir.write_text("a file")
-    assert main(["mbpp", "--from", str(source), "--data-dir", str(data_dir)]) == 2
-    assert "--data-dir" in _error_line(capsys)
+    error = _error_of(["mbpp", "--from", str(source), "--data-dir", str(data_dir)])
+    assert "--data-dir" in error
 
 
 def test_help_shows_examples_and_the_default_folder(

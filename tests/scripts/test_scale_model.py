@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from evaluation.command_line import UserError
 from scripts import scale_model
 from scripts.scale_model import SHAPES, ModelShape, scale_config, scaled_model, write_scaled
 
@@ -131,27 +132,20 @@ def test_named_shapes_hold_the_demo_model() -> None:
         ("--layers 3", "shape: got no full size"),
     ],
 )
-def test_bad_sizes_are_one_line_and_exit_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: str, message: str
-) -> None:
+def test_bad_sizes_are_refused(tmp_path: Path, sizes: str, message: str) -> None:
     small_model().save_pretrained(tmp_path / "small")
-    capsys.readouterr()
     out = tmp_path / "out"
     arguments = ["--model", str(tmp_path / "small"), "--out", str(out), *sizes.split()]
-    assert scale_model.main(arguments) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert message in lines[0]
+    with pytest.raises(UserError, match=message):
+        scale_model.main(arguments)
     assert not out.exists()
 
 
-def test_existing_folder_and_missing_model_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_existing_folder_and_missing_model_are_refused(tmp_path: Path) -> None:
     small_model().save_pretrained(tmp_path / "small")
     taken = ["--model", str(tmp_path / "small"), "--out", str(tmp_path), "--shape", "150m"]
     missing = ["--model", str(tmp_path / "none"), "--out", str(tmp_path / "o"), "--shape", "150m"]
-    assert scale_model.main(taken) == 2
-    assert "exists" in capsys.readouterr().err
-    assert scale_model.main(missing) == 2
-    assert "config.json" in capsys.readouterr().err
+    with pytest.raises(UserError, match="exists"):
+        scale_model.main(taken)
+    with pytest.raises(UserError, match=r"config\.json"):
+        scale_model.main(missing)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from evaluation.command_line import UserError
 from scripts import demo_answers, demo_loss_plot, demo_model_report, train_demo_model
 from scripts.demo_antiloop import (
     Answer,
@@ -325,7 +326,10 @@ def test_a_model_answers_the_prompts_of_a_corpus(corpus_file: Path, tmp_path: Pa
     assert demo_answers.main([*options, "--max-new-tokens", "40"]) == 0
     asked = {row.prompt for row in make_rows()}
     assert {json.loads(line)["prompt"] for line in out.read_text().splitlines()} <= asked
-    assert demo_answers.main([*options[:2], "--corpus", "missing.jsonl", *options[4:]]) == 2
+    with pytest.raises(UserError, match=r"missing\.jsonl"):
+        demo_answers.main([*options[:2], "--corpus", "missing.jsonl", *options[4:]])
+    with pytest.raises(UserError, match=r"config\.json"):
+        demo_answers.main(["--model", str(tmp_path / "none"), *options[2:]])
 
 
 def test_a_given_tokenizer_is_kept(corpus_file: Path, tmp_path: Path) -> None:
@@ -352,17 +356,11 @@ def test_a_given_tokenizer_is_kept(corpus_file: Path, tmp_path: Path) -> None:
         ({"corpus": "missing.jsonl"}, "missing.jsonl"),
     ],
 )
-def test_bad_options_are_one_line_and_exit_2(
-    corpus_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: dict[str, object],
-    message: str,
+def test_bad_options_are_refused(
+    corpus_file: Path, tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
-    assert train_demo_model.main(arguments(corpus_file, tmp_path, **change)) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
+    with pytest.raises(UserError, match=message):
+        train_demo_model.main(arguments(corpus_file, tmp_path, **change))
 
 
 def test_bad_corpus_line_is_named(tmp_path: Path) -> None:
