@@ -37,7 +37,6 @@ from evaluation.question_frame import task_of as task_of
 SPEC_BENCH_TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 CODE = "code"
 OVERALL = "overall"
-TASKS = (*SPEC_BENCH_TASKS, CODE, OVERALL)
 
 CAUSES = ("failed", "base_failed", "missing", "base_missing", "unsound", "base_unsound")
 COUNTS = ("questions", "left_out", *CAUSES)

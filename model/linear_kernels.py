@@ -16,7 +16,6 @@ Shapes: n rows, I inputs and O outputs of a layer.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from bisect import bisect_left
@@ -30,6 +29,7 @@ import torch
 from torch import nn
 
 from model.few_rows import DTYPES, few_rows_kernel
+from model.free_memory import free_memory
 from model.measured import machine_key, read_measured, write_measured
 from model.verification import decides_near_ties
 
@@ -273,7 +273,7 @@ def linear_kernels(target: TargetModel, is_compiled: bool = False) -> LinearKern
     itemsize = target.dtype.itemsize if has_blocks(target.dtype) else 4
     # The compiler does not know oneDNN's layout, and float64 would be rounded.
     is_allowed = not is_compiled and target.dtype in DTYPES
-    if is_allowed and num_weights * itemsize <= MEMORY_SHARE * _free_memory():
+    if is_allowed and num_weights * itemsize <= MEMORY_SHARE * free_memory():
         kernels.append(PACKED)
     name = "linear-kernels"
     key = "-".join((machine_key(target), *(kernel.name for kernel in kernels if kernel.is_copy)))
@@ -384,11 +384,3 @@ def _time_ratio(some: Sequence[Forward], others: Sequence[Forward], rows: torch.
         if sum(times[1]) > ENOUGH_SECONDS:
             break
     return statistics.median(times[0]) / statistics.median(times[1])
-
-
-def _free_memory() -> int:
-    """Return the bytes of free memory; 0 if the system does not say."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 0

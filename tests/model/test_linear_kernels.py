@@ -372,7 +372,7 @@ def test_nothing_for_small_models_and_no_copies_without_memory(
     monkeypatch.setattr(module, "few_rows_kernel", lambda: None)
     assert TargetModel(known(LLAMA).build()).linear_kernels
     assert not TargetModel(known(LLAMA).build().double()).linear_kernels, "copies would round"
-    monkeypatch.setattr(module, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(module, "free_memory", lambda: 1000)
     assert not TargetModel(known(LLAMA).build()).linear_kernels
 
 
