@@ -159,7 +159,9 @@ def prepare(
     vocab_size = getattr(hf_config.get_text_config(decoder=True), "vocab_size", None)
     is_hot = False
     if vocab_size:
-        drafter = make_drafter(method, config, vocab_size, torch.device("cpu"), memory)
+        # Where the run drafts, since a draft model that is loaded stays; workers load their own.
+        place = torch.device("cpu") if run.uses_ray else device
+        drafter = make_drafter(method, config, vocab_size, place, memory)
         is_hot = drafter.is_hot
         if saves_matrix and not drafter.memory():
             raise UserError(

@@ -20,6 +20,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from evaluation.chart_style import svg_text
 from evaluation.plots import Picture
 from evaluation.tables import Table
 
@@ -53,8 +54,6 @@ def page_text(title: str, introduction: str, sections: Sequence[Section]) -> str
         introduction: A paragraph below the title.
         sections: What it shows, in order; the names of all their pictures differ.
     """
-    from evaluation.chart_style import svg_text  # imported late: matplotlib takes a while
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined
     )

@@ -132,6 +132,7 @@ class SpeculativeDecoder:
             config, self.target.vocab_size, self.target.device
         )
         self._prefix_cache = PrefixCache()
+        self._text: object = None  # stands for the text that is being written
 
     @classmethod
     def from_pretrained(
@@ -261,10 +262,15 @@ class SpeculativeDecoder:
 
         A method that starts cold begins without either: of a prompt that is not read again, it could
         not learn again.
+
+        Raises:
+            ValueError: as `decode`.
+            RuntimeError: if another text was begun meanwhile, which has the cache now.
         """
         if self.drafter.is_cold:
             self.reset()
-        return decode(
+        self._text = text = object()
+        for step in decode(
             self.target,
             self.drafter,
             prompt_ids,
@@ -273,7 +279,13 @@ class SpeculativeDecoder:
             rule=rule,
             stop=stop,
             prefix_cache=self._prefix_cache,
-        )
+        ):
+            yield step
+            if self._text is not text and step.stop_reason is None:
+                raise RuntimeError(
+                    "stream: got a further step of a text after another was begun; allowed: one text at a "
+                    "time; make a decoder for each"
+                )
 
     def reset(self) -> None:
         """Forget what the method has learned and the last text, and free its rows."""

@@ -35,13 +35,18 @@ def check_draft_model(name: str, vocab_size: int) -> None:
         )
 
 
-@lru_cache(maxsize=1)
 def load_draft_model(name: str, dtype: str, device: torch.device) -> TargetModel:
     """Load a draft model; the last one stays loaded.
 
     Raises:
         ValueError: if its weights cannot be loaded, or it cannot be rolled back.
     """
+    # With its number: "cuda" and "cuda:0" are one device.
+    return _loaded(name, dtype, torch.empty(0, device=device).device)
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, dtype: str, device: torch.device) -> TargetModel:
     if dtype == "auto":
         dtype = "float32" if device.type == "cpu" else "float16"
     model = _read(AutoModelForCausalLM.from_pretrained, name, dtype=getattr(torch, dtype))

@@ -168,6 +168,26 @@ def test_a_stream_that_is_left_can_be_continued() -> None:
     assert output.token_ids == referee(decoder.target, prompt, 10)
 
 
+def test_two_texts_at_a_time_are_refused() -> None:
+    model, tokenizer = demo()
+    decoder = TokenRecycling(model, tokenizer)
+    first, second = ("USER: Who are you? ASSISTANT:", PROMPT)
+    stream = decoder.stream(first, max_new_tokens=20)
+    next(stream)
+    expected = referee(decoder.target, tokenizer(second).input_ids, 20)
+    other = decoder.stream(second, max_new_tokens=20)
+    tokens = next(other).token_ids
+    with pytest.raises(RuntimeError, match="one text at a time"):
+        next(stream)
+    tokens = tokens + [token for piece in other for token in piece.token_ids]
+    assert tokens == expected
+    # A text that is complete needs nothing more.
+    ended = decoder.stream(first, max_new_tokens=1)
+    next(ended)
+    decoder.generate(second, max_new_tokens=1)
+    assert list(ended) == []
+
+
 def test_a_matrix_is_saved_loaded_and_forgotten(tmp_path: Path) -> None:
     model, tokenizer = demo()
     first, second = TokenRecycling(model, tokenizer), TokenRecycling(model, tokenizer)

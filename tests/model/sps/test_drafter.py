@@ -167,6 +167,25 @@ def test_a_draft_that_does_not_pay_is_not_written(budget: str, own_draft: str) -
         assert lengths[-1] > 1
 
 
+def test_guesses_that_come_false_are_given_up(own_draft: str, tmp_path: Path) -> None:
+    Family("other", "LlamaConfig").build(seed=9).save_pretrained(tmp_path)
+    target = target_of(LLAMA)
+    lengths = []
+    for folder in (own_draft, str(tmp_path)):
+        drafter = drafter_for("sps", target, draft_model=folder)
+        answer = generate(target, drafter, PROMPT, max_new_tokens=100)
+        text = [*PROMPT, *answer.token_ids]
+        drafter.wants_prices = True  # from here on as with --budget auto
+        drafter.start(text)
+        lengths.append(drafter.propose(text, DraftBudget(30, prices=CHEAP)).topology.num_nodes)
+    assert lengths == [6, 1]
+
+
+def test_a_draft_model_is_loaded_once(own_draft: str) -> None:
+    first, second = (drafter_for("sps", target_of(LLAMA), draft_model=own_draft) for _ in range(2))
+    assert first.draft_costs() is second.draft_costs()
+
+
 def test_a_prompt_is_not_read_while_drafts_do_not_pay(
     near_draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
