@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from tqdm import tqdm
 
 from evaluation import cli
@@ -36,7 +35,7 @@ from evaluation.answer_row import answer_row
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import choose_conversation
 from evaluation.intervals import Interval, paired_interval, ratio_of_rates
-from evaluation.loading import choose_device, choose_dtype, load_config_and_tokenizer
+from evaluation.loading import check_model
 from evaluation.memory_file import read_memory
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
 from evaluation.metrics import OVERALL, in_task_order
@@ -191,22 +190,13 @@ def _load(
     method: str, run: RunConfig, config: Any, matrix: str | None
 ) -> tuple[MethodAnswerer, Setup]:
     """Load what answers questions; everything that can be wrong is found before the weights load."""
-    device = choose_device(run)
-    dtype = choose_dtype(run, device)
-    if run.threads:
-        torch.set_num_threads(run.threads)
-    hf_config, tokenizer = load_config_and_tokenizer(
-        run.model_path, run.trust_remote_code, run.allow_pickle
-    )
+    model = check_model(run)
     setup = Setup(
         method=method,
         run=run,
         config=config,
-        device=device,
-        dtype=dtype,
-        hf_config=hf_config,
-        tokenizer=tokenizer,
-        conversation=choose_conversation(run.conv_template, run.model_path, tokenizer),
+        model=model,
+        conversation=choose_conversation(run.conv_template, run.model_path, model.tokenizer),
         start_memory=read_memory(matrix),
         model_id=method,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,11 +23,7 @@ from evaluation.answers import AnswerLog
 from evaluation.command_line import UserError
 from evaluation.conversation import Conversation, choose_conversation
 from evaluation.eval import answer_questions, record
-from evaluation.loading import (
-    choose_device,
-    choose_dtype,
-    load_config_and_tokenizer,
-)
+from evaluation.loading import check_model
 from evaluation.memory_file import check_folder_of, make_drafter, read_memory, save_memory
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
 from evaluation.provenance import git_commit, model_fingerprint, versions
@@ -144,31 +139,21 @@ def prepare(
         raise UserError(
             f"shard: got {run.shard}, which has none of the questions; give fewer shards"
         )
-    device = choose_device(run)
-    dtype = choose_dtype(run, device)
-    threads = run.threads
-    if run.num_workers and not threads:
-        threads = max(1, len(os.sched_getaffinity(0)) // run.num_workers)
-    if threads:
-        torch.set_num_threads(threads)
-    hf_config, tokenizer = load_config_and_tokenizer(
-        run.model_path, run.trust_remote_code, run.allow_pickle
-    )
-    conversation = choose_conversation(run.conv_template, run.model_path, tokenizer)
+    model = check_model(run)
+    conversation = choose_conversation(run.conv_template, run.model_path, model.tokenizer)
     memory = read_memory(load_matrix)
-    vocab_size = getattr(hf_config.get_text_config(decoder=True), "vocab_size", None)
     is_hot = False
-    if vocab_size:
+    if model.vocab_size:
         # Where the run drafts, since a draft model that is loaded stays; workers load their own.
-        place = torch.device("cpu") if run.uses_ray else device
-        drafter = make_drafter(method, config, vocab_size, place, memory)
+        place = torch.device("cpu") if run.uses_ray else model.device
+        drafter = make_drafter(method, config, model.vocab_size, place, memory)
         is_hot = drafter.is_hot
         if saves_matrix and not drafter.memory():
             raise UserError(
                 f"save_matrix: {method} keeps nothing across prompts with these options; leave it out"
             )
     model_name = Path(run.model_path).resolve().name
-    model_id = run.model_id or f"{model_name}-{_run_name(method, config, run, dtype)}"
+    model_id = run.model_id or f"{model_name}-{_run_name(method, config, run, model.dtype)}"
     shard = "-shard-" + run.shard.replace("/", "-of-") if run.shard else ""
     default_file = DATA_FOLDER / run.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
     answer_file = Path(run.answer_file).expanduser() if run.answer_file else default_file
@@ -178,7 +163,7 @@ def prepare(
         "model_id": model_id,
         **{name: getattr(run, name) for name in RECORDED},
         "model_fingerprint": model_fingerprint(
-            run.model_path, getattr(hf_config, "_commit_hash", None)
+            run.model_path, getattr(model.hf_config, "_commit_hash", None)
         ),
         "conv_template": conversation.name,
         "question_file_sha256": hashlib.sha256(question_file.read_bytes()).hexdigest(),
@@ -186,8 +171,8 @@ def prepare(
         "shard": run.shard,
         "num_workers": run.worker_count if run.uses_ray else None,
         "state_order": run.state_order if run.uses_ray else None,
-        "dtype": str(dtype).removeprefix("torch."),
-        "device": device_name(device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": device_name(model.device),
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "git_commit": git_commit(),
@@ -201,10 +186,7 @@ def prepare(
         method,
         run,
         config,
-        device,
-        dtype,
-        hf_config,
-        tokenizer,
+        model,
         conversation,
         memory,
         model_id,

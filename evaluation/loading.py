@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -17,6 +18,39 @@ from model.hf import TargetModel
 from model.self_test import self_test
 from model.static import CompiledTarget
 from model.support import UnsupportedModelError
+
+
+class CheckedModel(NamedTuple):
+    """What is known of a run's model before its weights load."""
+
+    device: torch.device
+    dtype: torch.dtype
+    hf_config: Any
+    tokenizer: Any
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The number of tokens that the config names."""
+        return getattr(self.hf_config.get_text_config(decoder=True), "vocab_size", None)
+
+
+def check_model(run: RunConfig) -> CheckedModel:
+    """Find what is wrong with a run's model and its place before the weights load; set torch's threads.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    device = choose_device(run)
+    dtype = choose_dtype(run, device)
+    threads = run.threads
+    if run.num_workers and not threads:
+        threads = max(1, len(os.sched_getaffinity(0)) // run.num_workers)
+    if threads:
+        torch.set_num_threads(threads)
+    hf_config, tokenizer = load_config_and_tokenizer(
+        run.model_path, run.trust_remote_code, run.allow_pickle
+    )
+    return CheckedModel(device, dtype, hf_config, tokenizer)
 
 
 def choose_device(run: RunConfig) -> torch.device:
@@ -152,23 +186,21 @@ def _is_due_to(error: BaseException | None, kind: type[BaseException]) -> bool:
     return error is not None
 
 
-def load_target(
-    run: RunConfig, hf_config: Any, dtype: torch.dtype, device: torch.device
-) -> TargetModel:
+def load_target(run: RunConfig, checked: CheckedModel) -> TargetModel:
     """Load the weights, and test that the model verifies drafts exactly."""
     placement = {"device_map": "auto"} if run.num_gpus_per_model > 1 else {}
     try:
         model = AutoModelForCausalLM.from_pretrained(
             run.model_path,
-            config=hf_config,
-            dtype=dtype,
+            config=checked.hf_config,
+            dtype=checked.dtype,
             # None: safetensors where there are, else a pickle, read without running what it names.
             use_safetensors=None if run.allow_pickle else True,
             trust_remote_code=run.trust_remote_code,
             **placement,
         )
         target_class = CompiledTarget if run.compile else TargetModel
-        target = target_class(model.eval() if placement else model.eval().to(device))
+        target = target_class(model.eval() if placement else model.eval().to(checked.device))
         self_test(target)
     except UnsupportedModelError as error:
         hint = " (with --compile; leave it out)" if run.compile else ""

@@ -14,7 +14,7 @@ import torch
 from evaluation.answer_row import Turn
 from evaluation.conversation import Conversation
 from evaluation.lean_drafter import LeanDrafter
-from evaluation.loading import load_target
+from evaluation.loading import CheckedModel, load_target
 from evaluation.memory_file import make_drafter
 from evaluation.run_config import RunConfig
 from evaluation.step_counts import step_counts
@@ -36,10 +36,7 @@ class Setup:
     method: str
     run: RunConfig
     config: Any
-    device: torch.device
-    dtype: torch.dtype
-    hf_config: Any
-    tokenizer: Any
+    model: CheckedModel
     conversation: Conversation
     start_memory: dict[str, torch.Tensor]
     model_id: str
@@ -139,9 +136,9 @@ def load_answerer(setup: Setup) -> MethodAnswerer:
     Raises:
         UserError: if the weights cannot be loaded, or the method does not go with the model.
     """
-    target = load_target(setup.run, setup.hf_config, setup.dtype, setup.device)
+    target = load_target(setup.run, setup.model)
     drafter = make_drafter(
         setup.method, setup.config, target.vocab_size, target.device, setup.start_memory
     )
-    eos_ids = eos_ids_of(target, setup.tokenizer) | setup.conversation.stop_ids
+    eos_ids = eos_ids_of(target, setup.model.tokenizer) | setup.conversation.stop_ids
     return MethodAnswerer(target, drafter, setup.run, eos_ids, setup.longest_text)

@@ -16,12 +16,7 @@ from evaluation.command_line import UserError
 from evaluation.conversation import Conversation, Message, choose_conversation
 from evaluation.divergence import Judge, Verdict
 from evaluation.intervals import proportion_interval
-from evaluation.loading import (
-    choose_device,
-    choose_dtype,
-    load_config_and_tokenizer,
-    load_target,
-)
+from evaluation.loading import check_model, load_target
 from evaluation.memory_file import make_drafter
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.read_answers import Row, read_meta
@@ -76,13 +71,11 @@ class Replay:
         self._questions = _questions(metas[0], question_file)
         self._rows = tuple({row["question_id"]: row for row in side} for side in rows)
         run = RunConfig(model_path=model_path, dtype=metas[0]["dtype"])
-        device = choose_device(run)
-        dtype = choose_dtype(run, device)
-        hf_config, tokenizer = load_config_and_tokenizer(model_path)
+        model = check_model(run)
         self._conversation: Conversation = choose_conversation(
-            metas[0]["conv_template"], model_path, tokenizer
+            metas[0]["conv_template"], model_path, model.tokenizer
         )
-        self._target = load_target(run, hf_config, dtype, device)
+        self._target = load_target(run, model)
         self._judge = Judge(self._target)
         self._drafters = (_drafter(metas[0], self._target), _drafter(metas[1], self._target))
 

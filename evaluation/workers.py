@@ -116,7 +116,7 @@ class _Pool:
         self._under_way: dict[Any, tuple[Any, _Task | None]] = {}
         self._num_started = 0
         self._num_lost_loading = 0
-        num_gpus = setup.run.num_gpus_per_model if setup.device.type == "cuda" else 0
+        num_gpus = setup.run.num_gpus_per_model if setup.model.device.type == "cuda" else 0
         self._actor = ray.remote(num_cpus=threads, num_gpus=num_gpus)(Worker)
 
     def start_worker(self) -> None:
@@ -210,14 +210,14 @@ def cluster(setup: Setup) -> Iterator[None]:
 
 def _threads(setup: Setup) -> int:
     """Return the CPU threads of a worker."""
-    return torch.get_num_threads() if setup.device.type == "cpu" else 1
+    return torch.get_num_threads() if setup.model.device.type == "cpu" else 1
 
 
 def _connect(setup: Setup) -> None:
     run = setup.run
     num_cpus = run.worker_count * _threads(setup)
     needed = {"CPU": num_cpus}
-    if setup.device.type == "cuda":
+    if setup.model.device.type == "cuda":
         needed["GPU"] = run.num_gpus_total
     # "local" also where an environment variable names a cluster.
     address = run.ray_address or "local"

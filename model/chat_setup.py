@@ -10,7 +10,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from evaluation.command_line import UserError, first_line
-from evaluation.loading import choose_device, choose_dtype, load_config_and_tokenizer, load_target
+from evaluation.loading import check_model, load_target
 from evaluation.memory_file import check_folder_of, read_memory, save_memory
 from model.dialogue import Dialogue, default_drafter, render
 from model.recycler import SpeculativeDecoder
@@ -36,12 +36,9 @@ class ChatSetup:
         self._options = options
         self._run = options.run
         check_folder_of(options.save_matrix)
-        self._device = choose_device(self._run)
-        self._dtype = choose_dtype(self._run, self._device)
-        if self._run.threads:
-            torch.set_num_threads(self._run.threads)
-        self._hf_config, self._tokenizer = load_config_and_tokenizer(self._run.model_path)
-        self._text_config = self._hf_config.get_text_config(decoder=True)
+        self._model = check_model(self._run)
+        self._tokenizer = self._model.tokenizer
+        self._text_config = self._model.hf_config.get_text_config(decoder=True)
         self._check_prompt()
         self._memory = self._checked_memory()
         self._token_id = self._shown_token()
@@ -55,7 +52,7 @@ class ChatSetup:
         if not sys.stderr.isatty():
             transformers_logging.disable_progress_bar()  # noise in a log
         run = self._run
-        target = load_target(run, self._hf_config, self._dtype, self._device)
+        target = load_target(run, self._model)
         decoder = SpeculativeDecoder(target, self._tokenizer, self._options.method)
         if self._memory:
             decoder.drafter.load_memory(self._memory)

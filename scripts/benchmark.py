@@ -31,12 +31,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import choose_conversation
-from evaluation.loading import (
-    choose_device,
-    choose_dtype,
-    load_config_and_tokenizer,
-    load_target,
-)
+from evaluation.loading import check_model, load_target
 from evaluation.metrics import task_of
 from evaluation.provenance import git_commit, versions
 from evaluation.questions import Question, load_questions, question_file_of
@@ -308,22 +303,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(str(error)) from error
     file = Path(args.question_file) if args.question_file else question_file_of(args.bench_name)
     questions = spread(load_questions(file), args.num_questions)
-    device = choose_device(run)
-    dtype = choose_dtype(run, device)
-    if run.threads:
-        torch.set_num_threads(run.threads)
-    hf_config, tokenizer = load_config_and_tokenizer(run.model_path)
-    if draft_model is not None:
+    model = check_model(run)
+    if draft_model is not None and model.vocab_size is not None:
         try:
-            check_draft_model(draft_model, hf_config.get_text_config(decoder=True).vocab_size)
+            check_draft_model(draft_model, model.vocab_size)
         except ValueError as error:
             raise UserError(str(error)) from error
-    conversation = choose_conversation("auto", run.model_path, tokenizer)
-    target = load_target(run, hf_config, torch.float32 if args.shape != "demo" else dtype, device)
-    if args.shape != "demo":
+    conversation = choose_conversation("auto", run.model_path, model.tokenizer)
+    is_scaled = args.shape != "demo"
+    target = load_target(run, model._replace(dtype=torch.float32) if is_scaled else model)
+    if is_scaled:
         target_class = CompiledTarget if args.compile else TargetModel
-        target = target_class(scaled_model(target.model, args.shape, dtype).to(device).eval())
-    eos_ids = eos_ids_of(target, tokenizer)
+        target = target_class(
+            scaled_model(target.model, args.shape, model.dtype).to(model.device).eval()
+        )
+    eos_ids = eos_ids_of(target, model.tokenizer) | conversation.stop_ids
     tasks = [task_of(question.category) for question in questions]
     prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]
     if args.random_prompts:
@@ -341,13 +335,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     roof = roofline(target, args.contexts[0], curve[0].milliseconds)
     print_tables(rows, curve, roof)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
+    if model.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(model.device)
     report = {
         "argv": list(argv) if argv is not None else sys.argv[1:],
-        "device": device_name(device),
+        "device": device_name(model.device),
         "threads": torch.get_num_threads(),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "shape": args.shape,
         "num_questions": len(prompts),
         "num_repetitions": args.repetitions,

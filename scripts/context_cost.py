@@ -26,12 +26,7 @@ import torch
 from torch.nn import functional
 
 from evaluation.command_line import OptionParser, UserError, run_command
-from evaluation.loading import (
-    choose_device,
-    choose_dtype,
-    load_config_and_tokenizer,
-    load_target,
-)
+from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, versions
 from evaluation.run_config import DTYPES, RunConfig
 from evaluation.tables import markdown_table
@@ -182,12 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except ValueError as error:
         raise UserError(str(error)) from error
-    device = choose_device(run)
-    dtype = choose_dtype(run, device)
-    if run.threads:
-        torch.set_num_threads(run.threads)
-    hf_config, _ = load_config_and_tokenizer(run.model_path)
-    target = load_target(run, hf_config, dtype, device)
+    model = check_model(run)
+    target = load_target(run, model)
     costs = context_costs(target, sorted(set(args.nodes)), sorted(set(args.contexts)))
     header = ["nodes", "context", "ms", "attention ms", "rest ms"]
     cells = [
@@ -200,9 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         draw(costs, args.out)
     report = {
         "argv": list(argv) if argv is not None else sys.argv[1:],
-        "device": device_name(device),
+        "device": device_name(model.device),
         "threads": torch.get_num_threads(),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "git_commit": git_commit(),
         "versions": versions(),
         "costs": [cost._asdict() for cost in costs],

@@ -23,12 +23,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import Conversation, Message, choose_conversation
-from evaluation.loading import (
-    choose_device,
-    choose_dtype,
-    load_config_and_tokenizer,
-    load_target,
-)
+from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, model_fingerprint
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.run_config import DTYPES, RunConfig
@@ -89,24 +84,22 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
     file = Path(args.question_file) if args.question_file else question_file_of(args.bench_name)
     questions = load_questions(file)
     questions = spread(questions, args.num_questions or len(questions))
-    device = choose_device(run)
-    dtype = choose_dtype(run, device)
-    hf_config, tokenizer = load_config_and_tokenizer(run.model_path)
-    conversation = choose_conversation(run.conv_template, run.model_path, tokenizer)
-    target = load_target(run, hf_config, dtype, device)
+    model = check_model(run)
+    conversation = choose_conversation(run.conv_template, run.model_path, model.tokenizer)
+    target = load_target(run, model)
     if not 2 <= args.top_k <= target.vocab_size:
         raise UserError(f"top_k: got {args.top_k}; allowed: 2 to {target.vocab_size}")
-    commit = getattr(hf_config, "_commit_hash", None)
+    commit = getattr(model.hf_config, "_commit_hash", None)
     source = Source(
         model_path=run.model_path,
         model_fingerprint=model_fingerprint(run.model_path, commit),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
         git_commit=git_commit(),
         vocab_size=target.vocab_size,
         top_k=args.top_k,
         chain_only=target.chain_only,
         max_new_tokens=args.max_new_tokens,
-        eos_ids=tuple(sorted(eos_ids_of(target, tokenizer) | conversation.stop_ids)),
+        eos_ids=tuple(sorted(eos_ids_of(target, model.tokenizer) | conversation.stop_ids)),
         questions=file.parent.name if file.name == "question.jsonl" else file.name,
     )
     recording = Recording(source)
@@ -147,15 +140,14 @@ def load_recorded_model(source: Source) -> TargetModel:
         UserError: if it is not there, or has other weights.
     """
     run = RunConfig(model_path=source.model_path, dtype=source.dtype)
-    hf_config, _ = load_config_and_tokenizer(run.model_path)
-    found = model_fingerprint(run.model_path, getattr(hf_config, "_commit_hash", None))
+    model = check_model(run)
+    found = model_fingerprint(run.model_path, getattr(model.hf_config, "_commit_hash", None))
     if found != source.model_fingerprint:
         raise UserError(
             f"model_path {run.model_path}: got weights {found}; the recording is of "
             f"{source.model_fingerprint}; record again"
         )
-    device = choose_device(run)
-    return load_target(run, hf_config, choose_dtype(run, device), device)
+    return load_target(run, model)
 
 
 def run(file: Path, drafters: Sequence[str], extend: bool) -> None:

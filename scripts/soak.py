@@ -19,17 +19,11 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from tqdm import tqdm
 
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import choose_conversation
-from evaluation.loading import (
-    choose_device,
-    choose_dtype,
-    load_config_and_tokenizer,
-    load_target,
-)
+from evaluation.loading import check_model, load_target
 from evaluation.questions import load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
@@ -123,13 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         raise UserError(str(error)) from error
     questions = load_questions(question_file_of(args.bench_name))
-    if run.threads:
-        torch.set_num_threads(run.threads)
-    device = choose_device(run)
-    hf_config, tokenizer = load_config_and_tokenizer(run.model_path)
-    conversation = choose_conversation("auto", run.model_path, tokenizer)
-    target = load_target(run, hf_config, choose_dtype(run, device), device)
-    eos_ids = eos_ids_of(target, tokenizer)
+    model = check_model(run)
+    conversation = choose_conversation("auto", run.model_path, model.tokenizer)
+    target = load_target(run, model)
+    eos_ids = eos_ids_of(target, model.tokenizer) | conversation.stop_ids
     prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]
     setting = Setting(target, args.max_new_tokens, eos_ids, draft_model)
     report = {}

@@ -57,7 +57,6 @@ def test_a_model_without_tree_masks_is_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> None:
     run_config = RunConfig(model_path=str(tiny_model), compile=True)
-    config, _ = loading.load_config_and_tokenizer(str(tiny_model))
     monkeypatch.setattr("model.hf.why_chain_only", lambda model: "its positions are its own")
     with pytest.raises(UserError, match=r"own .*--compile; leave it"):
-        loading.load_target(run_config, config, torch.float32, torch.device("cpu"))
+        loading.load_target(run_config, loading.check_model(run_config))

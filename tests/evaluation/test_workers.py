@@ -54,7 +54,9 @@ def light_worker(question_seconds: float) -> type:
 
 def light_setup(num_workers: int) -> Any:
     return SimpleNamespace(
-        run=RunConfig(num_workers=num_workers), device=SimpleNamespace(type="cpu"), model_id="light"
+        run=RunConfig(num_workers=num_workers),
+        model=SimpleNamespace(device=torch.device("cpu")),
+        model_id="light",
     )
 
 

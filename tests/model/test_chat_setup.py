@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from evaluation import loading
 from evaluation.command_line import UserError
 from model import chat, chat_setup
 from model.recycler import SpeculativeDecoder
@@ -118,14 +119,14 @@ def test_a_loaded_matrix_shortens_the_answer(
 def test_a_tokenizer_without_a_template_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = chat_setup.load_config_and_tokenizer
+    original = loading.load_config_and_tokenizer
 
-    def without_template(path: str) -> tuple[Any, Any]:
-        config, tokenizer = original(path)
+    def without_template(path: str, *trust: bool) -> tuple[Any, Any]:
+        config, tokenizer = original(path, *trust)
         tokenizer.chat_template = None
         return config, tokenizer
 
-    monkeypatch.setattr(chat_setup, "load_config_and_tokenizer", without_template)
+    monkeypatch.setattr(loading, "load_config_and_tokenizer", without_template)
     assert chat.run([*SHORT, "--prompt", QUESTION]) == 0
     out, err = capsys.readouterr()
     assert chat_setup.NO_TEMPLATE in err and out.strip()
@@ -134,14 +135,14 @@ def test_a_tokenizer_without_a_template_is_told(
 def test_a_template_that_fails_is_one_line(
     no_weights: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = chat_setup.load_config_and_tokenizer
+    original = loading.load_config_and_tokenizer
 
-    def with_broken_template(path: str) -> tuple[Any, Any]:
-        config, tokenizer = original(path)
+    def with_broken_template(path: str, *trust: bool) -> tuple[Any, Any]:
+        config, tokenizer = original(path, *trust)
         tokenizer.chat_template = "{{ raise_exception('no\nuser') }}"
         return config, tokenizer
 
-    monkeypatch.setattr(chat_setup, "load_config_and_tokenizer", with_broken_template)
+    monkeypatch.setattr(loading, "load_config_and_tokenizer", with_broken_template)
     with pytest.raises(UserError, match=r"its chat template fails: no$"):
         chat.run(["--prompt", QUESTION])
 
