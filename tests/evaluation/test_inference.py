@@ -110,6 +110,28 @@ def test_the_runs_above_are_no_weak_test(greedy: dict[str, Path], sampled: dict[
     assert token_ids(sampled["vanilla"])[1][0] != token_ids(greedy["vanilla"])[1][0]
 
 
+def test_a_conversations_stop_ids_end_an_answer(
+    options: list[str],
+    greedy: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    question, [[[whole, *_]]] = next(iter(token_ids(greedy["vanilla"]).items()))
+    stop = whole[3]
+    choose = inference.choose_conversation
+
+    def choose_with_stop(*of: Any) -> Any:
+        conversation = choose(*of)
+        conversation.stop_ids = frozenset([stop])
+        return conversation
+
+    monkeypatch.setattr(inference, "choose_conversation", choose_with_stop)
+    file = tmp_path / "stopped.jsonl"
+    assert run("recycling", options, file) == 0
+    [[[stopped, *_]]] = token_ids(file)[question]
+    assert stopped == whole[: whole.index(stop) + 1]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_are_spec_benchs_and_their_figures_agree(
     method: str, greedy: dict[str, Path], sampled: dict[str, Path]

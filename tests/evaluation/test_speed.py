@@ -106,6 +106,20 @@ def test_rows_with_defects_are_never_used_unsaid(
     assert (overall["speedup"], overall["exact_speedup"]) == (2.5, 3.0)
 
 
+@pytest.mark.parametrize(
+    ("given", "in_sidecar", "counted"), [([], 8, 8), (["--max-new-tokens", "6"], 8, 6), ([], 0, 20)]
+)
+def test_exact_figures_count_no_tokens_past_the_limit(
+    tmp_path: Path, capsys: Capture, given: list[str], in_sidecar: int, counted: int
+) -> None:
+    meta = META | {"max_new_tokens": in_sidecar or None}
+    path = write_answers(tmp_path / "past.jsonl", [make_row(1, "rag", [5] * 4, 1.0)], meta)
+    base = write_answers(tmp_path / "base.jsonl", [make_row(1, "rag", [1] * 4, 1.0)], META)
+    assert main(["--file-path", str(path), "--base-path", str(base), *given]) == 0
+    _, report, _ = _report(capsys)
+    assert report["tasks"]["rag"]["exact_tokens_per_second"] == counted
+
+
 def test_one_ruler_and_how_drafting_went(
     tmp_path: Path, pair: tuple[str, str], capsys: Capture
 ) -> None:

@@ -23,11 +23,12 @@ NUM_TOKENS = 60
 
 
 def model_with_twins(
-    seed: int, stride: int, most_queries: int = 0, shift: float = 0.0
+    seed: int, stride: int, most_queries: int = 0, shift: float = 0.0, noise: float = 1e-7
 ) -> TargetModel:
     """Return a random Llama whose output rows `stride * i` and `stride * i + 1` are near-equal.
 
-    Up to so many queries attend by the kernel for few. All logits are smaller by the shift.
+    Up to so many queries attend by the kernel for few. All logits are smaller by the shift. Twins differ
+    by the share `noise`.
     """
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -44,8 +45,7 @@ def model_with_twins(
     llama = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         rows = llama.lm_head.weight
-        noise = 1 + 1e-7 * torch.randn(VOCAB_SIZE // stride, 64)
-        rows[1::stride] = rows[0::stride] * noise
+        rows[1::stride] = rows[0::stride] * (1 + noise * torch.randn(VOCAB_SIZE // stride, 64))
         llama.lm_head.bias = torch.nn.Parameter(torch.full((VOCAB_SIZE,), -shift))
     target = TargetModel(llama)
     target.__dict__["attention"] = Attention(target.config, True, most_queries)

@@ -111,10 +111,14 @@ def test_a_template_in_any_order_prefers_what_the_host_prefers() -> None:
         assert_same(target, whole, host, random_ids(20, seed), max_new_tokens=NUM_NEW)
 
 
-@pytest.mark.parametrize("stride", [2, 8])
-def test_near_ties_are_left_to_plain_decoding(stride: int, count_whole_steps: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("stride", "options"), [(2, {}), (8, {}), (2, {"shift": 50.0, "noise": 1e-4})]
+)
+def test_near_ties_are_left_to_plain_decoding(
+    stride: int, options: dict[str, float], count_whole_steps: list[int]
+) -> None:
     for seed in range(3):
-        target = StaticTarget(model_with_twins(seed, stride).model)
+        target = StaticTarget(model_with_twins(seed, stride, **options).model)
         prompt = random_ids(30, seed, VOCAB_SIZE)
         plain = generate(target, drafter_for("vanilla", target), prompt, max_new_tokens=NUM_NEW)
         whole, host = drafters(target)
