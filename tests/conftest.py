@@ -1,7 +1,7 @@
 """Fixtures of all tests.
 
 Costs of a step are measured on the device in a real run. Here they are given, so that no test
-depends on the clock, and measured ones go to a temporary folder.
+depends on the clock, and measured ones go to a temporary folder. Random numbers are the same at every run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from model.step_costs import StepCosts
 
@@ -19,6 +20,12 @@ def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path_factory.mktemp("costs")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Begin every test with the same random numbers, whichever ran before."""
+    torch.manual_seed(0)
 
 
 class GivenCosts(StepCosts):
