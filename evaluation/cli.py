@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, run_command, user_errors
 from evaluation.questions import DATA_FOLDER
 from evaluation.run_config import RunConfig
 from model.drafter import drafter_class
@@ -95,7 +95,7 @@ def parse(method: str, argv: Sequence[str] | None) -> tuple[RunConfig, Any, argp
     """
     given = vars(build_parser(method).parse_args(argv))
     method_class = drafter_class(method).config_class
-    try:
+    with user_errors():
         run, config = (
             cls(
                 **{
@@ -106,8 +106,6 @@ def parse(method: str, argv: Sequence[str] | None) -> tuple[RunConfig, Any, argp
             )
             for cls in (RunConfig, method_class)
         )
-    except ValueError as error:
-        raise UserError(str(error)) from error
     matrix = argparse.Namespace(load=given.get("load_matrix"), save=given.get("save_matrix"))
     return run, config, matrix
 

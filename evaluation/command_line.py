@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 # What the first Ctrl-C says (`model.terminal.Interrupt`).
@@ -15,6 +16,16 @@ class UserError(Exception):
     """A mistake in what the user gave: what, got, allowed, what to do, in one line."""
 
     exit_code = 2
+
+
+@contextmanager
+def user_errors(*more: type[Exception]) -> Iterator[None]:
+    """Raise a `ValueError`, or an error of one `more` kind, as a mistake of the user."""
+    kinds: tuple[type[Exception], ...] = (ValueError, *more)
+    try:
+        yield
+    except kinds as error:
+        raise UserError(str(error)) from error
 
 
 class OptionParser(argparse.ArgumentParser):

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from evaluation.command_line import UserError, first_line
+from evaluation.command_line import UserError, first_line, user_errors
 from evaluation.files import check_file
 from model import memory_file
 from model.drafter import Drafter, drafter_class
@@ -28,12 +28,10 @@ def make_drafter(
     memory: Mapping[str, torch.Tensor],
 ) -> Drafter:
     """Make the drafter, with a saved matrix if one was given."""
-    try:
+    with user_errors():
         drafter = drafter_class(method)(config, vocab_size, device)
         if memory:
             drafter.load_memory(memory)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     if memory and drafter.is_cold:
         raise UserError(
             "load_matrix: got a matrix with --start cold, which forgets it before the first question; leave one out"

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from evaluation.command_line import OptionParser, UserError, first_line, run_command
+from evaluation.command_line import OptionParser, UserError, first_line, run_command, user_errors
 from evaluation.run_config import RunConfig
 from model.drafter import METHODS, unknown_name
 from model.terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
@@ -147,10 +147,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise UserError("show_matrix: needs something learned; give --prompt or --load-matrix")
     if options.prompt is not None and not options.prompt.strip():
         raise UserError("prompt: got an empty text; allowed: a text, or no --prompt for a chat")
-    try:
+    with user_errors():
         options.run = RunConfig(**{name: getattr(options, name) for name in RUN_OPTIONS})
-    except ValueError as error:
-        raise UserError(str(error)) from error
     return options
 
 

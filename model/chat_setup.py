@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as transformers_logging
 
-from evaluation.command_line import UserError, first_line
+from evaluation.command_line import UserError, first_line, user_errors
 from evaluation.loading import check_model, load_target
 from evaluation.memory_file import check_folder_of, read_memory, save_memory
 from model.dialogue import Dialogue, default_drafter, render
@@ -122,14 +122,12 @@ class ChatSetup:
         options = self._options
         given = [name for name in ("load_matrix", "save_matrix") if getattr(options, name)]
         memory = read_memory(options.load_matrix)
-        try:
+        with user_errors():
             drafter = default_drafter(
                 options.method, self._text_config.vocab_size, torch.device("cpu")
             )
             if memory:
                 drafter.load_memory(memory)
-        except ValueError as error:
-            raise UserError(str(error)) from error
         if given and not drafter.memory():
             raise UserError(f"{given[0]}: the method {options.method} keeps nothing across prompts")
         if options.show_matrix is not None and MATRIX not in drafter.memory():

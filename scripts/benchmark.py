@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.conversation import choose_conversation
 from evaluation.loading import check_model, load_target
 from evaluation.metrics import task_of
@@ -290,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if number < 1:
             raise UserError(f"{name}: got {number}; allowed: 1 or more")
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
-    try:
+    with user_errors():
         run = RunConfig(
             model_path=args.model_path,
             dtype=args.dtype,
@@ -299,16 +299,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_new_tokens=args.max_new_tokens,
             compile=args.compile and args.shape == "demo",
         )
-    except ValueError as error:
-        raise UserError(str(error)) from error
     file = Path(args.question_file) if args.question_file else question_file_of(args.bench_name)
     questions = spread(load_questions(file), args.num_questions)
     model = check_model(run)
     if draft_model is not None and model.vocab_size is not None:
-        try:
+        with user_errors():
             check_draft_model(draft_model, model.vocab_size)
-        except ValueError as error:
-            raise UserError(str(error)) from error
     conversation = choose_conversation("auto", run.model_path, model.tokenizer)
     is_scaled = args.shape != "demo"
     target = load_target(run, model._replace(dtype=torch.float32) if is_scaled else model)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, versions
 from evaluation.run_config import DTYPES, RunConfig
@@ -171,12 +171,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(
             f"out: got {args.out}; allowed: a .png or .svg file in a folder that exists"
         )
-    try:
+    with user_errors():
         run = RunConfig(
             model_path=args.model_path, dtype=args.dtype, device=args.device, threads=args.threads
         )
-    except ValueError as error:
-        raise UserError(str(error)) from error
     model = check_model(run)
     target = load_target(run, model)
     costs = context_costs(target, sorted(set(args.nodes)), sorted(set(args.contexts)))

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, run_command, user_errors
 from scripts.demo_corpus import read_rows
 from scripts.demo_model_report import DTYPES, Speaker
 
@@ -72,13 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.threads:
         torch.set_num_threads(options.threads)
-    try:
+    with user_errors(OSError):
         rows = read_rows(options.corpus)
         speaker = Speaker(
             options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch
         )
-    except (ValueError, OSError) as problem:
-        raise UserError(str(problem)) from problem
     prompts = sorted({row.prompt for row in rows})
     if options.num_prompts is not None:
         prompts = random.Random(0).sample(prompts, min(options.num_prompts, len(prompts)))

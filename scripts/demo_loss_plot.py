@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, run_command, user_errors
 from model.whole_file import replaced
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d9761a", "#777777"
@@ -85,10 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, required=True, help="train_log.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
     options = parser.parse_args(argv)
-    try:
+    with user_errors(OSError):
         entries = read_log(options.log)
-    except (ValueError, OSError) as problem:
-        raise UserError(str(problem)) from problem
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

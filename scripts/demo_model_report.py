@@ -28,7 +28,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, run_command, user_errors
 from scripts.demo_corpus import CorpusConfig, encode_turns, read_rows, split_rows
 from scripts.loops import find_loop
 
@@ -261,13 +261,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parse_arguments(argv)
-    try:
+    with user_errors(OSError):
         questions = read_questions(options.questions)
         speaker = Speaker(
             options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch
         )
-    except (ValueError, OSError) as problem:
-        raise UserError(str(problem)) from problem
     if options.threads:
         torch.set_num_threads(options.threads)
     started = time.perf_counter()

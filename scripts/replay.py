@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.conversation import Conversation, Message, choose_conversation
 from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, model_fingerprint
@@ -77,10 +77,8 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"{name}: got {value}; allowed: 1 or more")
-    try:
+    with user_errors():
         run = RunConfig(model_path=args.model_path, dtype=args.dtype, device=args.device)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     file = Path(args.question_file) if args.question_file else question_file_of(args.bench_name)
     questions = load_questions(file)
     questions = spread(questions, args.num_questions or len(questions))

@@ -37,7 +37,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, run_command, user_errors
 from scripts.enlarge import SHAPES, Enlarger, ModelShape, resolve_shape, scale_config
 
 __all__ = ["SHAPES", "ModelShape", "scale_config", "scaled_model", "write_scaled"]
@@ -213,7 +213,7 @@ def chosen_shape(options: argparse.Namespace) -> ModelShape:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parse_arguments(argv)
-    try:
+    with user_errors():
         if not (options.model / "config.json").is_file():
             raise ValueError(
                 f"model: got {options.model}, allowed a folder with config.json; "
@@ -223,8 +223,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_parameters = write_scaled(
             options.model, options.out, shape, DTYPES[options.dtype], options.seed
         )
-    except ValueError as problem:
-        raise UserError(str(problem)) from problem
     print(f"{options.out}: {num_parameters:,} parameters, {options.dtype}")
     return 0
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.conversation import choose_conversation
 from evaluation.loading import check_model, load_target
 from evaluation.questions import load_questions, question_file_of
@@ -110,12 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.methods:
         drafter_of(name)
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
-    try:
+    with user_errors():
         run = RunConfig(
             model_path=args.model_path, threads=args.threads, max_new_tokens=args.max_new_tokens
         )
-    except ValueError as error:
-        raise UserError(str(error)) from error
     questions = load_questions(question_file_of(args.bench_name))
     model = check_model(run)
     conversation = choose_conversation("auto", run.model_path, model.tokenizer)

@@ -37,7 +37,7 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, run_command, user_errors
 from evaluation.files import write_whole
 from scripts.demo_antiloop import AntiLoopConfig, unlearn_loops
 from scripts.demo_corpus import (
@@ -225,7 +225,7 @@ def make_config(options: argparse.Namespace) -> TrainConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parse_arguments(argv)
-    try:
+    with user_errors(OSError):
         config = make_config(options)
         pace = Pace(eval_steps=options.eval_every, save_minutes=options.save_minutes)
         anti_loop = AntiLoopConfig(rounds=options.rounds)
@@ -233,8 +233,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = options.work or options.out.with_name(options.out.name + ".work")
         work.mkdir(parents=True, exist_ok=True)
         tokenizer = load_tokenizer(options.tokenizer, work, rows.train, config.vocab_size)
-    except (ValueError, OSError) as problem:
-        raise UserError(str(problem)) from problem
     if options.threads:
         torch.set_num_threads(options.threads)
     corpus = CorpusConfig(long_length=CONTEXT, long_share=0.02)
