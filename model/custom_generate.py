@@ -20,6 +20,7 @@ Shapes: P tokens of the prompt, padding included, n new tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,6 +76,10 @@ class Speculative:
         self.options = options
         self.steps: list[StepRecord] = []
         self.decoder: SpeculativeDecoder | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make a copy, such as one made with a model, learn anew: it is for another model."""
+        return partial(Speculative, **self.options), (self.method, self.tokenizer)
 
     @property
     def accept_lengths(self) -> list[int]:

@@ -315,7 +315,7 @@ def _limits(
     may_overrun: bool,
 ) -> _Limits:
     """Check a request, and return its limits."""
-    if max_new_tokens < 1:
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: got {max_new_tokens}; allowed: 1 or more")
     if not prompt_ids:
         raise ValueError("prompt: got no token; allowed: at least one")

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import (
@@ -51,6 +53,9 @@ if TYPE_CHECKING:
 # second chunk costs more than a first (its mask is a tensor), so that short chunks are slow.
 PREFILL_CHUNK = 2048
 MAX_LOGITS = 2**26
+IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
+# One pass at a time runs through a model whose layers compute by other kernels meanwhile.
+_LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 
 
 class PromptChunk(NamedTuple):
@@ -99,6 +104,23 @@ class TargetModel:
         self.layer_shapes, self.vocab_size = self._probe_shapes()
         self.chain_reason = why_chain_only(model)
 
+    def check_unchanged(self) -> None:
+        """Find out whether the model still is as it was checked; switch its attention again, if that is what
+        was changed.
+
+        Raises:
+            ValueError: if it is in training mode, or was moved or cast.
+        """
+        if self.model.training:
+            raise ValueError(IN_TRAINING)
+        weight = self.model.get_input_embeddings().weight
+        if (self.model.dtype, weight.device) != (self.dtype, self.device):
+            raise ValueError(
+                f"model: got {self.model.dtype} on {weight.device}; allowed: {self.dtype} on {self.device}, as "
+                "it was; make a new decoder for a model that was moved or cast"
+            )
+        use_masked_attention(self.model)
+
     @property
     def chain_only(self) -> bool:
         """Whether drafts must be chains."""
@@ -122,7 +144,8 @@ class TargetModel:
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
         """Within the block the model computes a pass over `num_rows` rows by what is fastest for them."""
-        with self.attention.for_rows(num_rows), self.linear_kernels.for_rows(num_rows):
+        lock = _LOCKS.get(self.model) or _LOCKS.setdefault(self.model, RLock())
+        with lock, self.attention.for_rows(num_rows), self.linear_kernels.for_rows(num_rows):
             yield
 
     def is_plain(self, num_rows: int) -> bool:
@@ -322,7 +345,9 @@ class TargetModel:
 def eos_ids_of(target: TargetModel, tokenizer: Any) -> frozenset[int]:
     """Return the ids that end a text: the generation config's, and the tokenizer's if there is one."""
     found = getattr(target.model.generation_config, "eos_token_id", None)
-    listed = found if isinstance(found, list) else [found]
+    if isinstance(found, torch.Tensor):
+        found = found.flatten().tolist()
+    listed = found if isinstance(found, Sequence) else [found]
     of_tokenizer = getattr(tokenizer, "eos_token_id", None)
     return frozenset(token for token in (*listed, of_tokenizer) if token is not None)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -127,6 +128,10 @@ class _Function:
 
     def refresh(self) -> None:
         """Copy the weights again, where they were copied and have changed since."""
+        if (
+            self._made_for() is not self.layer
+        ):  # copied with its model: the function is the original's
+            self._make()
         if not self._kernel.is_copy:
             return
         *now, sample = self._signature()
@@ -136,6 +141,7 @@ class _Function:
 
     def _make(self) -> None:
         self.forward = self._kernel.made(self.layer)
+        self._made_for = weakref.ref(self.layer)
         self._made_of = self._signature() if self._kernel.is_copy else ()
 
     def _signature(self) -> tuple[Any, ...]:

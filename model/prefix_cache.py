@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from model.hf import TargetModel
@@ -22,6 +23,10 @@ from model.support import rope_border
 
 # What peft's layers say about the adapters that take part.
 ADAPTER_STATE = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
+
+
+# Numbers of a tensor that are compared to find out whether it was changed, about.
+SAMPLE = 16
 
 
 class PrefixCache:
@@ -81,15 +86,20 @@ def _common_length(known: Sequence[int], prompt_ids: Sequence[int]) -> int:
 class _Weights:
     """Which tensors a model computes with, and how often each was written.
 
-    PyTorch counts the writes, except those through `.data` and to tensors made in inference mode.
+    PyTorch counts the writes, except those through `.data`, which a sample of every tensor shows unless they
+    are to single numbers, and to tensors made in inference mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        parameters = list(model.parameters())
-        self.are_counted = not any(parameter.is_inference() for parameter in parameters)
+        tensors = [*model.parameters(), *model.buffers()]
+        # What a hook does, nobody knows.
+        self.are_counted = not any(tensor.is_inference() for tensor in tensors) and not any(
+            map(_has_hooks, model.modules())
+        )
         # Weak: exchanged weights are not kept alive, and no new tensor passes for a dead one.
-        self._parameters = [weakref.ref(parameter) for parameter in parameters]
-        self._writes = [parameter._version for parameter in parameters if self.are_counted]
+        self._tensors = [weakref.ref(tensor) for tensor in tensors]
+        self._writes = [tensor._version for tensor in tensors if self.are_counted]
+        self._samples = [_sample(tensor) for tensor in tensors if self.are_counted]
         self._adapters = [
             [str(getattr(module, name, None)) for name in ADAPTER_STATE]
             for module in model.modules()
@@ -104,6 +114,21 @@ class _Weights:
             and (self._writes, self._adapters) == (other._writes, other._adapters)
             and all(
                 one() is another()
-                for one, another in zip(self._parameters, other._parameters, strict=True)
+                for one, another in zip(self._tensors, other._tensors, strict=True)
             )
+            and all(map(torch.equal, self._samples, other._samples))
         )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether others than transformers, which collects outputs by them, have hooks on a module."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not str(hook.__module__).startswith("transformers.") for hook in hooks)
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Return some numbers of a tensor; none of one that is not there, or of a kind of its own."""
+    if type(tensor) not in (nn.Parameter, torch.Tensor) or tensor.device.type == "meta":
+        return torch.empty(0)
+    numbers = tensor.detach().reshape(-1)
+    return numbers[:: max(1, numbers.numel() // SAMPLE)].clone()

@@ -14,6 +14,7 @@ Shapes: P tokens of the prompt, n new tokens.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,13 +32,26 @@ from transformers import (
 
 from model.decoding import StepRecord, decode
 from model.drafter import Drafter, drafter_class, unknown_name
-from model.hf import TargetModel, eos_ids_of, sampling_processors
+from model.hf import IN_TRAINING, TargetModel, eos_ids_of, sampling_processors
 from model.memory_file import load_memory, save_memory
 from model.prefix_cache import PrefixCache
 from model.prompts import prompt_ids_of
 from model.self_test import self_test
 from model.text_stream import TextStream
 from model.verification import GreedyRule, Processor, SamplingRule, TokenRule
+
+logger = logging.getLogger(__name__)
+
+# What a checkpoint's generation config may change in texts, beside the ways of drawing, which are arguments here.
+SHAPING = frozenset(
+    {
+        *("bad_words_ids", "begin_suppress_tokens", "encoder_repetition_penalty"),
+        *("exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id"),
+        *("guidance_scale", "max_time", "min_length", "min_new_tokens", "no_repeat_ngram_size"),
+        *("num_beams", "repetition_penalty", "sequence_bias", "stop_strings", "suppress_tokens"),
+        "watermarking_config",
+    }
+)
 
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
 
@@ -133,6 +147,7 @@ class SpeculativeDecoder:
         )
         self._prefix_cache = PrefixCache()
         self._text: object = None  # stands for the text that is being written
+        self._has_warned = False
 
     @classmethod
     def from_pretrained(
@@ -183,7 +198,7 @@ class SpeculativeDecoder:
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int | None = None,
-        stop_strings: Sequence[str] = (),
+        stop_strings: str | Sequence[str] = (),
         logits_processors: Sequence[Processor] = (),
     ) -> GenerateOutput:
         """Answer a prompt.
@@ -204,6 +219,7 @@ class SpeculativeDecoder:
             ValueError: if a value is not allowed, or the prompt leaves no room in the context.
         """
         prompt_ids = prompt_ids_of(prompt, self.tokenizer)
+        self._warn_of_settings()
         began = time.perf_counter()
         rule = _rule(self.target, temperature, top_k, top_p, seed, logits_processors)
         steps = list(
@@ -231,7 +247,7 @@ class SpeculativeDecoder:
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int | None = None,
-        stop_strings: Sequence[str] = (),
+        stop_strings: str | Sequence[str] = (),
         logits_processors: Sequence[Processor] = (),
     ) -> Iterator[StreamPiece]:
         """Yield the answer to a prompt as its steps are accepted; arguments as `generate`.
@@ -240,6 +256,7 @@ class SpeculativeDecoder:
         and written is still known to the next prompt.
         """
         prompt_ids = prompt_ids_of(prompt, self.tokenizer)
+        self._warn_of_settings()
         rule = _rule(self.target, temperature, top_k, top_p, seed, logits_processors)
         stop = self._stop(stop_strings)
         text = TextStream(self.tokenizer)
@@ -264,9 +281,14 @@ class SpeculativeDecoder:
         not learn again.
 
         Raises:
-            ValueError: as `decode`.
+            ValueError: as `decode`; if the model cannot be used as it is now, or a token is not in its
+                vocabulary.
             RuntimeError: if another text was begun meanwhile, which has the cache now.
         """
+        self.target.check_unchanged()
+        num_tokens = self.target.model.get_input_embeddings().weight.shape[0]
+        if outside := [token for token in prompt_ids if not 0 <= token < num_tokens]:
+            raise ValueError(f"prompt: got token {outside[0]}; allowed: 0 to {num_tokens - 1}")
         if self.drafter.is_cold:
             self.reset()
         self._text = text = object()
@@ -308,13 +330,27 @@ class SpeculativeDecoder:
         """
         load_memory(self.drafter, Path(path))
 
-    def _stop(self, strings: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
+    def _warn_of_settings(self) -> None:
+        """Say once which settings of the checkpoint shape transformers' texts and not these."""
+        config = getattr(self.target.model, "generation_config", None)
+        if self._has_warned or config is None:
+            return
+        self._has_warned = True
+        given = config.to_diff_dict()
+        if names := sorted(name for name in SHAPING & given.keys() if given[name] is not None):
+            logger.warning(
+                "generation_config: %s shape texts of the model's own generate, not these; give "
+                "logits_processors, or use custom_generate, which honours them",
+                ", ".join(f"{name}={given[name]}" for name in names),
+            )
+
+    def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
         """Return the function that ends a text after one of these strings, None if there is none."""
         if not strings:
             return None
         if self.tokenizer is None:
             raise ValueError("stop_strings: got strings without a tokenizer; give the tokenizer")
-        criteria = StoppingCriteriaList([StopStringCriteria(self.tokenizer, list(strings))])
+        criteria = StoppingCriteriaList([StopStringCriteria(self.tokenizer, strings)])
         return lambda text: bool(criteria(torch.tensor([text], device=self.target.device), None))
 
 
@@ -374,9 +410,7 @@ def _base_of(model: Any) -> PreTrainedModel:
             training mode.
     """
     if model.training:
-        raise ValueError(
-            "model: is in training mode, in which layers may be random; call model.eval() first"
-        )
+        raise ValueError(IN_TRAINING)
     if not hasattr(model, "get_base_model"):
         return model
     if model.active_peft_config.is_prompt_learning:

@@ -124,7 +124,9 @@ def context_limit(config: Any, prompt_length: int) -> int | None:
         for name in CONTEXT_NAMES
         if isinstance(limit := getattr(config, name, None), int) and limit > 0
     ]
-    limit = limits[0] if limits else None
+    # Doge leaves out keys beyond it, by a count of its own for each pass.
+    window = getattr(config, "keep_window_size", None)
+    limit = min([*limits[:1], *([window] if window else [])], default=None)
     border = rope_border(config)
     if border and prompt_length <= border + 1:
         return min(limit or border, border)

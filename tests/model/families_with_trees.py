@@ -45,6 +45,8 @@ LONGROPE = {
 
 TREES = [
     Family("Llama, grouped heads", "LlamaConfig"),
+    # A text no longer than what it keeps: beyond it leaves out other keys in every pass.
+    Family("Doge, short window", "DogeConfig", {"keep_window_size": 44}),
     Family(
         "Llama, yarn rope",
         "LlamaConfig",

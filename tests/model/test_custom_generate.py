@@ -7,6 +7,8 @@ Run: pytest tests/model/test_custom_generate.py
 
 from __future__ import annotations
 
+import copy
+import pickle
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +24,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import model.decoding
-from model.custom_generate import Speculative, recycling, speculative
+from model.custom_generate import Speculative, generate_from_folder, recycling, speculative
 from model.drafter import METHODS
 from tests.model.decoded import known, random_ids, required_options
 from tests.model.family import VOCAB
@@ -278,6 +280,20 @@ def test_a_callable_serves_one_model() -> None:
     llama().generate(IDS, **PLAIN, custom_generate=decode)
     with pytest.raises(ValueError, match="got another model than at its first call"):
         known(LLAMA).build(seed=1).generate(IDS, **PLAIN, custom_generate=decode)
+
+
+def test_a_copied_model_begins_anew() -> None:
+    model, _ = demo()
+    ids = torch.tensor([random_ids(20)])
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False}
+    expected = generate_from_folder(model, ids, **options)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.__dict__["_speculative"].decoder is None
+        with torch.no_grad():
+            other.lm_head.weight.mul_(-1)
+        ours = generate_from_folder(other, ids, **options)
+        assert torch.equal(ours, other.generate(ids, **options)) and not torch.equal(ours, expected)
+    assert torch.equal(generate_from_folder(model, ids, **options), expected)
 
 
 def test_options_of_a_method_reach_it_and_are_checked() -> None:

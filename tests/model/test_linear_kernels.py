@@ -5,6 +5,7 @@ Run: pytest tests/model/test_linear_kernels.py
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -119,6 +120,20 @@ def test_tokens_equal_generate_with_kernels(
         prompt = random_ids(28)
         answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)
         assert answer.token_ids == referee(target, prompt, 40)
+
+
+def test_a_copied_model_computes_with_its_own_weights(kernel: Kernel) -> None:
+    target = target_using(LLAMA, kernel, ROWS)
+    prompt = random_ids(28)
+    expected = referee(target, prompt, 20)
+    copied = copy.deepcopy(target)
+    with torch.no_grad():
+        for parameter in copied.model.parameters():
+            parameter.mul_(1.1)
+    assert referee(copied, prompt, 20) != expected
+    for one in (copied, target):
+        answer = generate(one, drafter_for("recycling", one), prompt, max_new_tokens=20)
+        assert answer.token_ids == referee(one, prompt, 20)
 
 
 def noisy(layer: nn.Linear) -> module.Forward:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.nn.utils import prune
 
 import model.decoding
 from model.decoding import generate
@@ -101,7 +102,10 @@ def test_rows_that_depend_on_the_length_are_not_kept(monkeypatch: pytest.MonkeyP
         assert reading.since() == length - 1
 
 
-@pytest.mark.parametrize("change", ["write", "exchange", "exchange twice"])
+@pytest.mark.parametrize(
+    "change",
+    ["write", "exchange", "exchange twice", "data", "buffer", "hook before", "hook after", "prune"],
+)
 def test_changed_weights_make_all_rows_new(change: str) -> None:
     target = TargetModel(known(LLAMA).build())
     drafter, cache = drafter_for("recycling", target), PrefixCache()
@@ -112,6 +116,16 @@ def test_changed_weights_make_all_rows_new(change: str) -> None:
             layer.weight.mul_(-1)
         for _ in range(change.count("twice") + change.count("exchange")):
             layer.weight = torch.nn.Parameter(-0.9 * layer.weight)
+        if change == "data":
+            layer.weight.data.mul_(-1)
+        if change == "buffer":
+            target.model.model.rotary_emb.inv_freq.mul_(0.1)
+        if change == "hook before":
+            layer.register_forward_pre_hook(lambda module, inputs: (-inputs[0],))
+        if change == "hook after":
+            layer.register_forward_hook(lambda module, inputs, output: -output)
+        if change == "prune":
+            prune.l1_unstructured(layer, "weight", amount=0.7)
     answer = generate(target, drafter, PROMPT, max_new_tokens=8, prefix_cache=cache)
     assert answer.token_ids == referee(target, PROMPT, 8)
 

@@ -6,6 +6,8 @@ Run: pytest tests/model/test_recycler.py
 from __future__ import annotations
 
 import gc
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,8 @@ def test_a_prompt_comes_in_any_form(kind: str) -> None:
         ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, "of another length"),
         (7, "got int; allowed"),
         ([], "got no token"),
+        ([1, 8192], "got token 8192; allowed: 0 to 8191"),
+        ([-1, 1], "got token -1"),
     ],
 )
 def test_a_prompt_of_another_form_is_one_clear_error(prompt: Any, message: str) -> None:
@@ -140,6 +144,8 @@ def test_a_stop_string_inside_an_accepted_run_ends_the_text_there(method: str) -
         assert stop not in shorter, "it should have ended at the first token that completes it"
         assert output.token_ids == whole.token_ids[: len(output.token_ids)]
         assert output.stop_reason == "criteria"
+        as_text = decoder.generate(PROMPT, max_new_tokens=20, stop_strings=stop)
+        assert as_text.token_ids == output.token_ids
         assert sum(output.accept_lengths) == len(output.token_ids)
 
 
@@ -246,6 +252,7 @@ def test_a_wrong_value_of_a_method_is_found_before_the_weights_load(tmp_path: Pa
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens: got 0"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens: got 2.5"),
         ({"temperature": -1}, "temperature: got -1"),
         ({"top_k": 5}, "need sampling"),
         ({"temperature": 1, "top_p": 0}, "top_k, top_p: got 0, 0"),
@@ -265,6 +272,75 @@ def test_a_wrong_value_for_an_answer_is_one_clear_error(options: Any, message: s
 def test_a_model_in_training_mode_is_refused() -> None:
     with pytest.raises(ValueError, match=r"training mode.*call model.eval\(\) first"):
         TokenRecycling(known(LLAMA).build().train())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.train(), "training mode"),
+        (lambda model: model.to(torch.bfloat16), r"got torch.bfloat16 .* make a new decoder"),
+    ],
+)
+def test_a_model_that_was_changed_since_is_refused(change: Any, message: str) -> None:
+    decoder = TokenRecycling(known(LLAMA).build())
+    decoder.generate([1, 2], max_new_tokens=4)
+    change(decoder.target.model)
+    with pytest.raises(ValueError, match=message):
+        decoder.generate([1, 2], max_new_tokens=4)
+
+
+def test_attention_that_takes_no_tree_mask_is_switched_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    decoder = TokenRecycling(known(LLAMA).build())
+    prompt = random_ids(20)
+    expected = decoder.generate(prompt, max_new_tokens=10).token_ids
+    decoder.target.model.set_attn_implementation("flex_attention")
+    decoder.reset()
+    assert decoder.generate(prompt, max_new_tokens=10).token_ids == expected
+    assert "flex_attention takes no tree mask" in caplog.text
+
+
+@pytest.mark.parametrize("form", [list, tuple, torch.tensor])
+def test_ends_of_text_come_in_any_form(form: Any) -> None:
+    decoder = TokenRecycling(known(LLAMA).build())
+    whole = decoder.generate(random_ids(9), max_new_tokens=20).token_ids
+    decoder.target.model.generation_config.eos_token_id = form([whole[5], whole[7]])
+    end = min(whole.index(whole[5]), whole.index(whole[7]))
+    assert decoder.generate(random_ids(9), max_new_tokens=20).token_ids == whole[: end + 1]
+
+
+def test_settings_of_the_checkpoint_that_do_not_count_are_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    decoder = TokenRecycling(known(LLAMA).build())
+    decoder.target.model.generation_config.repetition_penalty = 1.3
+    for _ in range(2):
+        decoder.generate([1, 2], max_new_tokens=4)
+        list(decoder.stream([1, 2], max_new_tokens=4))
+    assert caplog.text.count("repetition_penalty=1.3 shape texts of the model's own generate") == 1
+
+
+def test_two_methods_on_one_model_serve_two_threads() -> None:
+    interval = sys.getswitchinterval()
+    model, tokenizer = demo()
+    stock = model.config._attn_implementation
+    decoders = [decoder_for(method, model, tokenizer) for method in ("recycling", "pld")]
+    prompts = [tokenizer(text).input_ids for text in (PROMPT, "USER: Hello. ASSISTANT:")]
+
+    def answer(index: int) -> list[int]:
+        decoders[index].reset()
+        return decoders[index].generate(prompts[index], max_new_tokens=24).token_ids
+
+    expected = [answer(0), answer(1)]
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for _ in range(3):
+                assert list(pool.map(answer, (0, 1))) == expected
+    finally:
+        sys.setswitchinterval(interval)
+    assert model.config._attn_implementation == stock
 
 
 def num_tensors() -> int:
