@@ -23,22 +23,33 @@ METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
 
 EXAMPLES = """examples:
   # the demo model on the demo questions, on this machine
-  python -m evaluation.inference_{method} --max-new-tokens 128
+  python -m evaluation.inference_{method} --max-new-tokens 128{demo}
 
   # Spec-Bench on a GPU
   python -m scripts.download_data spec_bench
   python -m evaluation.inference_{method} --model-path lmsys/vicuna-7b-v1.3 \\
-      --model-id vicuna-7b-v1.3-{method}-float16 --bench-name spec_bench --dtype float16
+      --model-id vicuna-7b-v1.3-{method}-float16 --bench-name spec_bench --dtype float16{large}
 """
+# What an example needs beside, for methods that draft with a model.
+DRAFT_MODELS = {
+    "demo": " --draft-model data/demo/draft",
+    "large": " \\\n      --draft-model double7/vicuna-68m",
+}
 
 
 def build_parser(method: str) -> argparse.ArgumentParser:
     """Return the parser of a method's inference command."""
     drafter = drafter_class(method)
+    drafts_with_model = any(
+        item.name == "draft_model" for item in dataclasses.fields(drafter.config_class)
+    )
     parser = OptionParser(
         prog=f"python -m evaluation.inference_{method}",
         description=f"Answer questions with {method}, into Spec-Bench's answer format.",
-        epilog=EXAMPLES.format(method=method),
+        epilog=EXAMPLES.format(
+            method=method,
+            **(DRAFT_MODELS if drafts_with_model else dict.fromkeys(DRAFT_MODELS, "")),
+        ),
     )
     _add_options(parser.add_argument_group("run"), RunConfig)
     group = parser.add_argument_group(f"options of {method}")

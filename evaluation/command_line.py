@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
 # What the first Ctrl-C says (`model.terminal.Interrupt`).
+# As a process that the signal ends.
+BROKEN_PIPE = 128 + 13
 FINISHING = "interrupted: finishing this question; Ctrl-C again to stop at once"
 
 
@@ -42,7 +45,12 @@ class OptionParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         given = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args([_with_dashes(word) for word in given], namespace)
+        found, rest = super().parse_known_args([_with_dashes(word) for word in given], namespace)
+        for name, value in vars(found).items():
+            if value == "" or (isinstance(value, list) and "" in value):
+                # Most often a shell's variable that is not set.
+                self.error(f"{name}: got an empty text; give a value, or leave the option out")
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line."""
@@ -69,6 +77,11 @@ def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
     """
     try:
         code = main(None)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read the output has left, as `head` does; Python must not complain when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = BROKEN_PIPE
     except UserError as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
         code = error.exit_code

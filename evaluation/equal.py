@@ -104,8 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         judged = judge(replay, differences, comparison.num_questions)
         print(judged_text(judged, differences))
         is_harmless = judged["ties"] == len(differences)
-    elif options.question_file is not None and options.model_path is None:
-        raise UserError("question_file: got without --model-path; leave it out, or give both")
     report = {
         "equal": not differences,
         "jsonfile1": names[0],
@@ -280,7 +278,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "--file-path", default=".", metavar="DIR", help="folder of the two files (default: here)"
+        "--file-path", metavar="DIR", help="folder of the two files (default: here)"
     )
     for number in (1, 2):
         parser.add_argument(
@@ -296,16 +294,20 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="the questions that were answered (default: those of the sidecar's benchmark)",
     )
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.question_file is not None and options.model_path is None:
+        raise UserError("question_file: got without --model-path; leave it out, or give both")
+    if options.file_path is not None and not Path(options.file_path).is_dir():
+        raise UserError(f"file_path: got {options.file_path}; allowed: a folder that is there")
+    return options
 
 
-def _locate(folder: str, name: str) -> Path:
-    """An answer file by its name in the folder, else by its own path."""
-    candidates = (Path(folder) / name, Path(name))
-    for path in candidates:
-        if path.is_file():
-            return path
-    raise UserError(f"no answer file {candidates[0]}; run an inference command first")
+def _locate(folder: str | None, name: str) -> Path:
+    """An answer file by its name in the folder; by its own path if that is absolute or none is given."""
+    path = Path(folder or ".") / name
+    if not path.is_file():
+        raise UserError(f"no answer file {path}; run an inference command first")
+    return path
 
 
 if __name__ == "__main__":

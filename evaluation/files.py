@@ -11,6 +11,7 @@ Use:
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,19 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     replace_file(path, lambda file: save_file(contiguous, file))
+
+
+def check_output(file: str | Path, option: str) -> None:
+    """Refuse a file that could not be written when its content is there.
+
+    Raises:
+        UserError: Its folder is not there or cannot be written, or it is a folder itself.
+    """
+    folder = Path(file).parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(file).is_dir():
+        raise UserError(
+            f"{option}: got {file}; allowed: a file in a folder that is there and can be written"
+        )
 
 
 def read_text(path: Path, what: str, max_bytes: int) -> str:

@@ -23,8 +23,9 @@ from evaluation.answers import AnswerLog
 from evaluation.command_line import UserError
 from evaluation.conversation import Conversation, choose_conversation
 from evaluation.eval import answer_questions, record
+from evaluation.files import check_output
 from evaluation.loading import check_model
-from evaluation.memory_file import check_folder_of, make_drafter, read_memory, save_memory
+from evaluation.memory_file import make_drafter, read_memory, save_memory
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
 from evaluation.provenance import git_commit, model_fingerprint, versions
 from evaluation.questions import DATA_FOLDER, Question, load_questions, question_file_of
@@ -88,7 +89,8 @@ def answer_with_method(
     """
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # noise in a log; ours shows the run
-    check_folder_of(save_matrix)
+    if save_matrix:
+        check_output(save_matrix, "save_matrix")
     if save_matrix and run.uses_ray:
         raise UserError("save_matrix: got workers, which have a matrix each; leave one out")
     plan = prepare(method, run, config, load_matrix, saves_matrix=bool(save_matrix))

@@ -120,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     benchmarks = [read_benchmark(path) for path in options.benchmark]
     published = None
     if options.published:
-        published = read_published(PUBLISHED_DIR, options.published_device, options.published_model)
+        devices = options.published_device or DEFAULT_DEVICES
+        published = read_published(PUBLISHED_DIR, devices, options.published_model or ())
     groups = group_answers([load_answers(path) for path in paths], options.base)
     board = Board(groups, published, benchmarks)
     writers = {"markdown": _markdown, "csv": _csv, "json": _json, "html": _html}
@@ -240,7 +241,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--published-device",
         nargs="+",
-        default=list(DEFAULT_DEVICES),
         metavar="DEVICE",
         help="published figures of these devices, or the beginnings of their names "
         f"(default: {' '.join(DEFAULT_DEVICES)})",
@@ -248,7 +248,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--published-model",
         nargs="+",
-        default=[],
         metavar="MODEL",
         help="published figures of these models, or the beginnings of their names (default: all)",
     )
@@ -262,6 +261,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--out", metavar="DIR", help="write all four into this folder, as leaderboard.md and so on"
     )
     options = parser.parse_args(argv)
+    if not options.published and (options.published_device or options.published_model):
+        parser.error(
+            "--published-device, --published-model: got with --no-published; leave one out"
+        )
     if options.benchmark and not (options.html or options.out):
         parser.error("--benchmark draws pictures for the page; add --html or --out")
     return options

@@ -19,6 +19,9 @@ from model.self_test import self_test
 from model.static import CompiledTarget
 from model.support import UnsupportedModelError
 
+# Threads for each processor, at most: far more exhaust the memory before anything runs.
+MOST_THREADS = 8
+
 
 class CheckedModel(NamedTuple):
     """What is known of a run's model before its weights load."""
@@ -43,6 +46,9 @@ def check_model(run: RunConfig) -> CheckedModel:
     device = choose_device(run)
     dtype = choose_dtype(run, device)
     threads = run.threads
+    most = MOST_THREADS * (os.cpu_count() or 1)
+    if threads and threads > most:
+        raise UserError(f"threads: got {threads}; allowed: 1 to {most} on this machine")
     if run.num_workers and not threads:
         threads = max(1, len(os.sched_getaffinity(0)) // run.num_workers)
     if threads:

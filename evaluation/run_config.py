@@ -115,6 +115,10 @@ class RunConfig:
             raise ValueError(
                 "top_k, top_p: need sampling; give a --temperature above 0, or leave them out"
             )
+        if self.temperature == 0 and self.seed:
+            raise ValueError(
+                f"seed: got {self.seed}, which needs sampling; give a --temperature above 0, or leave it out"
+            )
         if self.num_gpus_total % self.num_gpus_per_model:
             raise ValueError(
                 f"num_gpus_total: got {self.num_gpus_total} with num_gpus_per_model {self.num_gpus_per_model}; "

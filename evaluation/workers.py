@@ -13,6 +13,8 @@ memory goes from question to question, as in a run without workers.
 from __future__ import annotations
 
 import logging
+import re
+import socket
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -32,6 +34,8 @@ from evaluation.questions import Question
 
 # A question whose worker dies may itself be the cause.
 MAX_RETRIES = 2
+# How long a cluster may take to answer at all.
+CONNECT_SECONDS = 10.0
 
 Memory = dict[str, torch.Tensor]
 
@@ -225,6 +229,13 @@ def _connect(setup: Setup) -> None:
     if address == "local":
         # Ray gives way to other processes (niceness 15), which would be in every time measured.
         local = {"num_cpus": num_cpus, "_system_config": {"worker_niceness": 0}}
+    if place := re.fullmatch(r"(?:ray://)?([^/:]+):(\d{1,5})", address):
+        try:  # Ray itself goes on trying for minutes
+            socket.create_connection((place[1], int(place[2])), CONNECT_SECONDS).close()
+        except OSError as error:
+            raise UserError(
+                f"ray_address: got {address}; nothing answers there: {first_line(error)}"
+            ) from error
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **local)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:

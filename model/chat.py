@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -67,12 +66,7 @@ STOP_NOTES = {
 
 def main() -> NoReturn:
     """Be the command: run with the process's arguments and exit."""
-    try:
-        run_command(run)
-    except BrokenPipeError:
-        # Who read the answer has left; Python must not complain when it flushes at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    run_command(run)
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -147,6 +141,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise UserError("show_matrix: needs something learned; give --prompt or --load-matrix")
     if options.prompt is not None and not options.prompt.strip():
         raise UserError("prompt: got an empty text; allowed: a text, or no --prompt for a chat")
+    if options.prompt is None and options.show_matrix is None and sys.stdin is None:
+        raise UserError("prompt: got none, and standard input is closed; give --prompt")
+    if options.prompt is not None:
+        try:
+            options.prompt.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                "prompt: got bytes that are no text here; give UTF-8 (LC_ALL=C.UTF-8)"
+            ) from error
     with user_errors():
         options.run = RunConfig(**{name: getattr(options, name) for name in RUN_OPTIONS})
     return options

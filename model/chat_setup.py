@@ -10,8 +10,9 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from evaluation.command_line import UserError, first_line, user_errors
+from evaluation.files import check_output
 from evaluation.loading import check_model, load_target
-from evaluation.memory_file import check_folder_of, read_memory, save_memory
+from evaluation.memory_file import read_memory, save_memory
 from model.dialogue import Dialogue, default_drafter, render
 from model.recycler import SpeculativeDecoder
 from model.support import context_limit
@@ -35,7 +36,8 @@ class ChatSetup:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._run = options.run
-        check_folder_of(options.save_matrix)
+        if options.save_matrix:
+            check_output(options.save_matrix, "save_matrix")
         self._model = check_model(self._run)
         self._tokenizer = self._model.tokenizer
         self._text_config = self._model.hf_config.get_text_config(decoder=True)

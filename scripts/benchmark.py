@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.conversation import choose_conversation
+from evaluation.files import check_output, write_whole
 from evaluation.loading import check_model, load_target
 from evaluation.metrics import task_of
 from evaluation.provenance import git_commit, versions
@@ -43,6 +44,7 @@ from model.hf import TargetModel, eos_ids_of
 from model.measured import device_name
 from model.sps.draft_model import check_draft_model, load_draft_model
 from model.static import CompiledTarget
+from model.support import context_limit
 from scripts.benchmark_report import ASSISTED, PARTS, REFEREES, Answer, print_tables, summarise
 from scripts.device_costs import cost_curve, roofline
 from scripts.enlarge import SHAPES
@@ -226,6 +228,22 @@ def random_prompts(count: int, vocab_size: int) -> list[list[int]]:
     ]
 
 
+def choose_contexts(given: Sequence[int] | None, text_config: Any) -> list[int]:
+    """Return the contexts of the cost curve: those given, or the usual ones as far as the model's reaches.
+
+    Raises:
+        UserError: one given is longer.
+    """
+    limit = context_limit(text_config, 1)
+    # A root, and nodes that hang from it.
+    most = None if limit is None else limit - 2
+    if most is None:
+        return list(given or CONTEXTS)
+    if given and max(given) > most:
+        raise UserError(f"contexts: got {max(given)}; allowed: 1 to {most} with this model")
+    return list(given or sorted({min(context, most) for context in CONTEXTS}))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(
@@ -251,7 +269,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("demo", *SHAPES),
         help="enlarge the demo model in memory",
     )
-    parser.add_argument("--bench-name", default="demo", help="benchmark in data/ (first turns)")
+    parser.add_argument("--bench-name", help="benchmark in data/, first turns (default: demo)")
     parser.add_argument(
         "--question-file", help="JSONL file of questions, instead of --bench-name's"
     )
@@ -272,8 +290,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--compile", action="store_true", help="static shapes through torch.compile"
     )
     parser.add_argument(
-        "--contexts", type=int, nargs="+", default=list(CONTEXTS), help="of the cost curve"
+        "--contexts",
+        type=int,
+        nargs="+",
+        help=f"of the cost curve (default: {' '.join(map(str, CONTEXTS))}, as far as the model's reaches)",
     )
+    parser.add_argument("--out", metavar="JSON", help="write the last line, the report, here too")
     return parser
 
 
@@ -285,8 +307,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             drafter_of(method)
     if "vanilla" not in args.methods:
         raise UserError("methods: vanilla, the baseline, must be among them")
+    if len(set(args.methods)) < len(args.methods):
+        raise UserError(f"methods: got {' '.join(args.methods)}; allowed: each once")
+    if args.random_prompts and (args.question_file or args.bench_name):
+        raise UserError(
+            "random_prompts: got questions too; leave --bench-name and --question-file out"
+        )
+    if args.out:
+        check_output(args.out, "out")
     numbers = {"num_questions": args.num_questions, "repetitions": args.repetitions}
-    for name, number in (*numbers.items(), *(("contexts", context) for context in args.contexts)):
+    for name, number in (
+        *numbers.items(),
+        *(("contexts", context) for context in args.contexts or ()),
+    ):
         if number < 1:
             raise UserError(f"{name}: got {number}; allowed: 1 or more")
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
@@ -299,9 +332,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_new_tokens=args.max_new_tokens,
             compile=args.compile and args.shape == "demo",
         )
-    file = Path(args.question_file) if args.question_file else question_file_of(args.bench_name)
+    file = (
+        Path(args.question_file)
+        if args.question_file
+        else question_file_of(args.bench_name or "demo")
+    )
     questions = spread(load_questions(file), args.num_questions)
     model = check_model(run)
+    contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
     if draft_model is not None and model.vocab_size is not None:
         with user_errors():
             check_draft_model(draft_model, model.vocab_size)
@@ -327,8 +365,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     answers = measure(methods, prompts, args.repetitions, lambda: target.warm_up(longest))
     rows = summarise(answers, tasks)
     num_late_shapes = target.num_late_shapes
-    curve = cost_curve(target, NODES, args.contexts)
-    roof = roofline(target, args.contexts[0], curve[0].milliseconds)
+    curve = cost_curve(target, NODES, contexts)
+    roof = roofline(target, contexts[0], curve[0].milliseconds)
     print_tables(rows, curve, roof)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if model.device.type == "cuda":
@@ -351,6 +389,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "roofline": roof._asdict(),
     }
     print(json_line(report))
+    if args.out:
+        write_whole(args.out, json_line(report) + "\n")
     return 0
 
 

@@ -26,6 +26,7 @@ import torch
 from torch.nn import functional
 
 from evaluation.command_line import OptionParser, UserError, run_command, user_errors
+from evaluation.files import check_output, replace_file
 from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, versions
 from evaluation.run_config import DTYPES, RunConfig
@@ -145,7 +146,8 @@ def draw(costs: Sequence[ContextCost], path: Path) -> None:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    kind = path.suffix.removeprefix(".")
+    replace_file(path, lambda file: figure.savefig(file, dpi=150, format=kind))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -167,10 +169,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("contexts", "nodes"):
         if min(getattr(args, name)) < 1:
             raise UserError(f"{name}: got {min(getattr(args, name))}; allowed: 1 or more")
-    if args.out and (not args.out.parent.is_dir() or args.out.suffix not in (".png", ".svg")):
-        raise UserError(
-            f"out: got {args.out}; allowed: a .png or .svg file in a folder that exists"
-        )
+    if args.out:
+        check_output(args.out, "out")
+        if args.out.suffix not in (".png", ".svg"):
+            raise UserError(f"out: got {args.out}; allowed: a .png or .svg file")
     with user_errors():
         run = RunConfig(
             model_path=args.model_path, dtype=args.dtype, device=args.device, threads=args.threads

@@ -1,4 +1,4 @@
-"""Write a model's own greedy answers to the prompts of a corpus, as a corpus.
+r"""Write a model's own greedy answers to the prompts of a corpus, as a corpus.
 
 What: reads a JSONL(.gz) corpus, lets the model answer every prompt, and writes the prompts with these
 answers; rows whose answer does not end are left out.

@@ -1,4 +1,4 @@
-"""Draw the demo model's loss from its committed log.
+r"""Draw the demo model's loss from its committed log.
 
 What: training and held-out loss over tokens, and the loops of the last phase over its rounds.
 Why: the model card shows curves, and a picture must come from the figures beside it.
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.command_line import OptionParser, run_command, user_errors
-from model.whole_file import replaced
+from evaluation.command_line import OptionParser, UserError, run_command, user_errors
+from evaluation.files import check_output, replace_file
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d9761a", "#777777"
 
@@ -85,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, required=True, help="train_log.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
     options = parser.parse_args(argv)
+    check_output(options.out, "out")
+    if options.out.suffix != ".png":
+        raise UserError(f"out: got {options.out}; allowed: a .png file")
     with user_errors(OSError):
         entries = read_log(options.log)
     from matplotlib.figure import Figure
@@ -96,9 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(options.out) as temporary:
-        figure.savefig(temporary, dpi=110, format="png")
+    replace_file(options.out, lambda file: figure.savefig(file, dpi=110, format="png"))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Report how the demo model speaks: ended answers, loops, held-out loss.
+r"""Report how the demo model speaks: ended answers, loops, held-out loss.
 
 What: answers Spec-Bench-shaped questions by greedy decoding and prints, per category, the share of
 answers that end by themselves and the share that loop; with a corpus also the held-out loss.

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.conversation import Conversation, Message, choose_conversation
+from evaluation.files import check_output
 from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, model_fingerprint
 from evaluation.questions import Question, load_questions, question_file_of
@@ -187,8 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run(Path(args.recording), args.drafters, args.extend)
         return 0
     out = Path(args.out)
-    if not out.parent.is_dir() or out.is_dir():
-        raise UserError(f"out: got {out}; allowed: a file in a folder that is there")
+    check_output(out, "out")
     recording, _ = record(args)
     recording.save(out)
     print(f"{len(recording.turns)} turns: {_size(recording, out)}")

@@ -15,6 +15,7 @@ import torch
 
 from evaluation.cli import parse
 from evaluation.command_line import UserError
+from evaluation.run_config import RunConfig
 from model.decoding import Generation, generate
 from model.drafter import Drafter, drafter_class
 from scripts.loops import find_loop
@@ -88,10 +89,13 @@ def drafter_from(words: str, vocab_size: int) -> Drafter:
     method, *options = shlex.split(words) or [""]
     try:
         cls = drafter_class(method)
-        _, config, _ = parse(method, options)
-        return cls(config, vocab_size, torch.device("cpu"))
+        run, config, matrix = parse(method, options)
+        drafter = cls(config, vocab_size, torch.device("cpu"))
     except ValueError as error:
         raise UserError(f"{words!r}: {error}") from error
+    if run != RunConfig() or matrix.load or matrix.save:
+        raise UserError(f"{words!r}: allowed: options of {method} itself, without a saved matrix")
+    return drafter
 
 
 def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:

@@ -34,7 +34,7 @@ from model.recycling.drafter import RecyclingConfig, RecyclingDrafter
 from model.recycling.tree_template import MAX_PATHS, load_template
 from scripts.replay import load_recorded_model
 from scripts.replay_recording import RecordedTurn, Recording
-from scripts.replay_scores import check_replayable, figures, score
+from scripts.replay_scores import Figures, check_replayable, figures, score
 from scripts.replay_target import ReplayTarget
 
 FIRST_TEMPLATE = "2.2.2"
@@ -112,7 +112,7 @@ def learn(
     Returns:
         The paths, the most probable first: the first n are the best template of n nodes.
     """
-    paths = [path for path in load_template(FIRST_TEMPLATE).paths if max(path) < num_ranks]
+    paths = first_paths(num_ranks)
     with TemporaryDirectory() as folder:
         for number in range(num_rounds):
             file = Path(folder) / f"{number}.json"
@@ -124,6 +124,21 @@ def learn(
             counts = drafter.counts + Counter({(): drafter.num_steps})
             paths = most_probable(counts, num_nodes, num_ranks, max_depth)
     return paths
+
+
+def first_paths(num_ranks: int) -> list[RankPath]:
+    """Return the paths of the paper's template that go by the first successors alone."""
+    return [path for path in load_template(FIRST_TEMPLATE).paths if max(path) < num_ranks]
+
+
+def figures_of(target: ReplayTarget, paths: Sequence[RankPath], num_ranks: int) -> Figures:
+    """Return what a template brings on all turns of a recording."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tree.json"
+        write_template(file, paths, "scored")
+        config = RecyclingConfig(output_id_topk=num_ranks, tree_version=str(file))
+        drafter = RecyclingDrafter(config, target.vocab_size, torch.device("cpu"))
+    return figures(score(target, drafter, target.recording.turns))
 
 
 def most_probable(
@@ -200,14 +215,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = (args.nodes, args.ranks, args.max_depth, args.rounds)
     paths = learn(target, recording.turns, *options)
     write_template(Path(args.out), paths, f"learned from {source.title}, k {args.ranks}")
-    config = RecyclingConfig(output_id_topk=args.ranks, tree_version=args.out)
-    drafter = RecyclingDrafter(config, source.vocab_size, torch.device("cpu"))
-    found = figures(score(target, drafter, recording.turns))
+    first = first_paths(args.ranks)
+    found, base = (figures_of(target, tree, args.ranks) for tree in (paths, first))
     if args.extend:
         recording.save(Path(args.recording))
     print(
         f"{len(paths)} nodes, depth {max(map(len, paths))}, in {args.out}; MAT {found.mat:.2f}, before "
-        f"loops {found.mat_before_loops:.2f}, on the answers that it was learned from"
+        f"loops {found.mat_before_loops:.2f}, on the answers that it was learned from; the paper's "
+        f"{len(first)} nodes: {base.mat:.2f}, {base.mat_before_loops:.2f}"
     )
     return 0
 

@@ -106,7 +106,8 @@ def policy(lab: Lab) -> Study:
     note = (
         "Accepted last: a new row takes the place of an older one, rows of accepted nodes are written last. "
         "Accepted only: rejected nodes write none. Average: a new row counts half, what the row held the other "
-        "half. Original: as the published code, in the order of the tree. "
+        "half. Original: as the published code, in the order of the tree, without the warm-up passes whose rows it "
+        "would keep. "
     )
     question = "Which rows win, and is the prompt worth reading?"
     return Study(question, "policy", points, note + HELD_OUT)

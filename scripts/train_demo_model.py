@@ -1,4 +1,4 @@
-"""Train the small demo model that ships with the repository.
+r"""Train the small demo model that ships with the repository.
 
 What: trains a byte-level BPE tokenizer and a Llama-architecture model of about 7M parameters on a
 JSONL(.gz) corpus of ``prompt`` and ``response``, and writes a folder that plain

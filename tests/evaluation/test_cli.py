@@ -188,6 +188,10 @@ def test_help_names_every_option_and_shows_examples(method: str) -> None:
         assert action.help, f"{action.option_strings} has no help text"
     assert f"python -m evaluation.inference_{method} --max-new-tokens" in text
     assert "scripts.download_data spec_bench" in text
+    needs_model = "draft_model" in {
+        item.name for item in dataclasses.fields(drafter_class(method).config_class)
+    }
+    assert text.count("--draft-model data/demo/draft") == needs_model, "the example should run"
     assert str(ROOT) not in text, "help should not show this machine's folders"
 
 

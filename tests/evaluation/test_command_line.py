@@ -5,12 +5,15 @@ Run: pytest tests/evaluation/test_command_line.py
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
 
-from evaluation.command_line import UserError, run_command
+from evaluation.command_line import BROKEN_PIPE, OptionParser, UserError, run_command
 from scripts.download_data import NetworkError
+from tests.evaluation.conftest import ROOT
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,34 @@ def test_an_error_is_one_line_and_its_code(
         run_command(main)
     assert stop.value.code == code
     assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    "words", [["--name", ""], ["--name="], ["--names", "a", ""], ["--names", ""]]
+)
+def test_an_empty_value_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It would pass for an option that was not given."""
+    parser = OptionParser(prog="x")
+    parser.add_argument("--name")
+    parser.add_argument("--names", nargs="+")
+    with pytest.raises(SystemExit) as stop:
+        parser.parse_args(words)
+    assert stop.value.code == 2
+    assert "got an empty text; give a value, or leave the option out" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    command = (
+        "import evaluation.command_line as c; c.run_command(lambda _: print('x' * 10**6) or 0)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stdout and process.stderr
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == BROKEN_PIPE
 
 
 def test_a_command_ends_with_its_own_code() -> None:

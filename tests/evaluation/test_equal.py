@@ -170,10 +170,25 @@ def test_fewer_lists_of_ids_than_turns_fall_back_to_text() -> None:
 def test_files_are_named_or_given_as_paths(tmp_path: Path, capsys: Capture) -> None:
     path = str(write_answers(tmp_path / "a.jsonl", _rows(True)))
     assert main(["--jsonfile1", path, "--jsonfile2", path]) == 0
-    assert main(["--file_path", "elsewhere", "--jsonfile1", path, "--jsonfile2", path]) == 0
+    folder = str(tmp_path)
+    assert main(["--file_path", folder, "--jsonfile1", path, "--jsonfile2", "a.jsonl"]) == 0
     capsys.readouterr()
-    with pytest.raises(UserError, match=r"no answer file elsewhere/a\.jsonl"):
-        main(["--file-path", "elsewhere", "--jsonfile1", "a.jsonl", "--jsonfile2", path])
+    with pytest.raises(UserError, match=r"no answer file .*/README\.md"):
+        main(["--file-path", folder, "--jsonfile1", "README.md", "--jsonfile2", path])
+
+
+def test_options_without_an_effect_are_refused_before_the_verdict(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    path = str(write_answers(tmp_path / "a.jsonl", _rows(True)))
+    files = ["--jsonfile1", path, "--jsonfile2", path]
+    for more, message in (
+        (["--file-path", "elsewhere"], "file_path: got elsewhere; allowed: a folder"),
+        (["--question-file", path], "question_file: got without --model-path"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main([*files, *more])
+        assert capsys.readouterr().out == ""
 
 
 def test_exit_codes(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ ANSWER = {"question_id": 1, "category": "qa", "choices": [CHOICE], "model_id": "
 TEMPLATE = {"paths": [[0], [1], [0, 0]]}
 SWEEP = {
     **{"out": "o", "models": ["data/demo/model"], "benches": ["demo"], "dtypes": ["float32"]},
-    **{"runs": 1, "options": {"seed": 1}, "methods": ["vanilla", {"pld": {"max_ngram_size": 2}}]},
+    **{"runs": 1, "options": {"warmup": 1}, "methods": ["vanilla", {"pld": {"max_ngram_size": 2}}]},
 }
 
 

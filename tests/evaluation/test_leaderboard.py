@@ -336,3 +336,13 @@ def test_exit_codes(answers: Path) -> None:
     unused = run(answers, "--benchmark", "report.json")
     assert (unused.returncode, unused.stdout, unused.stderr.count("\n")) == (2, "", 1)
     assert unused.stderr.startswith("error: --benchmark draws pictures for the page")
+
+
+@pytest.mark.parametrize("words", ["--published-device A100", "--published-model vicuna"])
+def test_published_figures_are_not_chosen_where_none_are_shown(
+    words: str, answers: Path, capsys: Capture
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([str(answers), "--no-published", *words.split()])
+    assert stop.value.code == 2
+    assert "got with --no-published; leave one out" in capsys.readouterr().err

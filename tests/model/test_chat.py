@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from evaluation.command_line import BROKEN_PIPE
 from model import chat, terminal
 from model.chat import Chat
 from model.dialogue import default_drafter
@@ -220,5 +221,5 @@ def test_a_reader_that_leaves_is_no_traceback(
         monkeypatch.setattr("sys.stdout", stream)
         with pytest.raises(SystemExit) as exit_:
             chat.main()
-    assert exit_.value.code == 1
+    assert exit_.value.code == BROKEN_PIPE
     assert file.read_text() == "", "what is left must not be written where nobody reads"

@@ -168,3 +168,13 @@ def test_the_library_needs_no_command() -> None:
         }
         is_front_end = file.name in front_end and file.parent.name == "model"
         assert is_front_end or not imported & {"evaluation", "argparse"}, file.name
+
+
+def test_a_closed_input_and_bytes_that_are_no_text_are_refused(
+    no_weights: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="prompt: got bytes that are no text here; give UTF-8"):
+        chat.run(["--prompt", "a\udcff"])
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UserError, match="standard input is closed; give --prompt"):
+        chat.run([])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig
 
 from evaluation.command_line import UserError
 from evaluation.questions import Question
-from scripts.benchmark import Method, drafter_of, main, measure, spread
+from scripts.benchmark import Method, choose_contexts, drafter_of, main, measure, spread
 from scripts.benchmark_report import PARTS, Answer, Work, print_tables, speedup, summarise
 from scripts.device_costs import CostPoint, Roofline
 
@@ -96,7 +98,30 @@ def test_unknown_methods_and_a_missing_baseline_are_refused(methods: list[str]) 
         main(["--methods", *methods])
 
 
-def test_the_command_prints_tables_and_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--methods vanilla pld vanilla", "methods: got vanilla pld vanilla; allowed: each once"),
+        ("--random-prompts --bench-name demo", "random_prompts: got questions too"),
+        ("--random-prompts --question-file x", "random_prompts: got questions too"),
+        ("--out no/folder/x.json", "out: got no/folder/x.json; allowed: a file in a folder"),
+        ("--contexts 16 3071", "contexts: got 3071; allowed: 1 to 3070 with this model"),
+    ],
+)
+def test_options_without_an_effect_are_refused(words: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        main(words.split())
+
+
+def test_the_cost_curve_ends_where_the_models_context_does() -> None:
+    assert choose_contexts(None, LlamaConfig(max_position_embeddings=1024)) == [128, 512, 1022]
+    assert choose_contexts(None, LlamaConfig(max_position_embeddings=300)) == [128, 298]
+    assert choose_contexts([5], LlamaConfig(max_position_embeddings=300)) == [5]
+
+
+def test_the_command_prints_tables_and_a_line_of_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     options = ["--num-questions", "2", "--repetitions", "1", "--max-new-tokens", "8"]
     options += [
         "--threads",
@@ -108,9 +133,10 @@ def test_the_command_prints_tables_and_a_line_of_json(capsys: pytest.CaptureFixt
         "recycling",
         "generate",
     ]
-    assert main(options) == 0
+    assert main([*options, "--out", str(tmp_path / "report.json")]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
     report = json.loads(lines[-1])
+    assert json.loads((tmp_path / "report.json").read_text()) == report
     assert [row["method"] for row in report["methods"]] == ["vanilla", "recycling", "generate"]
     assert all(row["differing_answers"] == 0 for row in report["methods"])
     assert report["roofline"]["bandwidth"] > 0

@@ -209,6 +209,11 @@ def test_the_command_records_and_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     given = f"--question-file {questions} --max-new-tokens 8 --top-k 8"
     assert main(["record", "--out", str(file), *given.split()]) == 0
     assert "2 turns:" in capsys.readouterr().out
+    for more in ("--temperature 1", "--load-matrix no/file", "--max-new-tokens 3"):
+        with pytest.raises(
+            UserError, match="allowed: options of recycling itself, without a saved"
+        ):
+            main(["run", str(file), "--extend", "--drafters", f"recycling {more}"])
     with pytest.raises(UserError, match="add --extend"):
         main(["run", str(file), "--drafters", "recycling"])
     outputs: list[Sequence[str]] = []

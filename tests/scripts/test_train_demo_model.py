@@ -250,9 +250,9 @@ def test_written_folder_speaks_and_reports(
     assert not (tmp_path / "model.tmp").exists()
     log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
     assert log[-1]["held_out_response"] > 0
-    plot = ["--log", str(folder / "train_log.jsonl"), "--out", str(tmp_path / "img" / "loss.png")]
+    plot = ["--log", str(folder / "train_log.jsonl"), "--out", str(tmp_path / "loss.png")]
     assert demo_loss_plot.main(plot) == 0
-    assert (tmp_path / "img" / "loss.png").stat().st_size > 1000
+    assert (tmp_path / "loss.png").stat().st_size > 1000
     loaded = AutoTokenizer.from_pretrained(folder)
     assert "token_type_ids" not in loaded("cat")
     questions = tmp_path / "question.jsonl"
