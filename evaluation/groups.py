@@ -236,7 +236,10 @@ def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str 
     name = DEFAULT_BASELINE if base is None or base_path is not None else base
     found = [entry for entry in entries if _is_method(entry, name)]
     if not found:
-        methods = ", ".join(sorted(entry.label for entry in entries))
+        methods = ", ".join(
+            f"{entry.label} ({entry.files[0].path})"
+            for entry in sorted(entries, key=lambda entry: entry.label)
+        )
         raise UserError(
             f"{where} has no baseline {name!r} among {methods}; add its answer file, or name "
             "another with --base"

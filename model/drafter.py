@@ -173,6 +173,13 @@ def check_budget(budget: str) -> None:
         raise ValueError(f"budget: got {budget!r}; allowed: {', '.join(BUDGETS)}")
 
 
+def wrong_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:
+    """Return the text of an error for a file that holds other tensors than a method's memory."""
+    names = sorted(found)
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"matrix: got tensors {shown or 'none'}; allowed: {', '.join(wanted)}"
+
+
 def unknown_name(what: str, name: object, known: Sequence[str]) -> str:
     """Return the text of an error for a name that is not in a table, with the likeliest meant."""
     close = difflib.get_close_matches(str(name), known, n=1)

@@ -268,7 +268,8 @@ class StaticTarget(TargetModel):
 class CompiledTarget(StaticTarget):
     """A target model whose steps are compiled, and on a GPU replayed as CUDA graphs.
 
-    A shape is compiled when it first occurs, which takes seconds to minutes: see `warm_up`.
+    A shape is compiled when it first occurs, which takes seconds to minutes: see `warm_up`. Hooks that a
+    layer gets after that are not seen; weights, buffers and attributes that change are.
 
     Args:
         model: as for `TargetModel`.

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
+from model.drafter import Drafter, VerifiedStep, budget_option, check_budget, wrong_tensors
 from model.hybrid.native_market import market_class
 from model.hybrid.row_tables import LONGEST_KEY
 from model.probes import probed
@@ -158,7 +158,5 @@ class HybridDrafter(Drafter):
             ValueError: if names, shapes or values do not fit.
         """
         if set(tensors) != set(self.memory()):
-            raise ValueError(
-                f"matrix: got tensors {sorted(tensors)}; allowed: {', '.join(self.memory())}"
-            )
+            raise ValueError(wrong_tensors(tensors, self.memory()))
         self._market.load_memory(tensors)

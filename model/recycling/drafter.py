@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep
+from model.drafter import Drafter, VerifiedStep, wrong_tensors
 from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
 from model.recycling.native_row_guesses import row_guesses_class
 from model.recycling.row_guesses import RowGuesses
@@ -243,8 +243,8 @@ class RecyclingDrafter(Drafter):
         """
         if set(tensors) != set(self.memory()):
             raise ValueError(
-                f"matrix: got tensors {sorted(tensors)}; allowed: {', '.join(self.memory())} "
-                "(rows with probabilities, of --tree-version auto or --policy average, are another kind)"
+                f"{wrong_tensors(tensors, self.memory())} (rows with probabilities, of --tree-version "
+                "auto or --policy average, are another kind)"
             )
         matrix = tensors["adjacency"]
         if tuple(matrix.shape) != self._matrix.shape or matrix.dtype != torch.int32:
