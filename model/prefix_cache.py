@@ -12,7 +12,7 @@ Shapes: T rows in use.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -99,7 +99,7 @@ class _Weights:
         # Weak: exchanged weights are not kept alive, and no new tensor passes for a dead one.
         self._tensors = [weakref.ref(tensor) for tensor in tensors]
         self._writes = [tensor._version for tensor in tensors if self.are_counted]
-        self._samples = [_sample(tensor) for tensor in tensors if self.are_counted]
+        self._samples = _samples(tensors if self.are_counted else ())
         self._adapters = [
             [str(getattr(module, name, None)) for name in ADAPTER_STATE]
             for module in model.modules()
@@ -116,7 +116,8 @@ class _Weights:
                 one() is another()
                 for one, another in zip(self._tensors, other._tensors, strict=True)
             )
-            and all(map(torch.equal, self._samples, other._samples))
+            and self._samples.keys() == other._samples.keys()
+            and all(torch.equal(one, other._samples[kind]) for kind, one in self._samples.items())
         )
 
 
@@ -126,9 +127,17 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(not str(hook.__module__).startswith("transformers.") for hook in hooks)
 
 
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Return some numbers of a tensor; none of one that is not there, or of a kind of its own."""
-    if type(tensor) not in (nn.Parameter, torch.Tensor) or tensor.device.type == "meta":
-        return torch.empty(0)
-    numbers = tensor.detach().reshape(-1)
-    return numbers[:: max(1, numbers.numel() // SAMPLE)].clone()
+def _samples(
+    tensors: Iterable[torch.Tensor],
+) -> dict[tuple[torch.device, torch.dtype], torch.Tensor]:
+    """Return some numbers of every tensor, by place and type: one comparison waits for a device once.
+
+    None of those that are not there, or of a kind of their own.
+    """
+    found: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.device.type != "meta":
+            numbers = tensor.detach().reshape(-1)
+            some = numbers[:: max(1, numbers.numel() // SAMPLE)]
+            found.setdefault((tensor.device, tensor.dtype), []).append(some)
+    return {kind: torch.cat(parts) for kind, parts in found.items()}

@@ -295,7 +295,10 @@ def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
     for words, complaint in (
         ([tmp_path / "empty"], "no answer files"),
         (["none.jsonl"], r"no answer file none\.jsonl"),
-        ([answers, "--base", "medusa"], r"has no baseline 'medusa' among pld \(.*pld.jsonl\), rec.* vanilla \("),
+        (
+            [answers, "--base", "medusa"],
+            r"has no baseline 'medusa' among pld \(.*pld.jsonl\), rec.* vanilla \(",
+        ),
         ([tmp_path / "twice"], r"has 2 baselines: vanilla \(a=1\), vanilla \(a=2\)"),
         ([*spec_bench, tmp_path / "bench"], "answers to mbpp, which the baseline vanilla lacks"),
         ([answers, "--published-device", "H999"], "no published figures for the device 'H999'"),
