@@ -54,6 +54,7 @@ class AnswerLog:
         self._meta_file = sidecar_path(file)
         self._state_folder = file.with_name(file.name.removesuffix(".jsonl") + ".state")
         self._overwrite = overwrite
+        self._is_new = not file.exists()
         self._descriptor = _open_locked(file)
         try:
             rows: list[dict[str, Any]] = []
@@ -140,6 +141,10 @@ class AnswerLog:
     def close(self) -> None:
         """Let go of the file; twice does no harm."""
         if self._descriptor >= 0:
+            has_begun = os.fstat(self._descriptor).st_size or self._meta_file.exists()
+            if self._is_new and not has_begun:
+                # An empty file would stand in the way of its folder's reports.
+                self.file.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -215,4 +220,7 @@ def _open_locked(file: Path) -> int:
         raise UserError(
             f"answer file {file}: another process is writing it; wait for it, or give another --answer-file"
         ) from error
+    if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
+        os.close(descriptor)
+        raise UserError(f"answer file {file}: was taken away meanwhile; give the command again")
     return descriptor

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-# What the first Ctrl-C says (`model.terminal.Interrupt`).
-# As a process that the signal ends.
+# As of a process that the signal ends.
 BROKEN_PIPE = 128 + 13
+# What the first Ctrl-C says (`model.terminal.Interrupt`).
 FINISHING = "interrupted: finishing this question; Ctrl-C again to stop at once"
 
 
@@ -45,12 +46,12 @@ class OptionParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         given = sys.argv[1:] if args is None else list(args)
-        found, rest = super().parse_known_args([_with_dashes(word) for word in given], namespace)
-        for name, value in vars(found).items():
-            if value == "" or (isinstance(value, list) and "" in value):
+        for before, word in zip(("", *given), given, strict=False):
+            if not word or (word.startswith("--") and word.endswith("=")):
                 # Most often a shell's variable that is not set.
-                self.error(f"{name}: got an empty text; give a value, or leave the option out")
-        return found, rest
+                option = (word or before).rstrip("=") or "arguments"
+                self.error(f"{option}: got an empty text; give a value, or leave the option out")
+        return super().parse_known_args([_with_dashes(word) for word in given], namespace)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line."""
@@ -77,9 +78,12 @@ def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
     """
     try:
         code = main(None)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as where it is closed
+            sys.stdout.flush()
     except BrokenPipeError:
-        # Who read the output has left, as `head` does; Python must not complain when it flushes at the end.
+        if not _reader_has_left():
+            raise  # another pipe
+        # Python must not complain when it flushes at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
     except UserError as error:
@@ -89,3 +93,12 @@ def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
         print("interrupted", file=sys.stderr)
         code = 130
     sys.exit(code)
+
+
+def _reader_has_left() -> bool:
+    """Whether nobody reads standard output any more, as after `| head`."""
+    if sys.stdout is None:
+        return False
+    asked = select.poll()
+    asked.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in asked.poll(0))

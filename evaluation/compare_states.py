@@ -252,7 +252,7 @@ def _check(
             )
     if matrix.save:
         raise UserError("save_matrix: got with compare_states, which saves nothing; leave it out")
-    if getattr(config, "start", HOT) != HOT:
+    if getattr(config, "start", None) not in (None, HOT):
         raise UserError(
             f"start: got {config.start}; leave it out: this command compares the starts"
         )

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -204,6 +205,11 @@ def run_eval(
         "model_id": model_id,
         "model_path": name_or_path,
         "max_new_tokens": max_new_tokens,
+        "num_choices": num_choices,
+        "question_file_sha256": hashlib.sha256(Path(question_file).read_bytes()).hexdigest(),
+        "conv_template": conversation.name,
+        "dtype": str(getattr(model, "dtype", "")).removeprefix("torch."),
+        "device": str(getattr(model, "device", "")),
         "forward_function": getattr(forward_func, "__name__", str(forward_func)),
         "options": {name: str(value) for name, value in kwargs.items()},
         "git_commit": git_commit(),

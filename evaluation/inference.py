@@ -158,6 +158,8 @@ def prepare(
     model_id = run.model_id or f"{model_name}-{_run_name(method, config, run, model.dtype)}"
     shard = "-shard-" + run.shard.replace("/", "-of-") if run.shard else ""
     default_file = DATA_FOLDER / run.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
+    if not run.answer_file and not DATA_FOLDER.is_dir():  # as where the package is installed
+        raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
     answer_file = Path(run.answer_file).expanduser() if run.answer_file else default_file
     meta = {
         "method": method,

@@ -47,7 +47,7 @@ def check_model(run: RunConfig) -> CheckedModel:
     dtype = choose_dtype(run, device)
     threads = run.threads
     most = MOST_THREADS * (os.cpu_count() or 1)
-    if threads and threads > most:
+    if threads and threads > most and not run.ray_address:
         raise UserError(f"threads: got {threads}; allowed: 1 to {most} on this machine")
     if run.num_workers and not threads:
         threads = max(1, len(os.sched_getaffinity(0)) // run.num_workers)

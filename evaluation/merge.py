@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"out: {out} is one of the shards; give another file")
     _check_together(shards)
     rows = _merged_rows(shards)
+    _check_counts(shards)
     # The sidecar first: rows without one could be taken for another run's.
     write_whole(sidecar_path(out), json.dumps(_merged_meta(shards), indent=2) + "\n")
     write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
@@ -93,6 +94,19 @@ def _check_together(shards: Sequence[Shard]) -> None:
                     f"{shard.path}: has {key} {shard.meta.get(key)!r}, {first.path} has "
                     f"{first.meta.get(key)!r}; only shards of one run can be merged"
                 )
+
+
+def _check_counts(shards: Sequence[Shard]) -> None:
+    """Refuse shards of which one has lost rows: questions are dealt out in turn."""
+    counts = [len(shard.rows) for shard in shards]
+    if counts != sorted(counts, reverse=True) or counts[0] - counts[-1] > 1:
+        found = ", ".join(
+            f"{count} in {shard.path}" for count, shard in zip(counts, shards, strict=True)
+        )
+        raise UserError(
+            f"shards: got answers: {found}; expected as many, or one more in the first ones; run "
+            "the short one again"
+        )
 
 
 def _merged_rows(shards: Sequence[Shard]) -> list[Row]:

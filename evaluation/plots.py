@@ -73,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     if not options.paths and not options.benchmark:
         raise UserError("nothing to draw; give answer files, or a report with --benchmark")
+    if options.base and not options.paths:
+        raise UserError("base: got without answer files; give some, or leave it out")
     paths = answer_paths(options.paths, options.base)
     groups = group_answers([load_answers(path) for path in paths], options.base)
     reports = [read_benchmark(path) for path in options.benchmark]

@@ -38,9 +38,8 @@ def question_file_of(bench_name: str) -> Path:
         return file
     command = download_command(bench_name)
     here = sorted(found.parent.name for found in DATA_FOLDER.glob("*/question.jsonl"))
-    advice = (
-        f"run: {command}" if command else f"there are: {', '.join(here)}; or give --question-file"
-    )
+    there = ", ".join(here) or "none"
+    advice = f"run: {command}" if command else f"there are: {there}; or give --question-file"
     raise UserError(f"question file {file} is not there; {advice}")
 
 

@@ -232,7 +232,7 @@ def _connect(setup: Setup) -> None:
     if place := re.fullmatch(r"(?:ray://)?([^/:]+):(\d{1,5})", address):
         try:  # Ray itself goes on trying for minutes
             socket.create_connection((place[1], int(place[2])), CONNECT_SECONDS).close()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
             raise UserError(
                 f"ray_address: got {address}; nothing answers there: {first_line(error)}"
             ) from error

@@ -52,6 +52,8 @@ RUN_OPTIONS: dict[str, Callable[[str], Any]] = {
     **{"model_path": str, "dtype": str, "device": str, "threads": int, "max_new_tokens": int},
     **{"temperature": float, "top_k": int, "top_p": float, "seed": int},
 }
+# What has a meaning only where something is answered.
+ANSWERING = ("save_matrix", "max_new_tokens", "temperature", "top_k", "top_p", "seed")
 HELP_TEXTS = {
     "model_path": "folder or hub name of the model (default: the demo model)",
     "max_new_tokens": "limit of new tokens of an answer",
@@ -139,6 +141,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.show_matrix is not None and options.prompt is None and not options.load_matrix:
         raise UserError("show_matrix: needs something learned; give --prompt or --load-matrix")
+    if options.show_matrix is not None and options.prompt is None:
+        unused = [name for name in ANSWERING if getattr(options, name) != parser.get_default(name)]
+        if unused:
+            raise UserError(
+                f"{unused[0]}: got with --show-matrix alone, which answers nothing; give --prompt, or leave it out"
+            )
     if options.prompt is not None and not options.prompt.strip():
         raise UserError("prompt: got an empty text; allowed: a text, or no --prompt for a chat")
     if options.prompt is None and options.show_matrix is None and sys.stdin is None:

@@ -11,6 +11,7 @@ very arithmetic of plain decoding, so that the tokens are equal, not only almost
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -315,22 +316,23 @@ def _limits(
     may_overrun: bool,
 ) -> _Limits:
     """Check a request, and return its limits."""
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens: got {max_new_tokens}; allowed: 1 or more")
+    limit = operator.index(max_new_tokens) if hasattr(max_new_tokens, "__index__") else 0
+    if limit < 1:
+        raise ValueError(f"max_new_tokens: got {max_new_tokens}; allowed: integers of 1 or more")
     if not prompt_ids:
         raise ValueError("prompt: got no token; allowed: at least one")
     context = target.context_limit(len(prompt_ids))
     if context is None:
-        context = len(prompt_ids) + max_new_tokens + MAX_UNLIMITED_DRAFT
+        context = len(prompt_ids) + limit + MAX_UNLIMITED_DRAFT
     room = context - len(prompt_ids)
     if room < 1:
         raise ValueError(
             f"prompt: got {len(prompt_ids)} tokens; allowed: fewer than the model's context of "
             f"{context}; shorten the prompt"
         )
-    num_visible = min(max_new_tokens, room)
+    num_visible = min(limit, room)
     # Unseen steps would draw from the generator that the next answer goes on with, and ask the
     # user's criteria about tokens that never come.
     overrun = drafter.overrun if may_overrun else 0
-    name = "length" if num_visible == max_new_tokens else "context"
+    name = "length" if num_visible == limit else "context"
     return _Limits(context, num_visible, min(num_visible + overrun, room), name)

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 PREFILL_CHUNK = 2048
 MAX_LOGITS = 2**26
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
-# One pass at a time runs through a model whose layers compute by other kernels meanwhile.
 _LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 
 
@@ -119,7 +118,13 @@ class TargetModel:
                 f"model: got {self.model.dtype} on {weight.device}; allowed: {self.dtype} on {self.device}, as "
                 "it was; make a new decoder for a model that was moved or cast"
             )
-        use_masked_attention(self.model)
+        with self._lock:
+            use_masked_attention(self.model)
+
+    @property
+    def _lock(self) -> Any:
+        """One pass at a time runs through a model whose layers compute by other kernels meanwhile."""
+        return _LOCKS.get(self.model) or _LOCKS.setdefault(self.model, RLock())
 
     @property
     def chain_only(self) -> bool:
@@ -144,8 +149,7 @@ class TargetModel:
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
         """Within the block the model computes a pass over `num_rows` rows by what is fastest for them."""
-        lock = _LOCKS.get(self.model) or _LOCKS.setdefault(self.model, RLock())
-        with lock, self.attention.for_rows(num_rows), self.linear_kernels.for_rows(num_rows):
+        with self._lock, self.attention.for_rows(num_rows), self.linear_kernels.for_rows(num_rows):
             yield
 
     def is_plain(self, num_rows: int) -> bool:

@@ -11,6 +11,7 @@ Shapes: T rows in use.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -136,8 +137,12 @@ def _samples(
     """
     found: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for tensor in tensors:
-        if type(tensor) in (nn.Parameter, torch.Tensor) and tensor.device.type != "meta":
-            numbers = tensor.detach().reshape(-1)
-            some = numbers[:: max(1, numbers.numel() // SAMPLE)]
+        is_plain = type(tensor) in (nn.Parameter, torch.Tensor) and tensor.layout == torch.strided
+        if is_plain and tensor.device.type != "meta":
+            # Evenly along every dimension, whatever the layout in memory.
+            count = math.ceil(SAMPLE ** (1 / max(1, tensor.ndim)))
+            places = tuple(slice(None, None, max(1, size // count)) for size in tensor.shape)
+            some = tensor.detach()[places].reshape(-1)
             found.setdefault((tensor.device, tensor.dtype), []).append(some)
-    return {kind: torch.cat(parts) for kind, parts in found.items()}
+    # As bytes: what is no number equals itself.
+    return {kind: torch.cat(parts).view(torch.uint8) for kind, parts in found.items()}

@@ -42,16 +42,16 @@ from model.verification import GreedyRule, Processor, SamplingRule, TokenRule
 
 logger = logging.getLogger(__name__)
 
-# What a checkpoint's generation config may change in texts, beside the ways of drawing, which are arguments here.
-SHAPING = frozenset(
-    {
-        *("bad_words_ids", "begin_suppress_tokens", "encoder_repetition_penalty"),
-        *("exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id"),
-        *("guidance_scale", "max_time", "min_length", "min_new_tokens", "no_repeat_ngram_size"),
-        *("num_beams", "repetition_penalty", "sequence_bias", "stop_strings", "suppress_tokens"),
-        "watermarking_config",
-    }
-)
+# What a checkpoint's generation config may change in texts, beside the ways of drawing, which are arguments here,
+# and with which value it does not.
+SHAPING: dict[str, Any] = {
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
+    **{"min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "repetition_penalty": 1},
+    **{"bad_words_ids": [], "begin_suppress_tokens": [], "suppress_tokens": []},
+    **{"sequence_bias": {}, "stop_strings": []},
+    **dict.fromkeys(("exponential_decay_length_penalty", "forced_bos_token_id")),
+    **dict.fromkeys(("forced_eos_token_id", "max_time", "watermarking_config")),
+}
 
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
 
@@ -303,7 +303,9 @@ class SpeculativeDecoder:
             prefix_cache=self._prefix_cache,
         ):
             yield step
-            if self._text is not text and step.stop_reason is None:
+            if self._text is not text:
+                if step.stop_reason is not None:
+                    return  # what may follow is unseen, and the rows are another text's now
                 raise RuntimeError(
                     "stream: got a further step of a text after another was begun; allowed: one text at a "
                     "time; make a decoder for each"
@@ -337,7 +339,10 @@ class SpeculativeDecoder:
             return
         self._has_warned = True
         given = config.to_diff_dict()
-        if names := sorted(name for name in SHAPING & given.keys() if given[name] is not None):
+        names = [
+            name for name, neutral in SHAPING.items() if given.get(name) not in (None, neutral)
+        ]
+        if names:
             logger.warning(
                 "generation_config: %s shape texts of the model's own generate, not these; give "
                 "logits_processors, or use custom_generate, which honours them",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -25,7 +25,8 @@ def replaced(file: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         os.replace(temporary, file)
-        _sync(file.parent)
+        with suppress(OSError):  # a folder that may be written, but not read
+            _sync(file.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -89,8 +89,12 @@ class Setting(NamedTuple):
     draft_model: str | None = None
 
 
-def drafter_of(name: str) -> tuple[type[Drafter], dict[str, str]]:
+def drafter_of(name: str, also: Sequence[str] = ()) -> tuple[type[Drafter], dict[str, str]]:
     """Return the class and the options behind a method's name; NAME-auto has an automatic budget.
+
+    Args:
+        name: the method.
+        also: names that an error says are allowed, too.
 
     Raises:
         UserError: if there is no such method.
@@ -98,9 +102,15 @@ def drafter_of(name: str) -> tuple[type[Drafter], dict[str, str]]:
     base = name.removesuffix(AUTO)
     options = dict(drafter_class(base).auto_options) if base in METHODS else {}
     if base not in METHODS or (name != base and not options):
-        known = [*METHODS, *(m + AUTO for m in METHODS if drafter_class(m).auto_options), *REFEREES]
-        raise UserError(unknown_name("methods", name, known))
+        known = [*METHODS, *(m + AUTO for m in METHODS if drafter_class(m).auto_options)]
+        raise UserError(unknown_name("methods", name, [*known, *also]))
     return drafter_class(base), options if name != base else {}
+
+
+def refuse_repeated(methods: Sequence[str]) -> None:
+    """Raise UserError if a method is there twice: results go by its name."""
+    if len(set(methods)) < len(methods):
+        raise UserError(f"methods: got {' '.join(methods)}; allowed: each once")
 
 
 def wants_draft_model(name: str) -> bool:
@@ -234,7 +244,7 @@ def choose_contexts(given: Sequence[int] | None, text_config: Any) -> list[int]:
     Raises:
         UserError: one given is longer.
     """
-    limit = context_limit(text_config, 1)
+    limit = context_limit(text_config, max(given or CONTEXTS) + 2)
     # A root, and nodes that hang from it.
     most = None if limit is None else limit - 2
     if most is None:
@@ -304,11 +314,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     for method in args.methods:
         if method not in REFEREES:
-            drafter_of(method)
+            drafter_of(method, also=REFEREES)
     if "vanilla" not in args.methods:
         raise UserError("methods: vanilla, the baseline, must be among them")
-    if len(set(args.methods)) < len(args.methods):
-        raise UserError(f"methods: got {' '.join(args.methods)}; allowed: each once")
+    refuse_repeated(args.methods)
     if args.random_prompts and (args.question_file or args.bench_name):
         raise UserError(
             "random_prompts: got questions too; leave --bench-name and --question-file out"

@@ -10,8 +10,6 @@ python -m scripts.build_automaton corpus.jsonl --tokenizer data/demo/model --out
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from evaluation.command_line import OptionParser, UserError, first_line, run_command
+from evaluation.files import check_output, parse_json
 from model.samd.static_automaton import BOUNDARY, StaticAutomaton
 from model.samd.suffix_automaton import SuffixAutomaton
 
@@ -48,7 +47,7 @@ def documents(corpus: Path, field: str) -> Iterator[str]:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
-                row = json.loads(line)
+                row = parse_json(line, f"corpus {corpus}, line {number}")
                 text = row.get(field) if isinstance(row, dict) else None
                 if not isinstance(text, str):
                     raise UserError(
@@ -58,8 +57,6 @@ def documents(corpus: Path, field: str) -> Iterator[str]:
                 yield text
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"corpus {corpus}: cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"corpus {corpus}, line {number}: is not JSON: {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,10 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.max_tokens < 1:
         raise UserError(f"max_tokens: got {args.max_tokens}; allowed: 1 or more")
     out = Path(args.out)
-    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK) or out.is_dir():
-        raise UserError(
-            f"out: got {out}; allowed: a file in a folder that is there and can be written"
-        )
+    check_output(out, "out")
+    if out.resolve() == Path(args.corpus).resolve():
+        raise UserError(f"out: got {out}, the corpus itself; give another file")
     try:
         tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     except Exception as error:  # transformers raises many types for a missing or broken tokenizer

@@ -36,6 +36,7 @@ from model.draft_tree import DraftTree
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
 from model.measured import device_name
+from scripts.benchmark import choose_contexts
 
 NUM_ROUNDS = 7
 
@@ -70,9 +71,8 @@ def context_costs(
     for _ in range(num_rounds + 1):
         for num_nodes, context in points:
             # All nodes hang from the root: the mask of a tree, at any size.
-            tree = DraftTree.from_lists(
-                [1] * num_nodes, (-1,) + (0,) * (num_nodes - 1), target.device
-            )
+            make = DraftTree.chain if target.chain_only else DraftTree.star
+            tree = make([1] * num_nodes, target.device)
             times[num_nodes, context].append(_time_pass(target, tree, caches[context]))
     costs = []
     for (num_nodes, context), passes in times.items():
@@ -178,6 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             model_path=args.model_path, dtype=args.dtype, device=args.device, threads=args.threads
         )
     model = check_model(run)
+    choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
     target = load_target(run, model)
     costs = context_costs(target, sorted(set(args.nodes)), sorted(set(args.contexts)))
     header = ["nodes", "context", "ms", "attention ms", "rest ms"]

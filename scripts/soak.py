@@ -28,7 +28,14 @@ from evaluation.questions import load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
 from model.hf import eos_ids_of
-from scripts.benchmark import Method, Setting, choose_draft_model, drafter_of, our_method
+from scripts.benchmark import (
+    Method,
+    Setting,
+    choose_draft_model,
+    drafter_of,
+    our_method,
+    refuse_repeated,
+)
 
 # Growth of memory from the second block to the last that still counts as flat.
 FLAT_GROWTH = 0.05
@@ -93,6 +100,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--draft-model", help="of sps (default: the demo model's with the demo model)"
     )
     parser.add_argument("--bench-name", default="demo", help="benchmark in data/ (first turns)")
+    parser.add_argument(
+        "--question-file", help="JSONL file of questions, instead of --bench-name's"
+    )
     parser.add_argument("--num-questions", type=int, default=1000, help="(%(default)s)")
     parser.add_argument("--block", type=int, default=100, help="questions of a line (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
@@ -109,12 +119,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     for name in args.methods:
         drafter_of(name)
+    refuse_repeated(args.methods)
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
     with user_errors():
         run = RunConfig(
             model_path=args.model_path, threads=args.threads, max_new_tokens=args.max_new_tokens
         )
-    questions = load_questions(question_file_of(args.bench_name))
+    file = Path(args.question_file) if args.question_file else question_file_of(args.bench_name)
+    questions = load_questions(file)
     model = check_model(run)
     conversation = choose_conversation("auto", run.model_path, model.tokenizer)
     target = load_target(run, model)

@@ -116,7 +116,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in (*STUDIES, ALL):
             raise UserError(unknown_name("studies", name, [*STUDIES, ALL]))
     out = Path(args.out)
-    make_folder(out)
     file = Path(args.recording) if args.recording else None
     if file:
         defaults = vars(build_parser().parse_args([ALL]))
@@ -125,8 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise UserError(
                     f"{name}: got {value} with a recording, which has its own; leave it out"
                 )
-    if file:
         recording = Recording.load(file)
+    make_folder(out)
+    if file:
         model = load_recorded_model(recording.source)
     else:
         recording, model = record(args)

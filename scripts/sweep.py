@@ -120,9 +120,10 @@ def read_sweep(text: str, where: str) -> list[Cell]:
     dtypes = _texts(content, "dtypes", ["auto"], where)
     methods = _methods(content.get("methods"), where)
     common = _options(content.get("options", {}), f"{where}: options")
-    out = Path(_texts({"out": [content.get("out")]}, "out", None, where)[0])
+    out = Path(_texts({"out": [content.get("out")]}, "out", None, where)[0]).expanduser()
     runs = content.get("runs", 1)
-    if type(runs) is not int or not 1 <= runs * len(methods) * len(models) <= MAX_CELLS:
+    num_cells = len(methods) * len(models) * len(benches) * len(dtypes)
+    if type(runs) is not int or not 1 <= runs * num_cells <= MAX_CELLS:
         raise UserError(
             f"{where}: runs: allowed: a whole number from 1, {MAX_CELLS} cells at most in all"
         )

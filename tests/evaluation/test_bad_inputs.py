@@ -178,7 +178,7 @@ CASES = (
     Case("option unknown", "--treee 2.2.2", ("--treee", "--help")),
     Case("option abbreviated", "--tree 2.2.2", ("--tree", "--help")),
     Case("word too many", "demo", ("demo", "--help")),
-    Case("unset variable of a shell", "--answer-file=", ("answer_file: got an empty text",)),
+    Case("unset variable of a shell", "--answer-file=", ("--answer-file: got an empty text",)),
     Case("value missing", "--seed", ("--seed", "--help")),
     Case("dtype unknown", "--dtype fp8", ("--dtype", "'fp8'", "float32", "--help")),
     Case("half precision on CPU", "--dtype float16 --device cpu", ("dtype", "float16", "float32")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -37,13 +38,14 @@ def test_an_error_is_one_line_and_its_code(
 
 
 @pytest.mark.parametrize(
-    "words", [["--name", ""], ["--name="], ["--names", "a", ""], ["--names", ""]]
+    "words", [["--name", ""], ["--name="], ["--names", "a", ""], ["--names", ""], ["--path", ""]]
 )
 def test_an_empty_value_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """It would pass for an option that was not given."""
     parser = OptionParser(prog="x")
     parser.add_argument("--name")
     parser.add_argument("--names", nargs="+")
+    parser.add_argument("--path", type=Path)
     with pytest.raises(SystemExit) as stop:
         parser.parse_args(words)
     assert stop.value.code == 2
@@ -62,6 +64,21 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == BROKEN_PIPE
+
+
+def test_other_broken_pipes_are_errors() -> None:
+    def main(argv: Sequence[str] | None) -> int:
+        raise BrokenPipeError("a worker's")
+
+    with pytest.raises(BrokenPipeError, match="a worker's"):
+        run_command(main)
+
+
+def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(SystemExit) as stop:
+        run_command(lambda _: 0)
+    assert stop.value.code == 0
 
 
 def test_a_command_ends_with_its_own_code() -> None:

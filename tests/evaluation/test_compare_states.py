@@ -5,6 +5,7 @@ Run: pytest tests/evaluation/test_compare_states.py
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import shutil
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from evaluation import compare_states
 from evaluation.command_line import UserError
 from evaluation.compare_states import main, state_figures, states_of
 from evaluation.questions import Question
 from evaluation.run_config import RunConfig
+from model.samd.drafter import SamdConfig
 from tests.evaluation.answer_rows import failed_row, make_row
 from tests.evaluation.conftest import read_meta, read_rows, run, token_ids, write_rows
 
@@ -129,3 +132,11 @@ def test_a_shuffled_run_is_recorded_and_resumed(options: list[str], tmp_path: Pa
     assert run("recycling", shuffled, cut, 1) == 0
     assert [row["question_id"] for row in read_rows(cut)] == ids
     assert token_ids(cut) == token_ids(whole)
+
+
+def test_methods_that_leave_the_start_open_are_compared() -> None:
+    nothing = argparse.Namespace(load=None, save=None)
+    for start in (None, "hot"):
+        compare_states._check([0], RunConfig(), SamdConfig(start=start), nothing)
+    with pytest.raises(UserError, match="start: got cold; leave it out"):
+        compare_states._check([0], RunConfig(), SamdConfig(start="cold"), nothing)

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.answers import AnswerLog
+from evaluation.command_line import UserError
 from evaluation.conversation import Message
 from evaluation.eval import Turn, answer_questions, reorg_answer_file, run_eval
 from evaluation.questions import DATA_FOLDER, Question
@@ -210,23 +211,28 @@ def test_a_forward_function_of_spec_bench_runs_and_gives_the_tokens_of_vanilla(
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     question_file = str(DATA_FOLDER / "demo" / "question.jsonl")
-    failed = run_eval(
-        model=model,
-        tokenizer=tokenizer,
-        forward_func=greedy_forward,
-        model_id="theirs",
-        question_file=question_file,
-        question_begin=0,
-        question_end=6,
-        answer_file=str(theirs),
-        max_new_tokens=24,
-        num_choices=1,
-        num_gpus_per_model=1,
-        num_gpus_total=1,
-        temperature=0.0,
-        do_sample=False,
-    )
-    assert not failed
+    given: dict[str, Any] = {
+        "model": model,
+        "tokenizer": tokenizer,
+        "forward_func": greedy_forward,
+        "model_id": "theirs",
+        "question_file": question_file,
+        "question_begin": 0,
+        "question_end": 6,
+        "answer_file": str(theirs),
+        "max_new_tokens": 24,
+        "num_choices": 1,
+        "num_gpus_per_model": 1,
+        "num_gpus_total": 1,
+        "temperature": 0.0,
+        "do_sample": False,
+    }
+    assert not run_eval(**given)
+    others = tmp_path / "others.jsonl"
+    others.write_text(Path(question_file).read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    for change in ({"num_choices": 2}, {"question_file": str(others)}):
+        with pytest.raises(UserError, match=next(iter(change))):
+            run_eval(**given | change)
     assert token_ids(theirs) == token_ids(vanilla)
     same = ("turns", "decoding_steps", "new_tokens", "accept_lengths")
     assert figures(read_rows(theirs), *same) == figures(read_rows(vanilla), *same)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from evaluation import inference
-from evaluation.cli import parse
+from evaluation.cli import main, parse
+from evaluation.command_line import UserError
 from model.drafter import METHODS
 from tests.evaluation.conftest import (
     CHOICE_KEYS,
@@ -108,6 +110,29 @@ def test_the_runs_above_are_no_weak_test(greedy: dict[str, Path], sampled: dict[
     for first, second in token_ids(sampled["vanilla"]).values():
         assert first != second, "two choices should have their own draws"
     assert token_ids(sampled["vanilla"])[1][0] != token_ids(greedy["vanilla"])[1][0]
+
+
+@pytest.mark.parametrize("broken", ["weights", "folder"])
+def test_a_run_that_does_not_begin_leaves_no_file(
+    broken: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty answer file would stand in the way of its folder's reports."""
+    model, file = tmp_path / "model", tmp_path / "run.jsonl"
+    shutil.copytree(tiny_model, model)
+    given: list[object] = ["--model-path", model, "--max-new-tokens", 4]
+    if broken == "weights":
+        (model / "model.safetensors").write_bytes(b"no weights")
+        with pytest.raises(UserError, match="weights cannot be loaded"):
+            run("recycling", given, file)
+        assert not file.exists()
+        file.touch()
+        with pytest.raises(UserError, match="weights cannot be loaded"):
+            run("recycling", given, file)
+        assert file.exists(), "it was there before"
+    else:
+        monkeypatch.setattr(inference, "DATA_FOLDER", tmp_path / "none")
+        with pytest.raises(UserError, match="answer_file: got none, and there is no folder"):
+            main("recycling", list(map(str, given)))
 
 
 def test_a_conversations_stop_ids_end_an_answer(

@@ -94,3 +94,17 @@ def test_a_question_in_two_shards_is_refused(shards: list[Path], tmp_path: Path)
     other.with_suffix(".meta.json").write_text(json.dumps(read_meta(shards[2])))
     with pytest.raises(UserError, match="in another shard"):
         merged([shards[1], other, shards[3]], tmp_path / "all.jsonl")
+
+
+def test_a_shard_that_lost_rows_is_refused(shards: list[Path], tmp_path: Path) -> None:
+    for index, num_kept in ((1, 1), (2, 1), (1, 2)):
+        short = tmp_path / "short.jsonl"
+        lines = shards[index].read_text().splitlines(keepends=True)
+        short.write_text("".join(lines[:num_kept]))
+        short.with_suffix(".meta.json").write_text(json.dumps(read_meta(shards[index])))
+        given = [short if number == index else shards[number] for number in (1, 2, 3)]
+        if num_kept == 2 and index == 1:  # as many as the others: a run of six questions
+            assert merged(given, tmp_path / "all.jsonl", "--overwrite") == 0
+            continue
+        with pytest.raises(UserError, match="run the short one again"):
+            merged(given, tmp_path / "all.jsonl", "--overwrite")

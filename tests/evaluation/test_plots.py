@@ -303,6 +303,10 @@ def test_a_wrong_report_is_one_line(
 def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
     for words, complaint in (
         (["--out", str(tmp_path)], "nothing to draw"),
+        (
+            ["--benchmark", str(_report(tmp_path)), "--base", "pld", "--out", str(tmp_path)],
+            "base: got without answer files",
+        ),
         (["--benchmark", str(tmp_path / "none.json"), "--out", str(tmp_path)], "cannot read"),
         (
             ["--benchmark", str(_report(tmp_path)), "--out", str(tmp_path / "report.json")],

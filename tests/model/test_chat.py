@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from evaluation.command_line import BROKEN_PIPE
 from model import chat, terminal
 from model.chat import Chat
 from model.dialogue import default_drafter
@@ -206,20 +204,3 @@ def test_a_full_context_does_not_end_the_chat(
     out, err = capsys.readouterr()
     assert re.search(r"error: prompt: got \d+ tokens; allowed: fewer than the model's context", err)
     assert len(figures_of(err)) == 1 and out
-
-
-def test_a_reader_that_leaves_is_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write(_: object) -> int:
-        print("the answer")
-        raise BrokenPipeError
-
-    file = tmp_path / "out"
-    monkeypatch.setattr(chat, "run", write)
-    with file.open("w") as stream:
-        monkeypatch.setattr("sys.stdout", stream)
-        with pytest.raises(SystemExit) as exit_:
-            chat.main()
-    assert exit_.value.code == BROKEN_PIPE
-    assert file.read_text() == "", "what is left must not be written where nobody reads"

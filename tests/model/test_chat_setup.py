@@ -45,6 +45,11 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--device nowhere", "device: got 'nowhere'"),
         ("--prompt= ", "prompt: got an empty text"),
         ("--show-matrix sea", "give --prompt or --load-matrix"),
+        (
+            "--load-matrix x --show-matrix sea --save-matrix y",
+            "save_matrix: got with --show-matrix alone",
+        ),
+        ("--load-matrix x --show-matrix sea --top-k 3", "top_k: got with --show-matrix alone"),
         ("--load-matrix {}/none.safetensors", r"load_matrix \S*none\.safetensors: "),
         ("--load-matrix {}/other.safetensors", "matrix: got torch.int32 of shape"),
         ("--save-matrix {}/none/file", "allowed: a file in a folder that is there"),

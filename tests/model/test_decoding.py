@@ -121,7 +121,7 @@ def test_a_limit_that_is_also_the_context_counts_as_the_limit(method: str) -> No
 def test_requests_that_cannot_be_answered_are_errors() -> None:
     target = TargetModel(Family("short", "LlamaConfig", {"max_position_embeddings": 16}).build())
     vanilla = drafter_for("vanilla", target)
-    with pytest.raises(ValueError, match="max_new_tokens: got 0; allowed: 1 or more"):
+    with pytest.raises(ValueError, match="max_new_tokens: got 0; allowed: integers of 1 or more"):
         generate(target, vanilla, [1], max_new_tokens=0)
     with pytest.raises(ValueError, match="prompt: got no token"):
         generate(target, vanilla, [], max_new_tokens=1)

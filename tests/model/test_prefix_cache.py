@@ -130,6 +130,27 @@ def test_changed_weights_make_all_rows_new(change: str) -> None:
     assert answer.token_ids == referee(target, PROMPT, 8)
 
 
+def test_tensors_of_any_kind_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TargetModel(known(LLAMA).build())
+    reading = Reading(target, monkeypatch)
+    for name, tensor in {
+        "no_number": torch.tensor([float("nan"), 1.0]),
+        "sparse": torch.eye(3).to_sparse(),
+        "one": torch.tensor(3),
+        "none": torch.empty(0, 4),
+        "complex": torch.ones(2, dtype=torch.complex64),
+        "flags": torch.tensor([True, False]),
+        "transposed": torch.ones(64, 3).t(),
+    }.items():
+        target.model.register_buffer(name, tensor)
+    drafter, cache = drafter_for("vanilla", target), PrefixCache()
+    for expected in (len(PROMPT) - 1, 0):
+        generate(target, drafter, PROMPT, max_new_tokens=8, prefix_cache=cache)
+        assert reading.since() == expected
+    target.model.transposed.data[2, 60:] = 2
+    generate(target, drafter, PROMPT, max_new_tokens=8, prefix_cache=cache)
+
+
 def test_weights_whose_writes_are_not_counted_are_taken_for_changed() -> None:
     with torch.inference_mode():
         target = TargetModel(known(LLAMA).build())

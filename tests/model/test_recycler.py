@@ -174,9 +174,10 @@ def test_a_stream_that_is_left_can_be_continued() -> None:
     assert output.token_ids == referee(decoder.target, prompt, 10)
 
 
-def test_two_texts_at_a_time_are_refused() -> None:
+@pytest.mark.parametrize("policy", ["accepted-last", "original"])
+def test_two_texts_at_a_time_are_refused(policy: str) -> None:
     model, tokenizer = demo()
-    decoder = TokenRecycling(model, tokenizer)
+    decoder = TokenRecycling(model, tokenizer, policy=policy)
     first, second = ("USER: Who are you? ASSISTANT:", PROMPT)
     stream = decoder.stream(first, max_new_tokens=20)
     next(stream)
@@ -188,10 +189,18 @@ def test_two_texts_at_a_time_are_refused() -> None:
     tokens = tokens + [token for piece in other for token in piece.token_ids]
     assert tokens == expected
     # A text that is complete needs nothing more.
-    ended = decoder.stream(first, max_new_tokens=1)
-    next(ended)
-    decoder.generate(second, max_new_tokens=1)
+    ended = decoder.stream(first, max_new_tokens=4)
+    said = []
+    while True:
+        piece = next(ended)
+        said += piece.token_ids
+        if piece.record.stop_reason:
+            break
+    decoder.generate(second, max_new_tokens=12)
     assert list(ended) == []
+    prompt = [*tokenizer(first).input_ids, *said, 5]
+    expected = referee(decoder.target, prompt, 12)
+    assert decoder.generate(prompt, max_new_tokens=12).token_ids == expected
 
 
 def test_a_matrix_is_saved_loaded_and_forgotten(tmp_path: Path) -> None:
@@ -252,7 +261,7 @@ def test_a_wrong_value_of_a_method_is_found_before_the_weights_load(tmp_path: Pa
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens: got 0"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens: got 2.5"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens: got 2.5; allowed: integers of 1 or more"),
         ({"temperature": -1}, "temperature: got -1"),
         ({"top_k": 5}, "need sampling"),
         ({"temperature": 1, "top_p": 0}, "top_k, top_p: got 0, 0"),
@@ -314,14 +323,24 @@ def test_settings_of_the_checkpoint_that_do_not_count_are_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     decoder = TokenRecycling(known(LLAMA).build())
-    decoder.target.model.generation_config.repetition_penalty = 1.3
+    config = decoder.target.model.generation_config
+    neutral = {
+        "num_beams": 1,
+        "no_repeat_ngram_size": 0,
+        "guidance_scale": 1.0,
+        "suppress_tokens": [],
+    }
+    for name, value in neutral.items():
+        setattr(config, name, value)
+    config.repetition_penalty = 1.3
     for _ in range(2):
         decoder.generate([1, 2], max_new_tokens=4)
         list(decoder.stream([1, 2], max_new_tokens=4))
-    assert caplog.text.count("repetition_penalty=1.3 shape texts of the model's own generate") == 1
+    said = "generation_config: repetition_penalty=1.3 shape texts of the model's own generate"
+    assert caplog.text.count(said) == 1
 
 
-def test_two_methods_on_one_model_serve_two_threads() -> None:
+def test_two_methods_on_one_model_serve_two_threads(caplog: pytest.LogCaptureFixture) -> None:
     interval = sys.getswitchinterval()
     model, tokenizer = demo()
     stock = model.config._attn_implementation
@@ -341,6 +360,7 @@ def test_two_methods_on_one_model_serve_two_threads() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert model.config._attn_implementation == stock
+    assert caplog.text == "", "the kernels of one are no setting of the other"
 
 
 def num_tensors() -> int:

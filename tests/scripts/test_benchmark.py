@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 
 from evaluation.command_line import UserError
 from evaluation.questions import Question
@@ -116,6 +116,12 @@ def test_options_without_an_effect_are_refused(words: str, message: str) -> None
 def test_the_cost_curve_ends_where_the_models_context_does() -> None:
     assert choose_contexts(None, LlamaConfig(max_position_embeddings=1024)) == [128, 512, 1022]
     assert choose_contexts(None, LlamaConfig(max_position_embeddings=300)) == [128, 298]
+    longrope = Phi3Config(
+        max_position_embeddings=4096,
+        original_max_position_embeddings=64,
+        rope_scaling={"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+    )
+    assert choose_contexts([100], longrope) == [100]
     assert choose_contexts([5], LlamaConfig(max_position_embeddings=300)) == [5]
 
 

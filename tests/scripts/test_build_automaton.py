@@ -59,6 +59,7 @@ def test_no_more_than_the_limit_is_read(corpus: Path) -> None:
         ('{"body": "a"}\n', "", "line 1: expected an object with a text under 'text'"),
         ('{"text": 5}\n', "", "line 1: expected"),
         ("[1]\n", "", "line 1: expected"),
+        ('{"text": "\\ud800 half"}\n', "", "line 1: holds half of a surrogate pair"),
         ("\n", "", "holds no text"),
         ('{"text": "a"}\n', "--max-tokens 0", "max_tokens: got 0; allowed: 1 or more"),
         ('{"text": "a"}\n', "--tokenizer ./not-there", "tokenizer ./not-there"),
@@ -73,3 +74,10 @@ def test_mistakes_are_one_line(content: str | None, more: str, text: str, tmp_pa
     with pytest.raises(UserError, match=text):
         build(file, *more.split())
     assert not list(tmp_path.glob("*.safetensors*"))
+
+
+def test_the_corpus_is_not_overwritten(corpus: Path) -> None:
+    content = corpus.read_bytes()
+    with pytest.raises(UserError, match="the corpus itself; give another file"):
+        main([str(corpus), "--tokenizer", MODEL, "--out", str(corpus)])
+    assert corpus.read_bytes() == content

@@ -15,7 +15,7 @@ from model.attention import Attention
 from model.draft_tree import DraftTree
 from model.hf import TargetModel
 from scripts import context_cost
-from scripts.context_cost import ContextCost, main
+from scripts.context_cost import ContextCost, context_costs, main
 from tests.model.decoded import known
 
 
@@ -48,10 +48,17 @@ def test_the_command_prints_every_point_and_draws_them(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_models_that_verify_chains_alone_are_timed_with_chains() -> None:
+    target = TargetModel(known("BLOOM").build())
+    costs = context_costs(target, [1, 5], [16], num_rounds=1)
+    assert [cost.num_nodes for cost in costs] == [1, 5]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         (["--contexts", "0"], "contexts: got 0"),
+        (["--contexts", "2000000000"], "contexts: got 2000000000; allowed: 1 to 3070"),
         (["--nodes", "-1"], "nodes: got -1"),
         (["--out", "nowhere/cost.png"], "out: got nowhere/cost.png"),
         (["--threads", "0"], "threads: got 0"),

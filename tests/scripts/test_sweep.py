@@ -137,3 +137,12 @@ def test_a_cell_that_fails_does_not_stop_the_rest_and_is_tried_again(
     monkeypatch.setattr(subprocess, "run", changed)
     assert main([str(file)]) == 1
     assert len(changed.reported) == 4, "the report should not hold what is refused"
+
+
+def test_all_cells_count_and_a_home_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cells(out="~/sw")[0].file.is_relative_to(tmp_path / "sw")
+    with pytest.raises(UserError, match="cells at most in all"):
+        cells(
+            runs=1 + sweep.MAX_CELLS // 12, benches=["demo", "mbpp"], dtypes=["float32", "bfloat16"]
+        )
