@@ -36,7 +36,7 @@ from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import choose_conversation
 from evaluation.intervals import Interval, paired_interval, ratio_of_rates
 from evaluation.loading import check_model
-from evaluation.memory_file import read_memory
+from evaluation.memory_file import make_drafter, read_memory
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
 from evaluation.metrics import OVERALL, in_task_order
 from evaluation.question_frame import question_frame
@@ -200,6 +200,8 @@ def _load(
         start_memory=read_memory(matrix),
         model_id=method,
     )
+    if model.vocab_size:  # a matrix that does not fit is found before the weights load
+        make_drafter(method, config, model.vocab_size, model.device, setup.start_memory)
     return load_answerer(setup), setup
 
 

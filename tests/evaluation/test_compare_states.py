@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from evaluation import compare_states
 from evaluation.command_line import UserError
@@ -140,3 +142,12 @@ def test_methods_that_leave_the_start_open_are_compared() -> None:
         compare_states._check([0], RunConfig(), SamdConfig(start=start), nothing)
     with pytest.raises(UserError, match="start: got cold; leave it out"):
         compare_states._check([0], RunConfig(), SamdConfig(start="cold"), nothing)
+
+
+def test_a_matrix_of_another_vocabulary_is_found_before_the_weights_load(
+    no_weights: None, tmp_path: Path
+) -> None:
+    file = tmp_path / "matrix.safetensors"
+    save_file({"adjacency": torch.zeros(100, 8, dtype=torch.int32)}, file)
+    with pytest.raises(UserError, match="vocabulary of the model"):
+        main(["--method", "recycling", "--load-matrix", str(file)])
