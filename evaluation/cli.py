@@ -40,16 +40,11 @@ DRAFT_MODELS = {
 def build_parser(method: str) -> argparse.ArgumentParser:
     """Return the parser of a method's inference command."""
     drafter = drafter_class(method)
-    drafts_with_model = any(
-        item.name == "draft_model" for item in dataclasses.fields(drafter.config_class)
-    )
+    needed = DRAFT_MODELS if drafter.drafts_with_model() else dict.fromkeys(DRAFT_MODELS, "")
     parser = OptionParser(
         prog=f"python -m evaluation.inference_{method}",
         description=f"Answer questions with {method}, into Spec-Bench's answer format.",
-        epilog=EXAMPLES.format(
-            method=method,
-            **(DRAFT_MODELS if drafts_with_model else dict.fromkeys(DRAFT_MODELS, "")),
-        ),
+        epilog=EXAMPLES.format(method=method, **needed),
     )
     _add_options(parser.add_argument_group("run"), RunConfig)
     group = parser.add_argument_group(f"options of {method}")

@@ -24,7 +24,6 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -91,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = _parse(argv)
     run, config, matrix = cli.parse(options.method, rest)
     _check(options.shuffles, run, config, matrix)
-    file = Path(run.question_file) if run.question_file else question_file_of(run.bench_name)
+    file = question_file_of(run.bench_name, run.question_file)
     questions = load_questions(file, run.question_begin, run.question_end)
     answerer, setup = _load(options.method, run, config, matrix.load)
     rows = {}

@@ -7,7 +7,6 @@ them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from evaluation.answers import AnswerLog
 from evaluation.command_line import FINISHING
 from evaluation.conversation import Conversation, choose_conversation
 from evaluation.files import write_whole
-from evaluation.provenance import git_commit, versions
+from evaluation.provenance import file_hash, git_commit, versions
 from evaluation.questions import Question, load_questions
 from evaluation.read_answers import Row
 from model.terminal import Interrupt
@@ -206,7 +205,7 @@ def run_eval(
         "model_path": name_or_path,
         "max_new_tokens": max_new_tokens,
         "num_choices": num_choices,
-        "question_file_sha256": hashlib.sha256(Path(question_file).read_bytes()).hexdigest(),
+        "question_file_sha256": file_hash(Path(question_file)),
         "conv_template": conversation.name,
         "dtype": str(getattr(model, "dtype", "")).removeprefix("torch."),
         "device": str(getattr(model, "device", "")),

@@ -8,7 +8,6 @@ is a mistake paid for.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from evaluation.files import check_output
 from evaluation.loading import check_model
 from evaluation.memory_file import make_drafter, read_memory, save_memory
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
-from evaluation.provenance import git_commit, model_fingerprint, versions
+from evaluation.provenance import file_hash, git_commit, model_fingerprint, versions
 from evaluation.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from model.measured import device_name
@@ -132,9 +131,7 @@ def prepare(
     Raises:
         UserError: if something given cannot be used.
     """
-    question_file = (
-        Path(run.question_file) if run.question_file else question_file_of(run.bench_name)
-    )
+    question_file = question_file_of(run.bench_name, run.question_file)
     selected = load_questions(question_file, run.question_begin, run.question_end)
     questions = run.part_of(run.in_order(selected))
     if not questions:
@@ -170,7 +167,7 @@ def prepare(
             run.model_path, getattr(model.hf_config, "_commit_hash", None)
         ),
         "conv_template": conversation.name,
-        "question_file_sha256": hashlib.sha256(question_file.read_bytes()).hexdigest(),
+        "question_file_sha256": file_hash(question_file),
         "load_matrix": load_matrix,
         "shard": run.shard,
         "num_workers": run.worker_count if run.uses_ray else None,

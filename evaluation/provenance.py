@@ -47,6 +47,11 @@ def model_fingerprint(model_path: str, hub_commit: str | None) -> str:
     return digest.hexdigest()[:12]
 
 
+def file_hash(file: Path) -> str:
+    """Return the sha256 of a file, by which runs tell question files apart."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def git_commit() -> str | None:
     """Return the commit of this checkout, with "-dirty" if tracked files differ; None outside a
     checkout.

@@ -24,13 +24,15 @@ class Question:
     turns: tuple[str, ...]
 
 
-def question_file_of(bench_name: str) -> Path:
-    """Return where a benchmark's questions lie.
+def question_file_of(bench_name: str, given: str | None = None) -> Path:
+    """Return the question file that was given, else where a benchmark's questions lie.
 
     Raises:
         UserError: if the name is not a plain folder name, or the file is not there; says which
             command brings it.
     """
+    if given:
+        return Path(given)
     if not bench_name or Path(bench_name).name != bench_name or bench_name in (".", ".."):
         raise UserError(f"bench_name: got {bench_name!r}; allowed: the name of a folder in data/")
     file = DATA_FOLDER / bench_name / "question.jsonl"

@@ -6,7 +6,6 @@ are put together again from them, and must have the length that the answers reco
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from evaluation.divergence import Judge, Verdict
 from evaluation.intervals import proportion_interval
 from evaluation.loading import check_model, load_target
 from evaluation.memory_file import make_drafter
+from evaluation.provenance import file_hash
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.read_answers import Row, read_meta
 from evaluation.run_config import RunConfig
@@ -185,9 +185,9 @@ def _meta(path: Path) -> Mapping[str, Any]:
 
 
 def _questions(meta: Mapping[str, Any], question_file: str | None) -> dict[int | str, Question]:
-    file = Path(question_file) if question_file else question_file_of(meta["bench_name"])
+    file = question_file_of(meta["bench_name"], question_file)
     questions = {question.question_id: question for question in load_questions(file)}
-    if hashlib.sha256(file.read_bytes()).hexdigest() != meta["question_file_sha256"]:
+    if file_hash(file) != meta["question_file_sha256"]:
         raise UserError(
             f"question_file: {file} is not the one that was answered; give the run's own"
         )

@@ -23,7 +23,7 @@ import argparse
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,7 +202,7 @@ class Sampler:
     def _drafter(self, method: str, folder: str) -> Drafter:
         cls = drafter_class(method)
         options: dict[str, Any] = {}
-        if "draft_model" in {field.name for field in fields(cls.config_class)}:
+        if cls.drafts_with_model():
             _random_model(self._seed + 1, num_layers=1).save_pretrained(folder)
             options["draft_model"] = folder
         return cls(cls.config_class(**options), self.target.vocab_size, self.target.device)

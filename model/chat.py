@@ -139,9 +139,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--load-matrix", metavar="FILE", help="begin with a saved matrix")
     parser.add_argument("--save-matrix", metavar="FILE", help="save the matrix when leaving")
     options = parser.parse_args(argv)
-    if options.show_matrix is not None and options.prompt is None and not options.load_matrix:
-        raise UserError("show_matrix: needs something learned; give --prompt or --load-matrix")
     if options.show_matrix is not None and options.prompt is None:
+        if not options.load_matrix:
+            raise UserError("show_matrix: needs something learned; give --prompt or --load-matrix")
         unused = [name for name in ANSWERING if getattr(options, name) != parser.get_default(name)]
         if unused:
             raise UserError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -141,6 +141,11 @@ class Drafter:
     def keeps_memory(cls) -> bool:
         """Whether the method has memory to keep across prompts."""
         return cls.memory is not Drafter.memory
+
+    @classmethod
+    def drafts_with_model(cls) -> bool:
+        """Whether another model drafts, which its options name."""
+        return "draft_model" in {option.name for option in fields(cls.config_class)}
 
     @property
     def is_hot(self) -> bool:

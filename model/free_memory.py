@@ -43,11 +43,9 @@ def _left_by_groups(root: Path) -> Iterator[int]:
             top = root / "sys/fs/cgroup" / controller
             group = top / path.strip("/")
             # A group has at most what those around it leave. Inside a container its own is the topmost.
-            for folder in dict.fromkeys((group, *group.parents, top)):
-                if folder == top or folder.is_relative_to(top):
-                    left = _left_by(folder, limit, use, gives_way)
-                    if left is not None:
-                        yield left
+            around = [folder for folder in (group, *group.parents) if folder.is_relative_to(top)]
+            found = (_left_by(folder, limit, use, gives_way) for folder in around)
+            yield from (left for left in found if left is not None)
 
 
 def _left_by(folder: Path, limit: str, use: str, gives_way: str) -> int | None:

@@ -128,10 +128,8 @@ class _Function:
 
     def refresh(self) -> None:
         """Copy the weights again, where they were copied and have changed since."""
-        if (
-            self._made_for() is not self.layer
-        ):  # copied with its model: the function is the original's
-            self._make()
+        if self._made_for() is not self.layer:
+            self._make()  # copied with its model: the function is the original's
         if not self._kernel.is_copy:
             return
         *now, sample = self._signature()

@@ -30,6 +30,7 @@ from transformers import (
     StopStringCriteria,
 )
 
+from model.checkpoint_settings import shaping_settings
 from model.decoding import StepRecord, decode
 from model.drafter import Drafter, drafter_class, unknown_name
 from model.hf import IN_TRAINING, TargetModel, eos_ids_of, sampling_processors
@@ -41,17 +42,6 @@ from model.text_stream import TextStream
 from model.verification import GreedyRule, Processor, SamplingRule, TokenRule
 
 logger = logging.getLogger(__name__)
-
-# What a checkpoint's generation config may change in texts, beside the ways of drawing, which are arguments here,
-# and with which value it does not.
-SHAPING: dict[str, Any] = {
-    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
-    **{"min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "repetition_penalty": 1},
-    **{"bad_words_ids": [], "begin_suppress_tokens": [], "suppress_tokens": []},
-    **{"sequence_bias": {}, "stop_strings": []},
-    **dict.fromkeys(("exponential_decay_length_penalty", "forced_bos_token_id")),
-    **dict.fromkeys(("forced_eos_token_id", "max_time", "watermarking_config")),
-}
 
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
 
@@ -334,19 +324,13 @@ class SpeculativeDecoder:
 
     def _warn_of_settings(self) -> None:
         """Say once which settings of the checkpoint shape transformers' texts and not these."""
-        config = getattr(self.target.model, "generation_config", None)
-        if self._has_warned or config is None:
-            return
+        settings = {} if self._has_warned else shaping_settings(self.target.model)
         self._has_warned = True
-        given = config.to_diff_dict()
-        names = [
-            name for name, neutral in SHAPING.items() if given.get(name) not in (None, neutral)
-        ]
-        if names:
+        if settings:
             logger.warning(
                 "generation_config: %s shape texts of the model's own generate, not these; give "
                 "logits_processors, or use custom_generate, which honours them",
-                ", ".join(f"{name}={given[name]}" for name in names),
+                ", ".join(f"{name}={value}" for name, value in settings.items()),
             )
 
     def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:

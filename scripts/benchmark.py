@@ -22,7 +22,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,14 +43,12 @@ from model.hf import TargetModel, eos_ids_of
 from model.measured import device_name
 from model.sps.draft_model import check_draft_model, load_draft_model
 from model.static import CompiledTarget
-from model.support import context_limit
 from scripts.benchmark_report import ASSISTED, PARTS, REFEREES, Answer, print_tables, summarise
-from scripts.device_costs import cost_curve, roofline
+from scripts.device_costs import CONTEXTS, choose_contexts, cost_curve, roofline
 from scripts.enlarge import SHAPES
 from scripts.scale_model import scaled_model
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 81, 128)
-CONTEXTS = (128, 512, 1536)
 DEFAULT_METHODS = (
     *("vanilla", "recycling", "recycling-auto", "pld", "lookahead", "hybrid"),
     *("generate", "generate-pld"),
@@ -117,7 +114,7 @@ def wants_draft_model(name: str) -> bool:
     """Return whether a method drafts with another model."""
     if name in REFEREES:
         return name == ASSISTED
-    return "draft_model" in {option.name for option in fields(drafter_of(name)[0].config_class)}
+    return drafter_of(name)[0].drafts_with_model()
 
 
 def choose_draft_model(methods: Sequence[str], model_path: str, given: str | None) -> str | None:
@@ -238,22 +235,6 @@ def random_prompts(count: int, vocab_size: int) -> list[list[int]]:
     ]
 
 
-def choose_contexts(given: Sequence[int] | None, text_config: Any) -> list[int]:
-    """Return the contexts of the cost curve: those given, or the usual ones as far as the model's reaches.
-
-    Raises:
-        UserError: one given is longer.
-    """
-    limit = context_limit(text_config, max(given or CONTEXTS) + 2)
-    # A root, and nodes that hang from it.
-    most = None if limit is None else limit - 2
-    if most is None:
-        return list(given or CONTEXTS)
-    if given and max(given) > most:
-        raise UserError(f"contexts: got {max(given)}; allowed: 1 to {most} with this model")
-    return list(given or sorted({min(context, most) for context in CONTEXTS}))
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(
@@ -341,11 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_new_tokens=args.max_new_tokens,
             compile=args.compile and args.shape == "demo",
         )
-    file = (
-        Path(args.question_file)
-        if args.question_file
-        else question_file_of(args.bench_name or "demo")
-    )
+    file = question_file_of(args.bench_name or "demo", args.question_file)
     questions = spread(load_questions(file), args.num_questions)
     model = check_model(run)
     contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))

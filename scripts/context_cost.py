@@ -36,7 +36,7 @@ from model.draft_tree import DraftTree
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
 from model.measured import device_name
-from scripts.benchmark import choose_contexts
+from scripts.device_costs import choose_contexts
 
 NUM_ROUNDS = 7
 
@@ -178,9 +178,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             model_path=args.model_path, dtype=args.dtype, device=args.device, threads=args.threads
         )
     model = check_model(run)
-    choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
+    contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
     target = load_target(run, model)
-    costs = context_costs(target, sorted(set(args.nodes)), sorted(set(args.contexts)))
+    costs = context_costs(target, sorted(set(args.nodes)), sorted(set(contexts)))
     header = ["nodes", "context", "ms", "attention ms", "rest ms"]
     cells = [
         [str(cost.num_nodes), str(cost.context)]

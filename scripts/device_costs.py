@@ -13,13 +13,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from evaluation.command_line import UserError
 from model.draft_tree import DraftTree, TreeTopology
 from model.hf import TargetModel
+from model.support import context_limit
 
+# Of the cost curve, in cached tokens.
+CONTEXTS = (128, 512, 1536)
 NUM_TIMED = 7
 COPY_BYTES = 2**28
 
@@ -46,6 +50,22 @@ class Roofline(NamedTuple):
     bytes_per_token: int
     milliseconds: float
     reached: float
+
+
+def choose_contexts(given: Sequence[int] | None, text_config: Any) -> list[int]:
+    """Return the contexts of the cost curve: those given, or the usual ones as far as the model's reaches.
+
+    Raises:
+        UserError: one given is longer.
+    """
+    limit = context_limit(text_config, max(given or CONTEXTS) + 2)
+    # A root, and nodes that hang from it.
+    most = None if limit is None else limit - 2
+    if most is None:
+        return list(given or CONTEXTS)
+    if given and max(given) > most:
+        raise UserError(f"contexts: got {max(given)}; allowed: 1 to {most} with this model")
+    return list(given or sorted({min(context, most) for context in CONTEXTS}))
 
 
 @torch.inference_mode()

@@ -80,7 +80,7 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
             raise UserError(f"{name}: got {value}; allowed: 1 or more")
     with user_errors():
         run = RunConfig(model_path=args.model_path, dtype=args.dtype, device=args.device)
-    file = Path(args.question_file) if args.question_file else question_file_of(args.bench_name)
+    file = question_file_of(args.bench_name, args.question_file)
     questions = load_questions(file)
     questions = spread(questions, args.num_questions or len(questions))
     model = check_model(run)

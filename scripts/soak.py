@@ -125,8 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = RunConfig(
             model_path=args.model_path, threads=args.threads, max_new_tokens=args.max_new_tokens
         )
-    file = Path(args.question_file) if args.question_file else question_file_of(args.bench_name)
-    questions = load_questions(file)
+    questions = load_questions(question_file_of(args.bench_name, args.question_file))
     model = check_model(run)
     conversation = choose_conversation("auto", run.model_path, model.tokenizer)
     target = load_target(run, model)

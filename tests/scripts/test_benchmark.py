@@ -11,9 +11,9 @@ from transformers import LlamaConfig, Phi3Config
 
 from evaluation.command_line import UserError
 from evaluation.questions import Question
-from scripts.benchmark import Method, choose_contexts, drafter_of, main, measure, spread
+from scripts.benchmark import Method, drafter_of, main, measure, spread
 from scripts.benchmark_report import PARTS, Answer, Work, print_tables, speedup, summarise
-from scripts.device_costs import CostPoint, Roofline
+from scripts.device_costs import CostPoint, Roofline, choose_contexts
 
 
 def answer(num_tokens: int, total: float, decode: float | None = None) -> Answer:

@@ -1,0 +1,29 @@
+"""What a checkpoint's generation config asks of texts, which transformers' own `generate` honours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+# What a checkpoint's generation config may change in texts, beside the ways of drawing, which are arguments here,
+# and with which value it does not.
+SHAPING: dict[str, Any] = {
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
+    **{"min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "repetition_penalty": 1},
+    **{"bad_words_ids": [], "begin_suppress_tokens": [], "suppress_tokens": []},
+    **{"sequence_bias": {}, "stop_strings": []},
+    **dict.fromkeys(("exponential_decay_length_penalty", "forced_bos_token_id")),
+    **dict.fromkeys(("forced_eos_token_id", "max_time", "watermarking_config")),
+}
+
+
+def shaping_settings(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the settings that shape the texts of a model's `generate`, ways of drawing left out."""
+    config = getattr(model, "generation_config", None)
+    given = {} if config is None else config.to_diff_dict()
+    return {
+        name: given[name]
+        for name, neutral in SHAPING.items()
+        if given.get(name) not in (None, neutral)
+    }
