@@ -63,7 +63,7 @@ def _add_options(group: argparse._ArgumentGroup, config_class: type) -> None:
     """Add an option for every field of a config dataclass."""
     hints = typing.get_type_hints(config_class)
     for item in dataclasses.fields(config_class):
-        flags = ["--" + item.name.replace("_", "-"), *item.metadata.get("aliases", ())]
+        flags = ["--" + item.name.replace("_", "-"), *item.metadata["aliases"]]
         kind = _value_type(hints[item.name])
         text = item.metadata["help"].replace("%", "%%")
         if item.default is not None and kind is not bool:
@@ -74,7 +74,7 @@ def _add_options(group: argparse._ArgumentGroup, config_class: type) -> None:
             options["action"] = "store_true" if is_switch else argparse.BooleanOptionalAction
         else:
             options["type"] = kind
-            options["choices"] = item.metadata.get("choices")
+            options["choices"] = item.metadata["choices"] or None
             options["metavar"] = None if options["choices"] else METAVARS[kind]
         group.add_argument(*flags, **options)
 

@@ -5,84 +5,84 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evaluation.questions import DATA_FOLDER
+from model.options import DTYPES, check_options, option
 
 STATE_ORDERS = ("any", "single")
-DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
-
-
-def _option(default: Any, help_text: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help_text, **metadata})
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """Options of a run, whatever the method; names are Spec-Bench's where it has the option."""
 
-    model_path: str = _option(
+    model_path: str = option(
         str(DATA_FOLDER / "demo" / "model"), "folder or hub name of the target model"
     )
-    model_id: str | None = _option(None, "name of the run in answers and tables (default: made up)")
-    bench_name: str = _option("demo", "benchmark: a folder in data/ with a question.jsonl")
-    question_file: str | None = _option(None, "JSONL file of questions, instead of --bench-name's")
-    question_begin: int | None = _option(None, "index of the first question")
-    question_end: int | None = _option(None, "index after the last question")
-    shuffle: int | None = _option(
-        None, "seed of another order of the questions: what a matrix saw before counts"
+    model_id: str | None = option(None, "name of the run in answers and tables (default: made up)")
+    bench_name: str = option("demo", "benchmark: a folder in data/ with a question.jsonl")
+    question_file: str | None = option(None, "JSONL file of questions, instead of --bench-name's")
+    question_begin: int | None = option(None, "index of the first question")
+    question_end: int | None = option(None, "index after the last question")
+    shuffle: int | None = option(
+        None, "seed of another order of the questions: what a matrix saw before counts", least=0
     )
-    answer_file: str | None = _option(
+    answer_file: str | None = option(
         None, "JSONL file of answers (default: data/BENCH/model_answer/MODEL_ID.jsonl)"
     )
-    resume: bool = _option(
+    resume: bool = option(
         False, "go on with an answer file that is there (this is also the default)"
     )
-    overwrite: bool = _option(False, "begin anew instead of going on with an answer file")
-    max_new_tokens: int = _option(1024, "limit of new tokens a turn", aliases=("--max-new-token",))
-    num_choices: int = _option(1, "answers to each question")
-    temperature: float = _option(0.0, "0: greedy; above: sampling")
-    top_k: int = _option(0, "sample from the k likeliest tokens; 0: all")
-    top_p: float = _option(1.0, "sample from the likeliest tokens with this total probability")
-    seed: int = _option(0, "seed of sampling; choice i uses SEED + i, as in Spec-Bench")
-    dtype: str = _option("auto", "auto: float32 on CPU, float16 elsewhere", choices=DTYPES)
-    device: str = _option("auto", "auto, cpu, cuda, cuda:1, mps, ...")
-    threads: int | None = _option(None, "CPU threads (default: torch's)")
-    compile: bool = _option(
+    overwrite: bool = option(False, "begin anew instead of going on with an answer file")
+    max_new_tokens: int = option(
+        1024, "limit of new tokens a turn", least=1, aliases=("--max-new-token",)
+    )
+    num_choices: int = option(1, "answers to each question", least=1)
+    temperature: float = option(0.0, "0: greedy; above: sampling")
+    top_k: int = option(0, "sample from the k likeliest tokens; 0: all", least=0)
+    top_p: float = option(1.0, "sample from the likeliest tokens with this total probability")
+    seed: int = option(0, "seed of sampling; choice i uses SEED + i, as in Spec-Bench", least=0)
+    dtype: str = option("auto", "auto: float32 on CPU, float16 elsewhere", choices=DTYPES)
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps, ...")
+    threads: int | None = option(None, "CPU threads (default: torch's)", least=1)
+    compile: bool = option(
         False, "static shapes through torch.compile, on a GPU as CUDA graphs; compiles for minutes"
     )
-    num_gpus_per_model: int = _option(1, "GPUs that one model is spread over")
-    num_gpus_total: int = _option(
-        1, "GPUs in all; more than --num-gpus-per-model: that many more workers, through Ray"
+    num_gpus_per_model: int = option(1, "GPUs that one model is spread over", least=1)
+    num_gpus_total: int = option(
+        1,
+        "GPUs in all; more than --num-gpus-per-model: that many more workers, through Ray",
+        least=1,
     )
-    num_workers: int | None = _option(
-        None, "worker processes on CPU, a model each, through Ray, with --threads each"
+    num_workers: int | None = option(
+        None, "worker processes on CPU, a model each, through Ray, with --threads each", least=1
     )
-    ray_address: str | None = _option(
+    ray_address: str | None = option(
         None, "Ray cluster to run on, such as auto or HOST:6379 (default: this machine)"
     )
-    state_order: str = _option(
+    state_order: str = option(
         "any",
         "any: a worker's matrix holds what that worker answered; single: one worker's order, so "
         "that acceptance lengths repeat",
         choices=STATE_ORDERS,
     )
-    shard: str | None = _option(
+    shard: str | None = option(
         None, "I/N: every N-th question from the I-th on; put together by evaluation.merge"
     )
-    trust_remote_code: bool = _option(
+    trust_remote_code: bool = option(
         False, "run the Python code that comes with a model; it can do anything that you can"
     )
-    allow_pickle: bool = _option(
+    allow_pickle: bool = option(
         False, "load weights that are no safetensors; a pickle can run code when it is read"
     )
-    conv_template: str = _option(
+    conv_template: str = option(
         "auto",
         "auto: fastchat's for models it knows, else the tokenizer's; tokenizer; a fastchat name",
     )
-    warmup: int = _option(3, "unmeasured passes over the first question")
+    warmup: int = option(3, "unmeasured passes over the first question", least=0)
 
     def __post_init__(self) -> None:
         """Validate what needs no file and no device.
@@ -90,21 +90,7 @@ class RunConfig:
         Raises:
             ValueError: naming the option, what was given, what is allowed.
         """
-        for name, lowest in (
-            ("max_new_tokens", 1),
-            ("num_choices", 1),
-            ("top_k", 0),
-            ("seed", 0),
-            ("shuffle", 0),
-            ("threads", 1),
-            ("num_gpus_per_model", 1),
-            ("num_gpus_total", 1),
-            ("num_workers", 1),
-            ("warmup", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise ValueError(f"{name}: got {value}; allowed: {lowest} or more")
+        check_options(self)
         if self.seed >= 2**63:
             raise ValueError(f"seed: got {self.seed}; allowed: less than 2**63")
         if not 0 <= self.temperature < float("inf"):

@@ -119,7 +119,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(
             "--" + item.name.replace("_", "-"),
             type=RUN_OPTIONS[item.name],
-            choices=item.metadata.get("choices"),
+            choices=item.metadata["choices"] or None,
             default=item.default,
             help=text if "default" in text else text + " (default: %(default)s)",
         )

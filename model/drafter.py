@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -161,21 +161,6 @@ class Drafter:
     def describe(self) -> str:
         """Return one line on size and memory for a log; empty if there is nothing to say."""
         return ""
-
-
-BUDGETS = ("fixed", "auto")
-
-
-def budget_option(default: str) -> str:
-    """Return the config field of the switch between a fixed and a measured number of nodes."""
-    text = "fixed: as large as the options say; auto: at most that, as much as pays on this device"
-    return field(default=default, metadata={"help": text, "choices": BUDGETS})
-
-
-def check_budget(budget: str) -> None:
-    """Raise ValueError if the switch stands on anything but its two values."""
-    if budget not in BUDGETS:
-        raise ValueError(f"budget: got {budget!r}; allowed: {', '.join(BUDGETS)}")
 
 
 def wrong_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:

@@ -35,12 +35,13 @@ from evaluation.loading import check_model, load_target
 from evaluation.metrics import task_of
 from evaluation.provenance import git_commit, versions
 from evaluation.questions import Question, load_questions, question_file_of
-from evaluation.run_config import DTYPES, RunConfig
+from evaluation.run_config import RunConfig
 from evaluation.tables import json_line
 from model.decoding import generate
 from model.drafter import METHODS, Drafter, drafter_class, unknown_name
 from model.hf import TargetModel, eos_ids_of
 from model.measured import device_name
+from model.options import DTYPES
 from model.sps.draft_model import check_draft_model, load_draft_model
 from model.static import CompiledTarget
 from scripts.benchmark_report import ASSISTED, PARTS, REFEREES, Answer, print_tables, summarise

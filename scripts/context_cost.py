@@ -29,13 +29,14 @@ from evaluation.command_line import OptionParser, UserError, run_command, user_e
 from evaluation.files import check_output, replace_file
 from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, versions
-from evaluation.run_config import DTYPES, RunConfig
+from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
 from model import few_rows
 from model.draft_tree import DraftTree
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
 from model.measured import device_name
+from model.options import DTYPES
 from scripts.device_costs import choose_contexts
 
 NUM_ROUNDS = 7

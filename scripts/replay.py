@@ -27,9 +27,10 @@ from evaluation.files import check_output
 from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, model_fingerprint
 from evaluation.questions import Question, load_questions, question_file_of
-from evaluation.run_config import DTYPES, RunConfig
+from evaluation.run_config import RunConfig
 from evaluation.tables import cell, json_line, markdown_table
 from model.hf import TargetModel, eos_ids_of
+from model.options import DTYPES
 from scripts.benchmark import spread
 from scripts.replay_recording import RecordedTurn, Recording, Source
 from scripts.replay_scores import check_replayable, drafter_from, figures, replay, score

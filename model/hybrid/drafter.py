@@ -18,19 +18,19 @@ Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep, budget_option, check_budget, wrong_tensors
+from model.drafter import Drafter, VerifiedStep, wrong_tensors
 from model.hybrid.native_market import market_class
 from model.hybrid.row_tables import LONGEST_KEY
+from model.options import STARTS, budget_option, check_options, option
 from model.probes import probed
 from model.step_costs import LARGEST
 from model.top_k import top_k
 
-STARTS = ("hot", "cold")
 MAX_DEPTH = 24
 
 
@@ -38,33 +38,22 @@ MAX_DEPTH = 24
 class HybridConfig:
     """Options of the hybrid."""
 
-    num_nodes: int = field(
-        default=LARGEST - 1, metadata={"help": "drafted nodes of a step, at most"}
-    )
+    num_nodes: int = option(LARGEST - 1, "drafted nodes of a step, at most", least=1)
     budget: str = budget_option("auto")
-    output_id_topk: int = field(default=8, metadata={"help": "tokens kept in a row (k)"})
-    start: str = field(
-        default="hot",
-        metadata={
-            "help": "hot: the rows live across questions; cold: cleared before each",
-            "choices": STARTS,
-        },
+    output_id_topk: int = option(8, "tokens kept in a row (k)", least=1)
+    start: str = option(
+        "hot", "hot: the rows live across questions; cold: cleared before each", choices=STARTS
     )
-    table_bits: int = field(
-        default=18, metadata={"help": "log2 of the slots of the table of rows; 18 take 10 MB"}
+    table_bits: int = option(18, "log2 of the slots of the table of rows; 18 take 10 MB")
+    neighbours: int = option(
+        32,
+        "verified nodes with the same token among which the likest state is looked for; 0: none",
+        least=0,
     )
-    neighbours: int = field(
-        default=32,
-        metadata={
-            "help": "verified nodes with the same token among which the likest state is looked for; 0: none"
-        },
-    )
-    harvest_prompt: bool | None = field(
-        default=None,
-        metadata={
-            "help": "make rows of the prompt's logits too (default: yes; with --budget auto where the "
-            "output head is a small part of the model)"
-        },
+    harvest_prompt: bool | None = option(
+        None,
+        "make rows of the prompt's logits too (default: yes; with --budget auto where the "
+        "output head is a small part of the model)",
     )
 
     def __post_init__(self) -> None:
@@ -73,15 +62,7 @@ class HybridConfig:
         Raises:
             ValueError: naming the option, what was given and what is allowed.
         """
-        check_budget(self.budget)
-        if self.num_nodes < 1:
-            raise ValueError(f"num_nodes: got {self.num_nodes}; allowed: 1 or more")
-        if self.output_id_topk < 1:
-            raise ValueError(f"output_id_topk: got {self.output_id_topk}; allowed: 1 or more")
-        if self.neighbours < 0:
-            raise ValueError(f"neighbours: got {self.neighbours}; allowed: 0 or more")
-        if self.start not in STARTS:
-            raise ValueError(f"start: got {self.start!r}; allowed: {', '.join(STARTS)}")
+        check_options(self)
         if not 8 <= self.table_bits <= 24:
             raise ValueError(f"table_bits: got {self.table_bits}; allowed: 8 to 24")
 

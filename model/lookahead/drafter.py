@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
+from model.drafter import Drafter, VerifiedStep
+from model.options import budget_option, check_options, option
 from model.prices import Prices
 from model.retries import Retries
 
@@ -36,12 +37,9 @@ FIRST_GAIN, MEMORY = 1.0, 32
 class LookaheadConfig:
     """Options of lookahead decoding."""
 
-    level: int = field(default=5, metadata={"help": "length N of the n-grams"})
-    window: int = field(default=7, metadata={"help": "columns W of the Jacobi window"})
-    guess: int = field(
-        default=7, metadata={"help": "n-grams G verified in a step, and kept for each token"}
-    )
-
+    level: int = option(5, "length N of the n-grams", least=2)
+    window: int = option(7, "columns W of the Jacobi window", least=1)
+    guess: int = option(7, "n-grams G verified in a step, and kept for each token", least=1)
     budget: str = budget_option("fixed")
 
     def __post_init__(self) -> None:
@@ -50,10 +48,7 @@ class LookaheadConfig:
         Raises:
             ValueError: naming the option, what was given and what is allowed.
         """
-        for name, lowest in (("level", 2), ("window", 1), ("guess", 1)):
-            if getattr(self, name) < lowest:
-                raise ValueError(f"{name}: got {getattr(self, name)}; allowed: {lowest} or more")
-        check_budget(self.budget)
+        check_options(self)
 
 
 class _Nodes(NamedTuple):

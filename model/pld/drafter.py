@@ -11,27 +11,26 @@ Source: A. Saxena, Prompt Lookup Decoding, 2023 (github.com/apoorvumang/prompt-l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
 from model.chain_rates import ChainRates
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
+from model.drafter import Drafter, VerifiedStep
+from model.options import budget_option, check_options, option
 
 
 @dataclass(frozen=True, slots=True)
 class PldConfig:
     """Options of prompt lookup."""
 
-    max_ngram_size: int = field(default=3, metadata={"help": "longest suffix n-gram looked up"})
-    num_pred_tokens: int = field(default=10, metadata={"help": "length of the proposed chain"})
-    match: str = field(
-        default="first",
-        metadata={"help": "which earlier occurrence to continue", "choices": ("first", "latest")},
+    max_ngram_size: int = option(3, "longest suffix n-gram looked up", least=1)
+    num_pred_tokens: int = option(10, "length of the proposed chain", least=1)
+    match: str = option(
+        "first", "which earlier occurrence to continue", choices=("first", "latest")
     )
-
     budget: str = budget_option("fixed")
 
     def __post_init__(self) -> None:
@@ -40,13 +39,7 @@ class PldConfig:
         Raises:
             ValueError: naming the option, what was given and what is allowed.
         """
-        if self.max_ngram_size < 1:
-            raise ValueError(f"max_ngram_size: got {self.max_ngram_size}; allowed: 1 or more")
-        if self.num_pred_tokens < 1:
-            raise ValueError(f"num_pred_tokens: got {self.num_pred_tokens}; allowed: 1 or more")
-        if self.match not in ("first", "latest"):
-            raise ValueError(f"match: got {self.match!r}; allowed: first, latest")
-        check_budget(self.budget)
+        check_options(self)
 
 
 class PldDrafter(Drafter):

@@ -16,7 +16,7 @@ chunk.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ import torch
 
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep, wrong_tensors
+from model.options import STARTS, check_options, option
 from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
 from model.recycling.native_row_guesses import row_guesses_class
 from model.recycling.row_guesses import RowGuesses
@@ -33,7 +34,6 @@ from model.step_costs import LARGEST
 from model.top_k import top_k
 
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
-STARTS = ("hot", "cold")
 AUTO = "auto"
 
 
@@ -46,36 +46,26 @@ class RecyclingConfig:
     passes count, and nothing is ever reset.
     """
 
-    output_id_topk: int = field(default=8, metadata={"help": "successors kept for each token (k)"})
-    tree_version: str = field(
-        default="2.2.2",
-        metadata={
-            "help": "name of a tree template, a JSON file of rank paths, or auto: each step the tree "
-            "that promises the most tokens per millisecond on this device"
-        },
+    output_id_topk: int = option(8, "successors kept for each token (k)", least=1)
+    tree_version: str = option(
+        "2.2.2",
+        "name of a tree template, a JSON file of rank paths, or auto: each step the tree "
+        "that promises the most tokens per millisecond on this device",
     )
-    start: str = field(
-        default="hot",
-        metadata={
-            "help": "hot: the matrix lives across questions; cold: cleared before each",
-            "choices": STARTS,
-        },
+    start: str = option(
+        "hot", "hot: the matrix lives across questions; cold: cleared before each", choices=STARTS
     )
-    policy: str | None = field(
-        default=None,
-        metadata={
-            "help": "write-back. accepted-last: of every node, accepted ones last; accepted-only: of these alone; "
-            "average: as accepted-last, but half of a row stays as it was; original: as the published code, "
-            "to compare with its figures (default: accepted-last; average with --tree-version auto)",
-            "choices": POLICIES,
-        },
+    policy: str | None = option(
+        None,
+        "write-back. accepted-last: of every node, accepted ones last; accepted-only: of these alone; "
+        "average: as accepted-last, but half of a row stays as it was; original: as the published code, "
+        "to compare with its figures (default: accepted-last; average with --tree-version auto)",
+        choices=POLICIES,
     )
-    harvest_prompt: bool | None = field(
-        default=None,
-        metadata={
-            "help": "seed the matrix from the prompt's logits (default: yes; no with --policy original; "
-            "with --tree-version auto where the output head is a small part of the model)"
-        },
+    harvest_prompt: bool | None = option(
+        None,
+        "seed the matrix from the prompt's logits (default: yes; no with --policy original; "
+        "with --tree-version auto where the output head is a small part of the model)",
     )
 
     def __post_init__(self) -> None:
@@ -84,12 +74,7 @@ class RecyclingConfig:
         Raises:
             ValueError: naming the option, what was given and what is allowed.
         """
-        if self.output_id_topk < 1:
-            raise ValueError(f"output_id_topk: got {self.output_id_topk}; allowed: 1 or more")
-        if self.start not in STARTS:
-            raise ValueError(f"start: got {self.start!r}; allowed: {', '.join(STARTS)}")
-        if self.write_back not in POLICIES:
-            raise ValueError(f"policy: got {self.policy!r}; allowed: {', '.join(POLICIES)}")
+        check_options(self)
         if self.policy == "original" and self.harvest_prompt:
             raise ValueError(
                 "harvest_prompt: got yes with policy original, which never harvests; leave one out"

@@ -18,7 +18,7 @@ Shapes: C prompt tokens in a chunk, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ import torch
 
 from model.chain_rates import ChainRates
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep, budget_option, check_budget, drafter_class
+from model.drafter import Drafter, VerifiedStep, drafter_class
+from model.options import STARTS, budget_option, check_options, option
 from model.samd.static_automaton import Follower, StaticAutomaton
 from model.samd.suffix_automaton import SuffixAutomaton
 
@@ -40,44 +41,29 @@ FALLBACK_OPTIONS = ("output_id_topk", "tree_version", "start")
 class SamdConfig:
     """Options of SAMD; those left at None take the default of the fallback."""
 
-    fallback: str = field(
-        default="recycling",
-        metadata={"help": "what is drafted when the match is short", "choices": FALLBACKS},
+    fallback: str = option(
+        "recycling", "what is drafted when the match is short", choices=FALLBACKS
     )
-    threshold: int | None = field(
-        default=None,
-        metadata={"help": "shortest match continued (default: 5, 1 with --fallback none)"},
+    threshold: int | None = option(
+        None, "shortest match continued (default: 5, 1 with --fallback none)", least=1
     )
-    num_pred_tokens: int = field(default=40, metadata={"help": "length of the longest chain"})
-    tokens_per_match: int = field(
-        default=4, metadata={"help": "tokens drafted for each token of the match"}
+    num_pred_tokens: int = option(40, "length of the longest chain", least=1)
+    tokens_per_match: int = option(4, "tokens drafted for each token of the match", least=1)
+    match: str = option(
+        "latest",
+        "which earlier occurrence to continue; first: as in the paper",
+        choices=("first", "latest"),
     )
-    match: str = field(
-        default="latest",
-        metadata={
-            "help": "which earlier occurrence to continue; first: as in the paper",
-            "choices": ("first", "latest"),
-        },
+    automaton: str | None = option(None, "a corpus's automaton, made by scripts.build_automaton")
+    bias: int | None = option(
+        None,
+        "tokens that a match in the corpus must be longer to count as much as one in "
+        "the text (default: 5, 0 with --fallback none)",
+        least=0,
     )
-    automaton: str | None = field(
-        default=None, metadata={"help": "a corpus's automaton, made by scripts.build_automaton"}
-    )
-    bias: int | None = field(
-        default=None,
-        metadata={
-            "help": "tokens that a match in the corpus must be longer to count as much as one in "
-            "the text (default: 5, 0 with --fallback none)"
-        },
-    )
-    output_id_topk: int | None = field(
-        default=None, metadata={"help": "of the fallback: successors kept for each token (k)"}
-    )
-    tree_version: str | None = field(
-        default=None, metadata={"help": "of the fallback: tree template, JSON file, or auto"}
-    )
-    start: str | None = field(
-        default=None, metadata={"help": "of the fallback: hot or cold", "choices": ("hot", "cold")}
-    )
+    output_id_topk: int | None = option(None, "of the fallback: successors kept for each token (k)")
+    tree_version: str | None = option(None, "of the fallback: tree template, JSON file, or auto")
+    start: str | None = option(None, "of the fallback: hot or cold", choices=STARTS)
     budget: str = budget_option("fixed")
 
     def __post_init__(self) -> None:
@@ -86,16 +72,7 @@ class SamdConfig:
         Raises:
             ValueError: naming the option, what was given and what is allowed.
         """
-        if self.fallback not in FALLBACKS:
-            raise ValueError(f"fallback: got {self.fallback!r}; allowed: {', '.join(FALLBACKS)}")
-        if self.match not in ("first", "latest"):
-            raise ValueError(f"match: got {self.match!r}; allowed: first, latest")
-        check_budget(self.budget)
-        lowest = {"threshold": 1, "num_pred_tokens": 1, "tokens_per_match": 1, "bias": 0}
-        for name, least in lowest.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}: got {value}; allowed: {least} or more")
+        check_options(self)
         if self.bias is not None and self.automaton is None:
             raise ValueError(f"bias: got {self.bias} without an automaton; leave it out")
         if self.fallback != "none":

@@ -12,8 +12,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from model.hf import TargetModel
 
-DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
-
 
 def check_draft_model(name: str, vocab_size: int) -> None:
     """Check what can be known of a draft model without its weights.

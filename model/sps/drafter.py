@@ -19,18 +19,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
 from model.chain_rates import ChainRates
 from model.draft_tree import DraftBudget, DraftTree, TreeTopology
-from model.drafter import Drafter, VerifiedStep, budget_option, check_budget
+from model.drafter import Drafter, VerifiedStep
 from model.kv_cache import TreeCache
+from model.options import DTYPES, budget_option, check_options, option
 from model.prices import Prices
 from model.retries import Retries
-from model.sps.draft_model import DTYPES, check_draft_model, load_draft_model
+from model.sps.draft_model import check_draft_model, load_draft_model
 from model.step_costs import StepCosts
 
 # Rows that the draft model's cache gains when it is full: it is not told how long the text gets.
@@ -43,21 +44,11 @@ MOST_UNREAD = 2
 class SpsConfig:
     """Options of speculative sampling."""
 
-    draft_model: str | None = field(
-        default=None,
-        metadata={"help": "folder or hub name of the draft model (required)"},
+    draft_model: str | None = option(None, "folder or hub name of the draft model (required)")
+    num_draft_tokens: int = option(5, "tokens that the draft model writes in a step", least=1)
+    draft_dtype: str = option(
+        "auto", "of the draft model; auto: float32 on CPU, float16 elsewhere", choices=DTYPES
     )
-    num_draft_tokens: int = field(
-        default=5, metadata={"help": "tokens that the draft model writes in a step"}
-    )
-    draft_dtype: str = field(
-        default="auto",
-        metadata={
-            "help": "of the draft model; auto: float32 on CPU, float16 elsewhere",
-            "choices": DTYPES,
-        },
-    )
-
     budget: str = budget_option("fixed")
 
     def __post_init__(self) -> None:
@@ -66,11 +57,7 @@ class SpsConfig:
         Raises:
             ValueError: naming the option, what was given and what is allowed.
         """
-        if self.num_draft_tokens < 1:
-            raise ValueError(f"num_draft_tokens: got {self.num_draft_tokens}; allowed: 1 or more")
-        check_budget(self.budget)
-        if self.draft_dtype not in DTYPES:
-            raise ValueError(f"draft_dtype: got {self.draft_dtype!r}; allowed: {', '.join(DTYPES)}")
+        check_options(self)
 
 
 class SpsDrafter(Drafter):

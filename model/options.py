@@ -1,0 +1,57 @@
+"""Options of methods and of runs: fields of frozen dataclasses that say what they mean and what they allow.
+
+A command line is made of them (`evaluation.cli`), and a config checks itself by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field, fields
+from typing import Any
+
+BUDGETS = ("fixed", "auto")
+STARTS = ("hot", "cold")
+DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    least: int | None = None,
+    choices: Sequence[str] = (),
+    aliases: Sequence[str] = (),
+) -> Any:
+    """Return the field of an option.
+
+    Args:
+        default: its value where none is given, allowed whatever the bounds say.
+        text: what it means, in one line.
+        least: the smallest number allowed; None sets no bound.
+        choices: the values allowed; empty allows all.
+        aliases: other names on the command line.
+    """
+    bounds = {"least": least, "choices": choices}
+    return field(default=default, metadata={"help": text, "aliases": aliases, **bounds})
+
+
+def budget_option(default: str) -> Any:
+    """Return the field of the switch between a fixed and a measured number of nodes."""
+    text = "fixed: as large as the options say; auto: at most that, as much as pays on this device"
+    return option(default, text, choices=BUDGETS)
+
+
+def check_options(config: Any) -> None:
+    """Raise ValueError for the first option whose value its field does not allow."""
+    for item in fields(config):
+        value, least, choices = (
+            getattr(config, item.name),
+            item.metadata["least"],
+            item.metadata["choices"],
+        )
+        if value == item.default:
+            continue
+        if choices and value not in choices:
+            raise ValueError(f"{item.name}: got {value!r}; allowed: {', '.join(choices)}")
+        if least is not None and value < least:
+            raise ValueError(f"{item.name}: got {value}; allowed: {least} or more")
