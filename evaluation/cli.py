@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from evaluation.command_line import OptionParser, run_command, user_errors
@@ -46,9 +46,9 @@ def build_parser(method: str) -> argparse.ArgumentParser:
         description=f"Answer questions with {method}, into Spec-Bench's answer format.",
         epilog=EXAMPLES.format(method=method, **needed),
     )
-    _add_options(parser.add_argument_group("run"), RunConfig)
+    add_options(parser.add_argument_group("run"), RunConfig)
     group = parser.add_argument_group(f"options of {method}")
-    _add_options(group, drafter.config_class)
+    add_options(group, drafter.config_class)
     if drafter.keeps_memory():
         group.add_argument(
             "--load-matrix", metavar="FILE", help="begin with a saved matrix (safetensors)"
@@ -59,10 +59,16 @@ def build_parser(method: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_options(group: argparse._ArgumentGroup, config_class: type) -> None:
-    """Add an option for every field of a config dataclass."""
+def add_options(
+    group: argparse._ActionsContainer, config_class: type, names: Collection[str] | None = None
+) -> None:
+    """Add an option for every field of a config dataclass, or for those of these names; one that is not
+    given is no attribute of what is parsed.
+    """
     hints = typing.get_type_hints(config_class)
     for item in dataclasses.fields(config_class):
+        if names is not None and item.name not in names:
+            continue
         flags = ["--" + item.name.replace("_", "-"), *item.metadata["aliases"]]
         kind = _value_type(hints[item.name])
         text = item.metadata["help"].replace("%", "%%")
@@ -93,6 +99,17 @@ def _shown(default: Any) -> str:
     return text.removeprefix(root)
 
 
+def config_of(config_class: type, given: Mapping[str, Any]) -> Any:
+    """Return a config with what was given of its options.
+
+    Raises:
+        UserError: if a value is not allowed.
+    """
+    names = [item.name for item in dataclasses.fields(config_class) if item.name in given]
+    with user_errors():
+        return config_class(**{name: given[name] for name in names})
+
+
 def parse(method: str, argv: Sequence[str] | None) -> tuple[RunConfig, Any, argparse.Namespace]:
     """Return the run's config, the method's config, and what was given for its matrix.
 
@@ -101,17 +118,7 @@ def parse(method: str, argv: Sequence[str] | None) -> tuple[RunConfig, Any, argp
     """
     given = vars(build_parser(method).parse_args(argv))
     method_class = drafter_class(method).config_class
-    with user_errors():
-        run, config = (
-            cls(
-                **{
-                    item.name: given[item.name]
-                    for item in dataclasses.fields(cls)
-                    if item.name in given
-                }
-            )
-            for cls in (RunConfig, method_class)
-        )
+    run, config = (config_of(cls, given) for cls in (RunConfig, method_class))
     matrix = argparse.Namespace(load=given.get("load_matrix"), save=given.get("save_matrix"))
     return run, config, matrix
 

@@ -44,7 +44,7 @@ class RunConfig:
     temperature: float = option(0.0, "0: greedy; above: sampling")
     top_k: int = option(0, "sample from the k likeliest tokens; 0: all", least=0)
     top_p: float = option(1.0, "sample from the likeliest tokens with this total probability")
-    seed: int = option(0, "seed of sampling; choice i uses SEED + i, as in Spec-Bench", least=0)
+    seed: int = option(0, "seed of sampling; choice i, in a chat turn i, uses SEED + i", least=0)
     dtype: str = option("auto", "auto: float32 on CPU, float16 elsewhere", choices=DTYPES)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps, ...")
     threads: int | None = option(None, "CPU threads (default: torch's)", least=1)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
-from evaluation.command_line import OptionParser, UserError, first_line, run_command, user_errors
+from evaluation.cli import add_options, config_of
+from evaluation.command_line import OptionParser, UserError, first_line, run_command
 from evaluation.run_config import RunConfig
 from model.drafter import METHODS, unknown_name
 from model.terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
@@ -47,18 +47,13 @@ examples:
   python -m model.chat --prompt "Tell me about the sea." --show-matrix the
   python -m model.chat --load-matrix matrix.safetensors --show-matrix 278
 """
-# The options of a run that mean something here; their defaults and checks are RunConfig's.
-RUN_OPTIONS: dict[str, Callable[[str], Any]] = {
-    **{"model_path": str, "dtype": str, "device": str, "threads": int, "max_new_tokens": int},
-    **{"temperature": float, "top_k": int, "top_p": float, "seed": int},
-}
+# The options of a run that mean something here.
+RUN_OPTIONS = (
+    *("model_path", "dtype", "device", "threads", "max_new_tokens"),
+    *("temperature", "top_k", "top_p", "seed"),
+)
 # What has a meaning only where something is answered.
 ANSWERING = ("save_matrix", "max_new_tokens", "temperature", "top_k", "top_p", "seed")
-HELP_TEXTS = {
-    "model_path": "folder or hub name of the model (default: the demo model)",
-    "max_new_tokens": "limit of new tokens of an answer",
-    "seed": "seed of sampling; turn i draws with SEED + i",
-}
 STOP_NOTES = {
     "stopped": ", stopped",
     "length": ", stopped at --max-new-tokens",
@@ -112,17 +107,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=f"Chat with a model in the terminal.\n\nin the chat:\n{HELP}",
         epilog=EXAMPLES,
     )
-    for item in dataclasses.fields(RunConfig):
-        if item.name not in RUN_OPTIONS:
-            continue
-        text = HELP_TEXTS.get(item.name, item.metadata["help"])
-        parser.add_argument(
-            "--" + item.name.replace("_", "-"),
-            type=RUN_OPTIONS[item.name],
-            choices=item.metadata["choices"] or None,
-            default=item.default,
-            help=text if "default" in text else text + " (default: %(default)s)",
-        )
+    add_options(parser, RunConfig, RUN_OPTIONS)
     parser.add_argument(
         "--method",
         default="recycling",
@@ -142,7 +127,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.show_matrix is not None and options.prompt is None:
         if not options.load_matrix:
             raise UserError("show_matrix: needs something learned; give --prompt or --load-matrix")
-        unused = [name for name in ANSWERING if getattr(options, name) != parser.get_default(name)]
+        unused = [name for name in ANSWERING if getattr(options, name, None) is not None]
         if unused:
             raise UserError(
                 f"{unused[0]}: got with --show-matrix alone, which answers nothing; give --prompt, or leave it out"
@@ -158,8 +143,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             raise UserError(
                 "prompt: got bytes that are no text here; give UTF-8 (LC_ALL=C.UTF-8)"
             ) from error
-    with user_errors():
-        options.run = RunConfig(**{name: getattr(options, name) for name in RUN_OPTIONS})
+    options.run = config_of(RunConfig, vars(options))
     return options
 
 

@@ -50,6 +50,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
             "save_matrix: got with --show-matrix alone",
         ),
         ("--load-matrix x --show-matrix sea --top-k 3", "top_k: got with --show-matrix alone"),
+        ("--load-matrix x --show-matrix sea --seed 0", "seed: got with --show-matrix alone"),
         ("--load-matrix {}/none.safetensors", r"load_matrix \S*none\.safetensors: "),
         ("--load-matrix {}/other.safetensors", "matrix: got torch.int32 of shape"),
         ("--save-matrix {}/none/file", "allowed: a file in a folder that is there"),
