@@ -201,7 +201,7 @@ def can_exchange(model: PreTrainedModel) -> bool:
     )
 
 
-def attention(target: TargetModel, is_compiled: bool = False) -> Attention:
+def attention(target: TargetModel) -> Attention:
     """Return the attention that a target model's passes are fastest with on this machine: measured once,
     then read from disk.
     """
@@ -210,7 +210,7 @@ def attention(target: TargetModel, is_compiled: bool = False) -> Attention:
         return Attention(config, groups_heads=False, most_queries=0)
     num_heads = getattr(config, "num_attention_heads", 0)
     num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    is_plain = is_compiled or not decides_near_ties(target.dtype)
+    is_plain = target.is_compiled or not decides_near_ties(target.dtype)
     most_queries = _most_queries(target, num_heads)
     return Attention(config, num_heads != num_key_value_heads, most_queries, is_plain)
 

@@ -139,12 +139,12 @@ class TargetModel:
     @cached_property
     def linear_kernels(self) -> LinearKernels:
         """What computes linear layers over a few rows; measured at the first call, like costs."""
-        return linear_kernels(self, self.is_compiled)
+        return linear_kernels(self)
 
     @cached_property
     def attention(self) -> Attention:
         """What attends with a few rows; measured at the first call, like costs."""
-        return attention(self, self.is_compiled)
+        return attention(self)
 
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:

@@ -264,19 +264,19 @@ def _is_plain(layer: nn.Linear) -> bool:
     )
 
 
-def linear_kernels(target: TargetModel, is_compiled: bool = False) -> LinearKernels:
+def linear_kernels(target: TargetModel) -> LinearKernels:
     """Return the kernels that a target model's passes are fastest with on this machine: measured once,
     then read from disk. Copies are made where they fit into memory alone.
     """
     layers = suitable_layers(target.model)
     num_weights = sum(layer.weight.numel() for layer in layers)
     if num_weights < FEWEST_WEIGHTS:
-        return LinearKernels([], {}, is_compiled)
+        return LinearKernels([], {}, target.is_compiled)
     build = few_rows_kernel() if target.dtype in DTYPES else None
     kernels = [FEW_ROWS] if build else []
     itemsize = target.dtype.itemsize if has_blocks(target.dtype) else 4
     # The compiler does not know oneDNN's layout, and float64 would be rounded.
-    is_allowed = not is_compiled and target.dtype in DTYPES
+    is_allowed = not target.is_compiled and target.dtype in DTYPES
     if is_allowed and num_weights * itemsize <= MEMORY_SHARE * free_memory():
         kernels.append(PACKED)
     name = "linear-kernels"
@@ -297,7 +297,7 @@ def linear_kernels(target: TargetModel, is_compiled: bool = False) -> LinearKern
             for size, by_rows in chosen.items()
         ]
         write_measured(name, key, {"rows": ROWS, "sizes": sizes})
-    return LinearKernels(layers, chosen, is_compiled)
+    return LinearKernels(layers, chosen, target.is_compiled)
 
 
 @torch.inference_mode()

@@ -335,9 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = load_target(run, model._replace(dtype=torch.float32) if is_scaled else model)
     if is_scaled:
         target_class = CompiledTarget if args.compile else TargetModel
-        target = target_class(
-            scaled_model(target.model, args.shape, model.dtype).to(model.device).eval()
-        )
+        target = target_class(scaled_model(target.model, args.shape, model.dtype))
     eos_ids = eos_ids_of(target, model.tokenizer) | conversation.stop_ids
     tasks = [task_of(question.category) for question in questions]
     prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]

@@ -43,6 +43,7 @@ CHAT_TEMPLATE = (
 # GPT-2's word pattern, with one digit per token: sums are easier to learn digit by digit.
 WORD_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 HELD_OUT_ONE_IN = 50
+NUM_OPEN = 64  # sequences that still take chats while they are packed
 
 T = TypeVar("T")
 
@@ -265,13 +266,13 @@ def pack_epoch(
     return _pack(short, config.short_length, pad), _pack(long, config.long_length, pad)
 
 
-def _pack(chats: Sequence[_Chat], length: int, pad: int, num_open: int = 64) -> Packed:
-    """First-fit packing over the ``num_open`` newest sequences; the rest is padding of weight 0."""
+def _pack(chats: Sequence[_Chat], length: int, pad: int) -> Packed:
+    """First-fit packing over the ``NUM_OPEN`` newest sequences; the rest is padding of weight 0."""
     bins: list[list[_Chat]] = []
     rooms: list[int] = []
     for chat in chats:
         size = len(chat.token_ids)
-        first = max(0, len(bins) - num_open)
+        first = max(0, len(bins) - NUM_OPEN)
         index = next((i for i in range(first, len(bins)) if rooms[i] >= size), None)
         if index is None:
             bins.append([chat])

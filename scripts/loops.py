@@ -21,20 +21,18 @@ class Loop(NamedTuple):
     period: int  # length of the repeated part, in tokens
 
 
-def find_loop(
-    token_ids: Sequence[int], window: int = WINDOW, max_period: int = MAX_PERIOD
-) -> Loop | None:
+def find_loop(token_ids: Sequence[int]) -> Loop | None:
     """Find where a text has begun to loop.
 
     Returns:
-        The first place whose last ``window`` tokens are periodic with a period of at most
-        ``max_period``, or None if there is no such place.
+        The first place whose last ``WINDOW`` tokens are periodic with a period of at most
+        ``MAX_PERIOD``, or None if there is no such place.
     """
-    runs = [0] * (max_period + 1)
+    runs = [0] * (MAX_PERIOD + 1)
     for position, token in enumerate(token_ids):
-        for period in range(1, max_period + 1):
+        for period in range(1, MAX_PERIOD + 1):
             is_repeat = position >= period and token_ids[position - period] == token
             runs[period] = runs[period] + 1 if is_repeat else 0
-            if runs[period] >= window - period:
+            if runs[period] >= WINDOW - period:
                 return Loop(position + 1, period)
     return None

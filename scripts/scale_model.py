@@ -49,10 +49,7 @@ SHARD_BYTES = 1_000_000_000
 
 @torch.no_grad()
 def scaled_model(
-    model: LlamaForCausalLM,
-    shape: ModelShape | str,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
+    model: LlamaForCausalLM, shape: ModelShape | str, dtype: torch.dtype = torch.float32
 ) -> LlamaForCausalLM:
     """Build the enlarged model in memory.
 
@@ -60,7 +57,6 @@ def scaled_model(
         model: The small model.
         shape: New sizes or their name in ``SHAPES``.
         dtype: Dtype of the new model; only float32 promises the same logits to 1e-4.
-        seed: Seed of the random fill.
 
     Returns:
         A model in evaluation mode on the small model's device.
@@ -78,7 +74,7 @@ def scaled_model(
     large.tie_weights()
     parameters = dict(large.named_parameters())
     state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    for group in Enlarger(model.config, config, dtype, seed).tensors(state):
+    for group in Enlarger(model.config, config, dtype, seed=0).tensors(state):
         for name, tensor in group.items():
             parameters[name].copy_(tensor)
     large.generation_config = model.generation_config

@@ -132,11 +132,11 @@ class Lab:
         write_template(file, paths, "a study")
         return f"--tree-version {file}"
 
-    def sample(self, words: str, temperature: float, seed: int = 0) -> list[TurnScore]:
+    def sample(self, words: str, temperature: float) -> list[TurnScore]:
         """Answer all prompts with sampling, on the model itself; every drafter draws alike."""
         source = self.recording.source
         drafter = drafter_from(words, source.vocab_size)
-        generator = torch.Generator(device=self.model.device).manual_seed(seed)
+        generator = torch.Generator(device=self.model.device).manual_seed(0)
         options: dict[str, Any] = {}
         if temperature:
             options["rule"] = SamplingRule(sampling_processors(temperature, 0, 1.0), generator)
