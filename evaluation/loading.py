@@ -68,9 +68,8 @@ def choose_device(run: RunConfig) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # a device without numbers (meta) is none
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        cause = str(error).splitlines()[0]
         raise UserError(
-            f"device: got {run.device!r}; allowed: auto, cpu, or a device that is here ({cause})"
+            f"device: got {run.device!r}; allowed: auto, cpu, or a device that is here ({first_line(error)})"
         ) from error
     _check_workers(run, device)
     return device
@@ -126,7 +125,7 @@ def load_config_and_tokenizer(
     """
     is_folder = Path(model_path).is_dir()
     looks_local = model_path.startswith((".", "/", "~")) or model_path.count("/") != 1
-    if not is_folder and (looks_local or not model_path):
+    if not is_folder and looks_local:
         raise UserError(
             f"model_path: got {model_path!r}; allowed: a folder with a model, or a hub name ORG/NAME"
         )

@@ -32,7 +32,6 @@ from evaluation.intervals import (
     ratio_of_rates,
 )
 from evaluation.question_frame import pair_questions
-from evaluation.question_frame import task_of as task_of
 
 SPEC_BENCH_TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 CODE = "code"

@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.command_line import OptionParser, UserError, first_line, run_command
 from evaluation.defects import check_limit, limit_of
 from evaluation.metrics import (
     COUNTS,
@@ -182,8 +182,7 @@ def _load_tokenizer(path: str) -> Tokenizer:
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"no tokenizer at --tokenizer-path {path}: {reason}") from None
+        raise UserError(f"no tokenizer at --tokenizer-path {path}: {first_line(error)}") from None
 
 
 def _rows(path: str) -> list[Row]:

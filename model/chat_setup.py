@@ -97,10 +97,7 @@ class ChatSetup:
         if not self._options.save_matrix:
             return
         dialogue.use(self._options.method)
-        try:
-            save_memory(dialogue.decoder.drafter, Path(self._options.save_matrix))
-        except OSError as error:
-            raise UserError(f"save_matrix: {first_line(error)}") from error
+        save_memory(dialogue.decoder.drafter, Path(self._options.save_matrix))
 
     def _check_prompt(self) -> None:
         """Refuse a prompt that the context has no room for, and a template that fails."""

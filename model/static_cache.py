@@ -97,7 +97,7 @@ class StaticStorage:
         layer_shapes: Sequence[LayerShape | None],
         num_rows: int,
         device: torch.device,
-        has_dynamic_views: bool = False,
+        has_dynamic_views: bool,
     ) -> None:
         self.num_rows = num_rows
         self._has_dynamic_views = has_dynamic_views

@@ -169,7 +169,7 @@ class WholeStep:
         is_accepted = ((matches | is_root) | ~self._sees).all(dim=1)  # all on the way match
         last = (is_accepted * self._orders).argmax(dim=0, keepdim=True)  # [1]
         sources = self._paths[last][0] + view.start  # [D + 1]
-        move_rows(sources, torch.arange(len(sources), device=sources.device) + view.start, view)
+        move_rows(sources, view.rows_after_start(len(sources)), view)
         drafting.learn(token_ids, candidates[:, : drafting.num_candidates], self._sees[last][0])
         numbers = [column.int() for column in (token_ids, chosen, is_open, last.expand(num_nodes))]
         return torch.stack([*numbers, values[:, 0].view(torch.int32)], dim=1)

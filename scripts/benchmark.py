@@ -32,8 +32,8 @@ from evaluation.command_line import OptionParser, UserError, run_command, user_e
 from evaluation.conversation import choose_conversation
 from evaluation.files import check_output, write_whole
 from evaluation.loading import check_model, load_target
-from evaluation.metrics import task_of
 from evaluation.provenance import git_commit, versions
+from evaluation.question_frame import task_of
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import json_line

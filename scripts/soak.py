@@ -132,11 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     eos_ids = eos_ids_of(target, model.tokenizer) | conversation.stop_ids
     prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]
     setting = Setting(target, args.max_new_tokens, eos_ids, draft_model)
-    report = {}
+    found = {}
     for name in args.methods:
         method = our_method(setting, name)
-        blocks = soak(method, prompts, args.num_questions, args.block)
-        report[name] = [block._asdict() for block in blocks]
+        found[name] = blocks = soak(method, prompts, args.num_questions, args.block)
         body = [
             [
                 str(block.questions),
@@ -149,9 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
         print(f"\n{name}: {'flat' if is_flat(blocks) else 'GROWS'}\n")
         print(markdown_table(["questions", "memory", "open files", "MAT", "tokens/s"], body))
-    print(json.dumps(report))
-    flat = [is_flat([Block(**block) for block in blocks]) for blocks in report.values()]
-    return 0 if all(flat) else 1
+    print(json.dumps({name: [it._asdict() for it in blocks] for name, blocks in found.items()}))
+    return 0 if all(map(is_flat, found.values())) else 1
 
 
 if __name__ == "__main__":

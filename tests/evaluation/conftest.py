@@ -23,7 +23,6 @@ CONTEXT = 2048
 # The keys of Spec-Bench's answers, and those that this project adds.
 ROW_KEYS = {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"}
 CHOICE_KEYS = {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}
-OUR_ROW_KEYS = {"error"}
 OUR_CHOICE_KEYS = {
     *("token_ids", "prompt_tokens", "prefill_time", "decode_time"),
     *("draft_tokens", "stop_reasons", "drafted", "accepted", "sources", "step_times"),
