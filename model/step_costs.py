@@ -197,9 +197,7 @@ def measure(target: TargetModel) -> StepCosts:
     ]
     target.warm_up(contexts[1], {size for _, size in plan})
     cache = target.new_cache(contexts[1] + LARGEST)
-    # A star has a tree's mask at any size.
-    make = DraftTree.chain if target.chain_only else DraftTree.star
-    trees = {size: make([1] * size, target.device) for _, size in plan}
+    trees = {size: draft_of(target, size) for _, size in plan}
     time_pass(target, cache, trees[1], contexts[0])  # the first pass pays for initialisation
     times: dict[tuple[int, int], list[float]] = {}
     deadline = time.perf_counter() + SECONDS
@@ -220,6 +218,14 @@ def measure(target: TargetModel) -> StepCosts:
         cost + for_one + for_each * (size - 1) for cost, size in zip(near, sizes, strict=True)
     )
     return StepCosts(sizes, near, far)
+
+
+def draft_of(target: TargetModel, num_nodes: int) -> DraftTree:
+    """Return a draft of so many nodes to time passes with: a star, which has a tree's mask at any size,
+    where the model verifies trees.
+    """
+    make = DraftTree.chain if target.chain_only else DraftTree.star
+    return make([1] * num_nodes, target.device)
 
 
 def time_pass(target: TargetModel, cache: TreeCache, tree: DraftTree, context: int) -> float:

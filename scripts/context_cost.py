@@ -37,6 +37,7 @@ from model.hf import TargetModel
 from model.kv_cache import TreeCache
 from model.measured import device_name
 from model.options import DTYPES
+from model.step_costs import draft_of
 from scripts.device_costs import choose_contexts
 
 NUM_ROUNDS = 7
@@ -71,9 +72,7 @@ def context_costs(
     times: dict[tuple[int, int], list[tuple[float, float]]] = {point: [] for point in points}
     for _ in range(num_rounds + 1):
         for num_nodes, context in points:
-            # All nodes hang from the root: the mask of a tree, at any size.
-            make = DraftTree.chain if target.chain_only else DraftTree.star
-            tree = make([1] * num_nodes, target.device)
+            tree = draft_of(target, num_nodes)
             times[num_nodes, context].append(_time_pass(target, tree, caches[context]))
     costs = []
     for (num_nodes, context), passes in times.items():

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation.command_line import UserError
-from model.draft_tree import DraftTree, TreeTopology
 from model.hf import TargetModel
+from model.step_costs import draft_of
 from model.support import context_limit
 
 # Of the cost curve, in cached tokens.
@@ -79,11 +79,7 @@ def cost_curve(
         for _ in target.prefill([1] * (context + 1), cache, with_logits=False):
             pass
         for num_nodes in nodes:
-            # All nodes hang from the root: the mask of a tree, at any size.
-            topology = TreeTopology.from_parents((-1,) + (0,) * (num_nodes - 1))
-            tree = DraftTree(
-                torch.ones(num_nodes, dtype=torch.long, device=target.device), topology
-            )
+            tree = draft_of(target, num_nodes)
             times = []
             for _ in range(NUM_TIMED + 2):
                 target.synchronize()

@@ -11,9 +11,11 @@ from transformers import LlamaConfig, Phi3Config
 
 from evaluation.command_line import UserError
 from evaluation.questions import Question
+from model.hf import TargetModel
 from scripts.benchmark import Method, drafter_of, main, measure, spread
 from scripts.benchmark_report import PARTS, Answer, Work, print_tables, speedup, summarise
-from scripts.device_costs import CostPoint, Roofline, choose_contexts
+from scripts.device_costs import CostPoint, Roofline, choose_contexts, cost_curve
+from tests.model.decoded import known
 
 
 def answer(num_tokens: int, total: float, decode: float | None = None) -> Answer:
@@ -111,6 +113,11 @@ def test_unknown_methods_and_a_missing_baseline_are_refused(methods: list[str]) 
 def test_options_without_an_effect_are_refused(words: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         main(words.split())
+
+
+def test_models_that_verify_chains_alone_have_a_cost_curve() -> None:
+    curve = cost_curve(TargetModel(known("BLOOM").build()), [1, 5], [16])
+    assert [(point.num_nodes, point.context) for point in curve] == [(1, 16), (5, 16)]
 
 
 def test_the_cost_curve_ends_where_the_models_context_does() -> None:
