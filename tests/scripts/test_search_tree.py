@@ -85,9 +85,12 @@ def test_learning_gives_nested_templates_of_the_size_asked_for(recording: Record
         ("--ranks 0", "ranks: got 0; allowed: 1 or more"),
         ("--rounds 0", "rounds: got 0"),
         ("", "cannot be read"),
+        ("--out nowhere/tree.json", r"out: got nowhere/tree\.json; allowed"),
+        ("--out {recording}", "the recording itself; give another file"),
     ],
 )
 def test_mistakes_are_one_line(more: str, text: str, tmp_path: Path) -> None:
-    words = [str(tmp_path / "none.replay"), "--out", str(tmp_path / "tree.json"), *more.split()]
+    recording, out = tmp_path / "none.replay", tmp_path / "tree.json"
+    words = [str(recording), f"--out={out}", *more.format(recording=recording).split()]
     with pytest.raises(UserError, match=text):
         main(words)
