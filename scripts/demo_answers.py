@@ -24,6 +24,7 @@ import torch
 from tqdm import tqdm
 
 from evaluation.command_line import OptionParser, run_command, user_errors
+from evaluation.files import check_output, write_whole
 from scripts.demo_corpus import read_rows
 from scripts.demo_model_report import DTYPES, Speaker
 
@@ -52,7 +53,7 @@ def write_answers(speaker: Speaker, prompts: list[str], out: Path) -> None:
             file.flush()
             bar.update(len(chosen))
     ended = [line for line in lines if json.loads(line)["response"]]
-    out.write_text("".join(ended), encoding="utf-8")
+    write_whole(out, "".join(ended))
     part.unlink()
 
 
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: float32)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     options = parser.parse_args(argv)
+    check_output(options.out, "out")
     if options.threads:
         torch.set_num_threads(options.threads)
     with user_errors(OSError):

@@ -19,7 +19,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,19 +29,19 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.command_line import OptionParser, run_command, user_errors
+from evaluation.files import check_output, write_whole
+from evaluation.questions import Question, load_questions
 from scripts.demo_corpus import CorpusConfig, encode_turns, read_rows, split_rows
 from scripts.loops import find_loop
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class Question(NamedTuple):
-    """One question of a benchmark file."""
+class Asked(NamedTuple):
+    """One question, and the benchmark file that it is of."""
 
     file: str
-    question_id: int
-    category: str
-    turns: list[str]
+    question: Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class TurnAnswer:
     """The model's answer to one turn."""
 
     file: str
-    question_id: int
+    question_id: int | str
     category: str
     turn: int
     prompt_tokens: int
@@ -110,7 +110,7 @@ class Speaker:
         return [row[: row.index(eos) + 1] if eos in row else row for row in rows]
 
     def answer_turn(
-        self, questions: Sequence[Question], turn: int, earlier: dict[int, str]
+        self, questions: Sequence[Asked], turn: int, earlier: dict[int, str]
     ) -> list[TurnAnswer]:
         """Answer turn ``turn`` of the questions.
 
@@ -120,7 +120,7 @@ class Speaker:
             earlier: First answers by position in ``questions``; read when ``turn`` is 1.
         """
         prompts = []
-        for index, question in enumerate(questions):
+        for index, (_, question) in enumerate(questions):
             messages = [{"role": "user", "content": question.turns[0]}]
             if turn == 1:
                 messages.append({"role": "assistant", "content": earlier[index]})
@@ -138,13 +138,11 @@ class Speaker:
         bar.close()
         return [answers[index] for index in range(len(questions))]
 
-    def _answer(
-        self, question: Question, turn: int, prompt: list[int], row: list[int]
-    ) -> TurnAnswer:
+    def _answer(self, asked: Asked, turn: int, prompt: list[int], row: list[int]) -> TurnAnswer:
         return TurnAnswer(
-            file=question.file,
-            question_id=question.question_id,
-            category=question.category,
+            file=asked.file,
+            question_id=asked.question.question_id,
+            category=asked.question.category,
             turn=turn,
             prompt_tokens=len(prompt),
             new_tokens=len(row),
@@ -153,10 +151,10 @@ class Speaker:
             text=self.tokenizer.decode(row, skip_special_tokens=True).strip(),
         )
 
-    def answer(self, questions: Sequence[Question]) -> list[TurnAnswer]:
+    def answer(self, questions: Sequence[Asked]) -> list[TurnAnswer]:
         """Answer every turn (two at most) of every question."""
         first = self.answer_turn(questions, 0, {})
-        index = [i for i, question in enumerate(questions) if len(question.turns) > 1]
+        index = [i for i, asked in enumerate(questions) if len(asked.question.turns) > 1]
         earlier = {place: first[i].text for place, i in enumerate(index)}
         second = self.answer_turn([questions[i] for i in index], 1, earlier) if index else []
         return first + second
@@ -180,29 +178,6 @@ class Speaker:
         response = sums["response"][0] / sums["response"][1]
         both = sum(pair[0] for pair in sums.values()) / sum(pair[1] for pair in sums.values())
         return {"rows": len(turns), "response": round(response, 4), "all_tokens": round(both, 4)}
-
-
-def read_questions(paths: Iterable[Path]) -> list[Question]:
-    """Read Spec-Bench-shaped JSONL files.
-
-    Raises:
-        ValueError: A line lacks one of question_id, category and turns.
-    """
-    questions = []
-    for path in paths:
-        name = f"{path.parent.name}/{path.name}"
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            try:
-                item: dict[str, Any] = json.loads(line)
-                questions.append(
-                    Question(name, item["question_id"], item["category"], item["turns"])
-                )
-            except (ValueError, KeyError, TypeError) as problem:
-                raise ValueError(
-                    f"questions {path} line {number}: got {problem!r}, allowed an object with "
-                    "question_id, category and turns"
-                ) from problem
-    return questions
 
 
 def summarize(answers: Sequence[TurnAnswer]) -> Summary:
@@ -261,8 +236,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parse_arguments(argv)
+    if options.answers:
+        check_output(options.answers, "answers")
+    questions = [
+        Asked(f"{path.parent.name}/{path.name}", question)
+        for path in options.questions
+        for question in load_questions(path)
+    ]
     with user_errors(OSError):
-        questions = read_questions(options.questions)
         speaker = Speaker(
             options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch
         )
@@ -273,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seconds = time.perf_counter() - started
     if options.answers:
         lines = [json.dumps(asdict(answer), ensure_ascii=False) + "\n" for answer in answers]
-        options.answers.write_text("".join(lines), encoding="utf-8")
+        write_whole(options.answers, "".join(lines))
     table = groups(answers)
     print_table(table, options.max_new_tokens)
     result: dict[str, Any] = {

@@ -256,8 +256,8 @@ def test_written_folder_speaks_and_reports(
     loaded = AutoTokenizer.from_pretrained(folder)
     assert "token_type_ids" not in loaded("cat")
     questions = tmp_path / "question.jsonl"
-    question = {"question_id": 1, "category": "qa", "turns": ["the cat", "a dog"]}
-    questions.write_text(json.dumps(question) + "\n")
+    question = {"question_id": 1, "category": "qa", "turns": ["the\u2028cat", "a dog"]}
+    questions.write_text(json.dumps(question, ensure_ascii=False) + "\n", encoding="utf-8")
     capsys.readouterr()
     report = ["--model", str(folder), "--questions", str(questions), "--max-new-tokens", "30"]
     assert demo_model_report.main([*report, "--corpus", str(corpus_file)]) == 0
@@ -265,6 +265,8 @@ def test_written_folder_speaks_and_reports(
     (figures,) = result["files"].values()
     assert figures["all"]["answers"] == 2
     assert result["held_out_loss"]["response"] > 0
+    with pytest.raises(UserError, match=r"answers: got nowhere/answers\.jsonl; allowed"):
+        demo_model_report.main([*report, "--answers", "nowhere/answers.jsonl"])
 
 
 def test_a_round_against_loops_runs_and_is_counted(
@@ -326,6 +328,8 @@ def test_a_model_answers_the_prompts_of_a_corpus(corpus_file: Path, tmp_path: Pa
     assert demo_answers.main([*options, "--max-new-tokens", "40"]) == 0
     asked = {row.prompt for row in make_rows()}
     assert {json.loads(line)["prompt"] for line in out.read_text().splitlines()} <= asked
+    with pytest.raises(UserError, match=r"out: got nowhere/answers\.jsonl; allowed"):
+        demo_answers.main([*options[:4], "--out", "nowhere/answers.jsonl"])
     with pytest.raises(UserError, match=r"missing\.jsonl"):
         demo_answers.main([*options[:2], "--corpus", "missing.jsonl", *options[4:]])
     with pytest.raises(UserError, match=r"config\.json"):
