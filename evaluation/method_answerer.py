@@ -20,7 +20,8 @@ from evaluation.run_config import RunConfig
 from evaluation.step_counts import step_counts
 from model.decoding import generate
 from model.drafter import Drafter
-from model.hf import TargetModel, eos_ids_of, sampling_processors
+from model.hf import TargetModel, eos_ids_of
+from model.sampling import sampling_processors
 from model.verification import SamplingRule
 
 logger = logging.getLogger(__name__)

@@ -36,7 +36,8 @@ from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.tables import json_line, markdown_table
 from model.decoding import generate
 from model.drafter import METHODS, Drafter, drafter_class
-from model.hf import TargetModel, sampling_processors
+from model.hf import TargetModel
+from model.sampling import sampling_processors
 from model.vanilla.drafter import VanillaConfig, VanillaDrafter
 from model.verification import Processor, SamplingRule, TokenRule
 

@@ -20,14 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import (
-    DynamicCache,
-    LogitsProcessor,
-    PreTrainedModel,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import DynamicCache, PreTrainedModel
 
 from model.attention import Attention, attention
 from model.draft_tree import DraftTree, TreeTopology
@@ -354,24 +347,6 @@ def eos_ids_of(target: TargetModel, tokenizer: Any) -> frozenset[int]:
     listed = found if isinstance(found, Sequence) else [found]
     of_tokenizer = getattr(tokenizer, "eos_token_id", None)
     return frozenset(token for token in (*listed, of_tokenizer) if token is not None)
-
-
-def sampling_processors(temperature: float, top_k: int, top_p: float) -> list[LogitsProcessor]:
-    """Return transformers' warpers for these settings, in the order of its own sampling.
-
-    Args:
-        temperature: above 0.
-        top_k: 0 keeps all tokens.
-        top_p: 1 keeps all tokens.
-    """
-    processors: list[LogitsProcessor] = []
-    if temperature != 1:
-        processors.append(TemperatureLogitsWarper(temperature))
-    if top_k:
-        processors.append(TopKLogitsWarper(top_k))
-    if top_p < 1:
-        processors.append(TopPLogitsWarper(top_p))
-    return processors
 
 
 def _layer_shape(layer: object) -> LayerShape | None:

@@ -33,13 +33,14 @@ from transformers import (
 from model.checkpoint_settings import shaping_settings
 from model.decoding import StepRecord, decode
 from model.drafter import Drafter, drafter_class, unknown_name
-from model.hf import IN_TRAINING, TargetModel, eos_ids_of, sampling_processors
+from model.hf import IN_TRAINING, TargetModel, eos_ids_of
 from model.memory_file import load_memory, save_memory
 from model.prefix_cache import PrefixCache
 from model.prompts import prompt_ids_of
+from model.sampling import token_rule
 from model.self_test import self_test
 from model.text_stream import TextStream
-from model.verification import GreedyRule, Processor, SamplingRule, TokenRule
+from model.verification import Processor, TokenRule
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +212,7 @@ class SpeculativeDecoder:
         prompt_ids = prompt_ids_of(prompt, self.tokenizer)
         self._warn_of_settings()
         began = time.perf_counter()
-        rule = _rule(self.target, temperature, top_k, top_p, seed, logits_processors)
+        rule = token_rule(self.target, temperature, top_k, top_p, seed, logits_processors)
         steps = list(
             self.steps(
                 prompt_ids,
@@ -247,7 +248,7 @@ class SpeculativeDecoder:
         """
         prompt_ids = prompt_ids_of(prompt, self.tokenizer)
         self._warn_of_settings()
-        rule = _rule(self.target, temperature, top_k, top_p, seed, logits_processors)
+        rule = token_rule(self.target, temperature, top_k, top_p, seed, logits_processors)
         stop = self._stop(stop_strings)
         text = TextStream(self.tokenizer)
         for step in self.steps(
@@ -345,33 +346,6 @@ class SpeculativeDecoder:
 
 class TokenRecycling(SpeculativeDecoder):
     """Token Recycling on a loaded model; arguments as `SpeculativeDecoder`."""
-
-
-def _rule(
-    target: TargetModel,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    processors: Sequence[Processor],
-) -> TokenRule | None:
-    """Return how tokens are chosen; None for the plain argmax."""
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature: got {temperature}; allowed: 0 (greedy) or more")
-    if top_k < 0 or not 0 < top_p <= 1:
-        raise ValueError(f"top_k, top_p: got {top_k}, {top_p}; allowed: 0 or more, above 0 to 1")
-    if temperature > 0:
-        generator = None
-        if seed is not None:
-            generator = torch.Generator(target.device).manual_seed(seed)
-        return SamplingRule(
-            [*processors, *sampling_processors(temperature, top_k, top_p)], generator
-        )
-    if top_k or top_p < 1:
-        raise ValueError(
-            "top_k, top_p: need sampling; give a temperature above 0, or leave them out"
-        )
-    return GreedyRule(processors) if processors else None
 
 
 def _option_names(method: str) -> list[str]:

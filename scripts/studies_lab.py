@@ -12,8 +12,9 @@ import torch
 from evaluation.conversation import Conversation
 from model.decoding import generate
 from model.drafter import Drafter
-from model.hf import TargetModel, sampling_processors
+from model.hf import TargetModel
 from model.recycling.tree_template import load_template
+from model.sampling import sampling_processors
 from model.verification import SamplingRule
 from scripts.replay_recording import RecordedTurn, Recording
 from scripts.replay_scores import (

@@ -16,7 +16,7 @@ import model.hf
 from model.decoding import generate
 from model.draft_tree import DraftTree
 from model.drafter import METHODS
-from model.hf import TargetModel, UnsupportedModelError, sampling_processors
+from model.hf import TargetModel, UnsupportedModelError
 from model.self_test import plain_logits, self_test
 from model.support import ATTENTION
 from tests.model.decoded import drafter_for, known, random_ids, referee
@@ -162,9 +162,3 @@ def test_a_draft_that_reaches_over_a_step_of_scaling_is_a_chain() -> None:
         expected = plain_logits(target, [*prefix, 8])[-1]
     error = float((logits[2] - expected).abs().max())
     assert (error > 1e-2) == target.chain_only_at(base=29, num_nodes=3), f"error {error:.1e}"
-
-
-def test_sampling_processors_are_the_warpers_asked_for() -> None:
-    names = [type(processor).__name__ for processor in sampling_processors(0.7, 5, 0.9)]
-    assert names == ["TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"]
-    assert sampling_processors(1.0, 0, 1.0) == []

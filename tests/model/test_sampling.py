@@ -11,7 +11,7 @@ import torch
 
 from model.decoding import generate
 from model.drafter import METHODS
-from model.hf import sampling_processors
+from model.sampling import sampling_processors
 from model.verification import SamplingRule
 from tests.model.decoded import drafter_for, random_ids, target_of
 
@@ -36,3 +36,9 @@ def test_one_generator_gives_one_text_whatever_the_method(
         texts.append([answer.token_ids for answer in answers])
     assert texts[0] == texts[1]
     assert len({tuple(text) for text in texts[0]}) == 3, "three draws gave the same text"
+
+
+def test_sampling_processors_are_the_warpers_asked_for() -> None:
+    names = [type(processor).__name__ for processor in sampling_processors(0.7, 5, 0.9)]
+    assert names == ["TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"]
+    assert sampling_processors(1.0, 0, 1.0) == []

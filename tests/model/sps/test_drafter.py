@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from model.decoding import generate
 from model.draft_tree import DraftBudget
-from model.hf import TargetModel, sampling_processors
+from model.hf import TargetModel
 from model.retries import FIRST_WAIT
+from model.sampling import sampling_processors
 from model.sps import drafter as sps_module
 from model.sps.drafter import SpsConfig, SpsDrafter
 from model.step_costs import StepCosts
