@@ -158,15 +158,24 @@ def prepare(
     if not run.answer_file and not DATA_FOLDER.is_dir():  # as where the package is installed
         raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
     answer_file = Path(run.answer_file).expanduser() if run.answer_file else default_file
-    meta = {
-        "method": method,
-        "options": dataclasses.asdict(config),
-        "model_id": model_id,
+    longest = _longest_text(questions, conversation, run.max_new_tokens) if run.compile else 0
+    setup = Setup(method, run, config, model, conversation, memory, model_id, longest)
+    log = AnswerLog(answer_file, _sidecar(setup, question_file, load_matrix), run.overwrite)
+    return Plan(setup, questions, is_hot, log)
+
+
+def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict[str, Any]:
+    """Return what the sidecar of the answer file says of a run."""
+    run, model = setup.run, setup.model
+    return {
+        "method": setup.method,
+        "options": dataclasses.asdict(setup.config),
+        "model_id": setup.model_id,
         **{name: getattr(run, name) for name in RECORDED},
         "model_fingerprint": model_fingerprint(
             run.model_path, getattr(model.hf_config, "_commit_hash", None)
         ),
-        "conv_template": conversation.name,
+        "conv_template": setup.conversation.name,
         "question_file_sha256": file_hash(question_file),
         "load_matrix": load_matrix,
         "shard": run.shard,
@@ -181,19 +190,6 @@ def prepare(
         "start_time": time.time(),
         "end_time": None,
     }
-    log = AnswerLog(answer_file, meta, run.overwrite)
-    longest = _longest_text(questions, conversation, run.max_new_tokens) if run.compile else 0
-    setup = Setup(
-        method,
-        run,
-        config,
-        model,
-        conversation,
-        memory,
-        model_id,
-        longest,
-    )
-    return Plan(setup, questions, is_hot, log)
 
 
 def _answer_by_workers(plan: Plan, memory: dict[str, torch.Tensor] | None) -> None:
