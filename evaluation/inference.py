@@ -172,9 +172,7 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
         "options": dataclasses.asdict(setup.config),
         "model_id": setup.model_id,
         **{name: getattr(run, name) for name in RECORDED},
-        "model_fingerprint": model_fingerprint(
-            run.model_path, getattr(model.hf_config, "_commit_hash", None)
-        ),
+        "model_fingerprint": model_fingerprint(run.model_path, model.hf_config),
         "conv_template": setup.conversation.name,
         "question_file_sha256": file_hash(question_file),
         "load_matrix": load_matrix,

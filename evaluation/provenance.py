@@ -7,6 +7,7 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,13 +27,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def model_fingerprint(model_path: str, hub_commit: str | None) -> str:
+def model_fingerprint(model_path: str, hf_config: Any) -> str:
     """Return 12 digits that tell two sets of weights apart: a hub commit, or a hash of a folder.
 
     Of large files only size, first and last megabyte are read: enough to tell checkpoints apart
     without reading gigabytes.
     """
-    if hub_commit:
+    if hub_commit := getattr(hf_config, "_commit_hash", None):
         return hub_commit[:12]
     digest = hashlib.sha256()
     for file in sorted(Path(model_path).glob("*")):

@@ -89,10 +89,9 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
     target = load_target(run, model)
     if not 2 <= args.top_k <= target.vocab_size:
         raise UserError(f"top_k: got {args.top_k}; allowed: 2 to {target.vocab_size}")
-    commit = getattr(model.hf_config, "_commit_hash", None)
     source = Source(
         model_path=run.model_path,
-        model_fingerprint=model_fingerprint(run.model_path, commit),
+        model_fingerprint=model_fingerprint(run.model_path, model.hf_config),
         dtype=str(model.dtype).removeprefix("torch."),
         git_commit=git_commit(),
         vocab_size=target.vocab_size,
@@ -141,7 +140,7 @@ def load_recorded_model(source: Source) -> TargetModel:
     """
     run = RunConfig(model_path=source.model_path, dtype=source.dtype)
     model = check_model(run)
-    found = model_fingerprint(run.model_path, getattr(model.hf_config, "_commit_hash", None))
+    found = model_fingerprint(run.model_path, model.hf_config)
     if found != source.model_fingerprint:
         raise UserError(
             f"model_path {run.model_path}: got weights {found}; the recording is of "
