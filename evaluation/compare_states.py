@@ -30,7 +30,6 @@ import pandas as pd
 from tqdm import tqdm
 
 from evaluation import cli
-from evaluation.answer_row import answer_row
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import choose_conversation
 from evaluation.intervals import Interval, paired_interval, ratio_of_rates
@@ -175,14 +174,7 @@ def _answer(answerer: MethodAnswerer, setup: Setup, state: State) -> Iterator[Ro
     for question in tqdm(state.questions, desc=state.name, unit="question"):
         if question.question_id in state.resets:
             answerer.drafter.reset()
-        yield answer_row(
-            answerer,
-            setup.conversation,
-            question,
-            model_id=setup.model_id,
-            num_choices=setup.run.num_choices,
-            seed=setup.run.seed,
-        )
+        yield setup.ask(answerer, question)
 
 
 def _load(

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-from evaluation.answer_row import Turn
+from evaluation.answer_row import Answerer, Turn, answer_row
 from evaluation.conversation import Conversation
 from evaluation.lean_drafter import LeanDrafter
 from evaluation.loading import CheckedModel, load_target
 from evaluation.memory_file import make_drafter
+from evaluation.questions import Question
+from evaluation.read_answers import Row
 from evaluation.run_config import RunConfig
 from evaluation.step_counts import step_counts
 from model.decoding import generate
@@ -42,6 +44,17 @@ class Setup:
     start_memory: dict[str, torch.Tensor]
     model_id: str
     longest_text: int = 0
+
+    def ask(self, answerer: Answerer, question: Question) -> Row:
+        """Return the row of a question, answered as this run does."""
+        return answer_row(
+            answerer,
+            self.conversation,
+            question,
+            model_id=self.model_id,
+            num_choices=self.run.num_choices,
+            seed=self.run.seed,
+        )
 
 
 class MethodAnswerer:

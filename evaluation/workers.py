@@ -26,7 +26,7 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from evaluation.answer_row import answer_row, make_row, warm_up
+from evaluation.answer_row import make_row, warm_up
 from evaluation.command_line import UserError, first_line
 from evaluation.eval import Finished
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
@@ -82,14 +82,7 @@ class Worker:
         answerer, setup = self._answerer, self._setup
         if memory:
             answerer.drafter.load_memory(memory)
-        row = answer_row(
-            answerer,
-            setup.conversation,
-            question,
-            model_id=setup.model_id,
-            num_choices=setup.run.num_choices,
-            seed=setup.run.seed,
-        )
+        row = setup.ask(answerer, question)
         row["worker"] = self._number
         if answerer.drafter.is_hot and memory is None:
             row["questions_before"] = self._num_seen
