@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from evaluation.command_line import UserError
+
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 PACKAGES = ("transformers", "tokenizers", "fschat", "numpy", "safetensors")
 
@@ -46,6 +48,21 @@ def model_fingerprint(model_path: str, hf_config: Any) -> str:
             content.seek(max(0, size - 2**20))
             digest.update(content.read())
     return digest.hexdigest()[:12]
+
+
+def check_weights(
+    model_path: str, hf_config: Any, fingerprint: str, what: str, advice: str
+) -> None:
+    """Refuse a model with other weights than those of an earlier run.
+
+    Raises:
+        UserError: what came of the run, whose weights it is of, and what to do.
+    """
+    found = model_fingerprint(model_path, hf_config)
+    if found != fingerprint:
+        raise UserError(
+            f"model_path {model_path}: got weights {found}; {what} of {fingerprint}; {advice}"
+        )
 
 
 def file_hash(file: Path) -> str:

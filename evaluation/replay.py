@@ -11,13 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.command_line import UserError
+from evaluation.command_line import UserError, user_errors
 from evaluation.conversation import Conversation, Message, choose_conversation
 from evaluation.divergence import Judge, Verdict
 from evaluation.intervals import proportion_interval
 from evaluation.loading import check_model, load_target
 from evaluation.memory_file import make_drafter
-from evaluation.provenance import file_hash
+from evaluation.provenance import check_weights, file_hash
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.read_answers import Row, read_meta
 from evaluation.run_config import RunConfig
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 # Fewer say too little of a 99.9th percentile.
 NOISE_POSITIONS = 1000
-NEEDED = ("method", "bench_name", "dtype", "conv_template", "question_file_sha256", "temperature")
+NEEDED = (
+    *("method", "bench_name", "dtype", "conv_template", "question_file_sha256", "temperature"),
+    "model_fingerprint",
+)
 
 # Question, choice, turn: where two answers first part.
 Place = tuple[int | str, int, int]
@@ -70,8 +73,13 @@ class Replay:
             )
         self._questions = _questions(metas[0], question_file)
         self._rows = tuple({row["question_id"]: row for row in side} for side in rows)
-        run = RunConfig(model_path=model_path, dtype=metas[0]["dtype"])
+        with user_errors():
+            run = RunConfig(model_path=model_path, dtype=metas[0]["dtype"])
         model = check_model(run)
+        fingerprint = metas[0]["model_fingerprint"]
+        check_weights(
+            model_path, model.hf_config, fingerprint, "the answers are", "give that model"
+        )
         self._conversation: Conversation = choose_conversation(
             metas[0]["conv_template"], model_path, model.tokenizer
         )

@@ -25,7 +25,7 @@ from evaluation.command_line import OptionParser, UserError, run_command, user_e
 from evaluation.conversation import Conversation, Message, choose_conversation
 from evaluation.files import check_output
 from evaluation.loading import check_model, load_target
-from evaluation.provenance import git_commit, model_fingerprint
+from evaluation.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import cell, json_line, markdown_table
@@ -140,12 +140,8 @@ def load_recorded_model(source: Source) -> TargetModel:
     """
     run = RunConfig(model_path=source.model_path, dtype=source.dtype)
     model = check_model(run)
-    found = model_fingerprint(run.model_path, model.hf_config)
-    if found != source.model_fingerprint:
-        raise UserError(
-            f"model_path {run.model_path}: got weights {found}; the recording is of "
-            f"{source.model_fingerprint}; record again"
-        )
+    fingerprint = source.model_fingerprint
+    check_weights(run.model_path, model.hf_config, fingerprint, "the recording is", "record again")
     return load_target(run, model)
 
 

@@ -111,12 +111,18 @@ def test_what_cannot_be_judged_is_one_line(answers: Path, tiny_model: Path, tmp_
         tmp_path / "other.jsonl", [{"question_id": 1, "category": "qa", "turns": ["Who?"]}]
     )
     plain = _change(answers, tmp_path / "plain", _wrong_token)
+    two, sidecar = _change(answers, tmp_path / "two", _wrong_token), "recycling.meta.json"
+    meta = json.loads((two / sidecar).read_text()) | {"model_fingerprint": "0"}
+    (two / sidecar).write_text(json.dumps(meta))
     cases = [
         (with_meta("sampled", temperature=0.5), [], "these answers were sampled"),
         (lost, [], "the sidecar of .*recycling.jsonl has no 'method'"),
         (plain, ["--question-file", str(other)], "question_file: .* is not the one"),
         (with_meta("option", options={"nope": 1}), [], "the method of the answers cannot be made"),
         (with_meta("template", conv_template="raw"), [], "the prompt has .* tokens, the answers"),
+        (with_meta("type", dtype="float99"), [], "dtype: got 'float99'; allowed: auto, float32"),
+        (with_meta("weights", model_fingerprint="0"), [], "got weights .*; the answers are of 0"),
+        (two, [], "has model_fingerprint '.*', .*recycling.jsonl '0'; allowed: answers of equal"),
     ]
     for folder, more, says in cases:
         with pytest.raises(UserError, match=says) as caught:
