@@ -24,8 +24,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from model.attention import Attention, attention
 from model.draft_tree import DraftTree, TreeTopology
+from model.kernel_choice import linear_kernels
 from model.kv_cache import BufferShape, LayerShape, TreeCache
-from model.linear_kernels import LinearKernels, linear_kernels
+from model.linear_kernels import LinearKernels
 from model.step_costs import StepCosts, step_costs
 from model.support import (
     UnsupportedModelError,

@@ -16,46 +16,23 @@ Shapes: n rows, I inputs and O outputs of a layer.
 
 from __future__ import annotations
 
-import statistics
-import time
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from model.few_rows import DTYPES, few_rows_kernel
-from model.free_memory import free_memory
-from model.measured import machine_key, read_measured, write_measured
 from model.verification import decides_near_ties
-
-if TYPE_CHECKING:
-    from model.hf import TargetModel
 
 # Numbers of rows that are measured; a pass counts as the next of them, a longer one as the last.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 512)
-USUAL_ROWS = (1, 4, 8, 16)
-# A smaller model spends its time elsewhere.
-FEWEST_WEIGHTS = 2**20
 # Rows that packed weights are laid out for; the layout serves other numbers of rows as well.
 PACKED_ROWS = 8
-# Share of a layer's time that a kernel must save.
-WORTHWHILE = 0.05
-NUM_TIMES = 25
-ENOUGH_SECONDS = 0.05  # of timing one kernel, after which it is not repeated
-# Weights below which a model may fit the processor's cache, originals or copies, but hardly both.
-SMALL = 2**24
-# Weights that are read in turn while a layer is timed, since in a pass each layer's come from memory.
-TIMED_BYTES = 2**25
-# Products of a row's input and a weight, above which some of a layer's outputs stand for all.
-MOST_PRODUCTS = 2**31
-# Share of the free memory that copies may take.
-MEMORY_SHARE = 0.5
 # Weights compared to find out whether a layer was changed.
 SAMPLE = 64
 
@@ -154,7 +131,7 @@ class LinearKernels:
     """The kernels of a model's linear layers.
 
     Args:
-        layers: of the model, see `suitable_layers`.
+        layers: of the model, see `model.kernel_choice`.
         chosen: the kernel for each of `ROWS` that uses one, by the layers' size; others compute as they
             are.
         is_compiled: whether passes are compiled. These round in their own way, so that with any kernel
@@ -241,150 +218,3 @@ def size_of(layer: nn.Linear) -> Size:
     """Return (O, I) of a layer."""
     outputs, inputs = layer.weight.shape
     return outputs, inputs
-
-
-def suitable_layers(model: nn.Module) -> list[nn.Linear]:
-    """Return the linear layers that may use other kernels: plain ones, on the CPU, with plain weights,
-    of a model that is not compiled.
-    """
-    if hasattr(model, "_orig_mod"):
-        return []
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
-    return [layer for layer in layers if _is_plain(layer)]
-
-
-def _is_plain(layer: nn.Linear) -> bool:
-    weight = layer.weight
-    return (
-        "forward" not in layer.__dict__  # such as accelerate's, which moves weights
-        and type(weight) in (nn.Parameter, torch.Tensor)
-        and weight.device.type == "cpu"
-        and weight.is_floating_point()
-        and weight.is_contiguous()
-    )
-
-
-def linear_kernels(target: TargetModel) -> LinearKernels:
-    """Return the kernels that a target model's passes are fastest with on this machine: measured once,
-    then read from disk. Copies are made where they fit into memory alone.
-    """
-    layers = suitable_layers(target.model)
-    num_weights = sum(layer.weight.numel() for layer in layers)
-    if num_weights < FEWEST_WEIGHTS:
-        return LinearKernels([], {}, target.is_compiled)
-    build = few_rows_kernel() if target.dtype in DTYPES else None
-    kernels = [FEW_ROWS] if build else []
-    itemsize = target.dtype.itemsize if has_blocks(target.dtype) else 4
-    # The compiler does not know oneDNN's layout, and float64 would be rounded.
-    is_allowed = not target.is_compiled and target.dtype in DTYPES
-    if is_allowed and num_weights * itemsize <= MEMORY_SHARE * free_memory():
-        kernels.append(PACKED)
-    name = "linear-kernels"
-    key = "-".join((machine_key(target), *(kernel.name for kernel in kernels if kernel.is_copy)))
-    key += f"-{build}" if build else ""
-    try:
-        content = read_measured(name, key)
-        if tuple(content["rows"]) != ROWS:
-            raise ValueError("measured for other numbers of rows")
-        chosen = {
-            (int(outputs), int(inputs)): {int(n): KERNELS[kernel] for n, kernel in by_rows}
-            for outputs, inputs, by_rows in content["sizes"]
-        }
-    except (TypeError, ValueError, KeyError):  # none there, or not one of ours
-        chosen = measure(kernels, layers)
-        sizes = [
-            [*size, [(n, kernel.name) for n, kernel in sorted(by_rows.items())]]
-            for size, by_rows in chosen.items()
-        ]
-        write_measured(name, key, {"rows": ROWS, "sizes": sizes})
-    return LinearKernels(layers, chosen, target.is_compiled)
-
-
-@torch.inference_mode()
-def measure(
-    kernels: Sequence[Kernel], layers: Sequence[nn.Linear]
-) -> dict[Size, dict[int, Kernel]]:
-    """Time layers of every size: seven seconds for two kernels and 150M weights on two cores with AVX2.
-
-    Args:
-        kernels: in the order of preference.
-        layers: of one dtype.
-
-    Returns:
-        The kernel for each of `ROWS` that is worth one, by size.
-    """
-    is_small = sum(layer.weight.numel() for layer in layers) < SMALL
-    by_size: dict[Size, list[nn.Linear]] = {}
-    for layer in layers:
-        by_size.setdefault(size_of(layer), []).append(layer)
-    chosen = {}
-    for size, alike in by_size.items():
-        weight = alike[0].weight
-        count = max(1, TIMED_BYTES // (weight.numel() * weight.element_size()))
-        ratios = {kernel: _ratios(kernel, alike[:count]) for kernel in kernels}
-        chosen[size] = _fastest(ratios, is_small)
-    return chosen
-
-
-def _ratios(kernel: Kernel, layers: Sequence[nn.Linear]) -> dict[int, float]:
-    """Return the time of layers of one size as a share of what they take as they are, by rows."""
-    weight, ratios = layers[0].weight, {}
-    try:
-        made = [kernel.made(layer) for layer in layers]
-        for n in ROWS:
-            some, others = made, [layer.forward for layer in layers]
-            if n * weight.numel() > MOST_PRODUCTS:
-                part = _part_of(layers[0], MOST_PRODUCTS // n)
-                some, others = [kernel.made(part)], [part.forward]
-            generator = torch.Generator().manual_seed(0)  # not the user's
-            rows = torch.randn(1, n, weight.shape[1], generator=generator).to(weight.dtype)
-            ratios[n] = _time_ratio(some, others, rows)
-    except (RuntimeError, AttributeError):
-        return {}  # this build of torch has no such kernel
-    return ratios
-
-
-def _part_of(layer: nn.Linear, num_weights: int) -> nn.Linear:
-    """Return a layer of the first outputs, of about so many weights and without a bias."""
-    num_outputs = max(1, num_weights // layer.in_features)
-    part = nn.Linear(layer.in_features, num_outputs, bias=False, device="meta")
-    part.weight = nn.Parameter(layer.weight[:num_outputs], requires_grad=False)
-    return part
-
-
-def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> dict[int, Kernel]:
-    """Return the fastest kernel for each number of rows that is worth one.
-
-    A small model has copies for all drafts of usual numbers of rows or for none. Larger drafts are computed
-    for longer than weights are read.
-    """
-    chosen: dict[int, Kernel] = {}
-    best: dict[int, float] = {}
-    for kernel, by_rows in ratios.items():
-        bounds = {n: (1 - WORTHWHILE) * best.get(n, 1.0) for n in by_rows}
-        faster = {n for n, ratio in by_rows.items() if ratio < bounds[n]}
-        if is_small and kernel.is_copy and by_rows:
-            gain = statistics.geometric_mean(by_rows[n] / best.get(n, 1.0) for n in USUAL_ROWS)
-            usual = {n for n in ROWS if n <= USUAL_ROWS[-1]}
-            faster -= usual
-            if gain < 1 - WORTHWHILE:
-                faster |= usual
-        chosen |= {n: kernel for n in faster}
-        best |= {n: by_rows[n] for n in faster}
-    return chosen
-
-
-def _time_ratio(some: Sequence[Forward], others: Sequence[Forward], rows: torch.Tensor) -> float:
-    """Return the time that some layers take for the same rows as a share of what others take."""
-    times: tuple[list[float], list[float]] = ([], [])
-    # Many rows are computed for longer than weights are read.
-    count = max(1, len(some) * PACKED_ROWS // max(PACKED_ROWS, rows.shape[1]))
-    for _ in range(NUM_TIMES):
-        for layers, found in zip((some, others), times, strict=True):
-            begun = time.perf_counter()
-            for layer in layers[:count]:
-                layer(rows)
-            found.append(time.perf_counter() - begun)
-        if sum(times[1]) > ENOUGH_SECONDS:
-            break
-    return statistics.median(times[0]) / statistics.median(times[1])

@@ -33,8 +33,9 @@ from model.draft_tree import DraftTree
 from model.drafter import METHODS
 from model.few_rows import DTYPES, few_rows_kernel
 from model.hf import TargetModel
+from model.kernel_choice import suitable_layers
 from model.kv_cache import BufferShape, LayerShape
-from model.linear_kernels import FEW_ROWS, ROWS, LinearKernels, size_of, suitable_layers
+from model.linear_kernels import FEW_ROWS, ROWS, LinearKernels, size_of
 from model.self_test import Probe, self_test, verified_logits
 from model.static import CompiledTarget
 from tests.model.decoded import drafter_for, known, random_ids, referee

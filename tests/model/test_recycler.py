@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, RepetitionPenaltyLogitsProcessor
 
 import model as package
-from model import SpeculativeDecoder, TokenRecycling, attention, linear_kernels
+from model import SpeculativeDecoder, TokenRecycling, attention, kernel_choice
 from model.drafter import METHODS
 from tests.model.decoded import known, random_ids, referee, required_options
 
@@ -389,7 +389,7 @@ def test_measuring_draws_nothing_from_the_users_generator(
 ) -> None:
     """Else the first sampled text on a machine is another than the second, from one seed."""
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
-    monkeypatch.setattr(linear_kernels, "FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(kernel_choice, "FEWEST_WEIGHTS", 0)
     monkeypatch.setattr(attention, "FEWEST_WEIGHTS", 0)
     model = known(LLAMA).build()
     torch.manual_seed(7)
