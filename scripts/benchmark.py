@@ -291,9 +291,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark."""
-    args = build_parser().parse_args(argv)
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what can be known to be wrong without a model."""
     for method in args.methods:
         if method not in REFEREES:
             drafter_of(method, also=REFEREES)
@@ -313,6 +312,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         if number < 1:
             raise UserError(f"{name}: got {number}; allowed: 1 or more")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark."""
+    args = build_parser().parse_args(argv)
+    _check(args)
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
     with user_errors():
         run = RunConfig(
