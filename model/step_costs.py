@@ -228,6 +228,14 @@ def draft_of(target: TargetModel, num_nodes: int) -> DraftTree:
     return make([1] * num_nodes, target.device)
 
 
+def has_room(target: TargetModel, num_nodes: int, context: int) -> bool:
+    """Whether a draft of so many nodes (`draft_of`) ends within the model's context, after so many tokens of
+    it: a star is one node deep.
+    """
+    limit = target.context_limit(context + 1)
+    return not target.chain_only or limit is None or context + num_nodes <= limit
+
+
 def time_pass(target: TargetModel, cache: TreeCache, tree: DraftTree, context: int) -> float:
     """Return the milliseconds of one forward pass and its read-out after `context` cached rows.
 

@@ -162,7 +162,11 @@ def print_tables(rows: list[dict[str, Any]], curve: list[CostPoint], roof: Roofl
     cost = {(point.num_nodes, point.context): point.milliseconds for point in curve}
     print("\nmilliseconds of one forward pass (relative to one node)\n")
     body = [
-        [str(n), *(f"{cost[n, c]:.2f} ({cost[n, c] / cost[nodes[0], c]:.2f})" for c in contexts)]
+        [str(n)]
+        + [
+            f"{cost[n, c]:.2f} ({cost[n, c] / cost[nodes[0], c]:.2f})" if (n, c) in cost else "-"
+            for c in contexts
+        ]
         for n in nodes
     ]
     print(markdown_table(["nodes", *(f"context {context}" for context in contexts)], body))

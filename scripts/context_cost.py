@@ -37,7 +37,7 @@ from model.hf import TargetModel
 from model.kv_cache import TreeCache
 from model.measured import device_name
 from model.options import DTYPES
-from model.step_costs import draft_of
+from model.step_costs import draft_of, has_room
 from scripts.device_costs import choose_contexts
 
 NUM_ROUNDS = 7
@@ -180,6 +180,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = check_model(run)
     contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
     target = load_target(run, model)
+    nodes, context = max(args.nodes), max(contexts)
+    if not has_room(target, nodes, context):
+        raise UserError(
+            f"contexts: got {context} with {nodes} nodes, a chain with this model, which leaves its context; "
+            "give shorter ones, or fewer nodes"
+        )
     costs = context_costs(target, sorted(set(args.nodes)), sorted(set(contexts)))
     header = ["nodes", "context", "ms", "attention ms", "rest ms"]
     cells = [

@@ -19,7 +19,7 @@ import torch
 
 from evaluation.command_line import UserError
 from model.hf import TargetModel
-from model.step_costs import draft_of
+from model.step_costs import draft_of, has_room
 from model.support import context_limit
 
 # Of the cost curve, in cached tokens.
@@ -72,13 +72,15 @@ def choose_contexts(given: Sequence[int] | None, text_config: Any) -> list[int]:
 def cost_curve(
     target: TargetModel, nodes: Sequence[int], contexts: Sequence[int]
 ) -> list[CostPoint]:
-    """Time forward passes over trees of these sizes after contexts of these lengths."""
+    """Time forward passes over drafts of these sizes after contexts of these lengths, where there is room."""
     points = []
     for context in contexts:
         cache = target.new_cache(context + max(nodes))
         for _ in target.prefill([1] * (context + 1), cache, with_logits=False):
             pass
         for num_nodes in nodes:
+            if not has_room(target, num_nodes, context):
+                continue
             tree = draft_of(target, num_nodes)
             times = []
             for _ in range(NUM_TIMED + 2):

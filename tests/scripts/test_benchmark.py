@@ -75,9 +75,11 @@ def test_the_table_by_task_names_what_its_ratios_are_over(
         ({"generate-pld": theirs, "generate": theirs}, "generate"),
     ):
         rows = summarise({"vanilla": ours, **referees}, ["qa"])
-        print_tables(rows, [CostPoint(1, 16, 1.0)], Roofline(1.0, 1, 1.0, 1.0))
+        curve = [CostPoint(1, 16, 1.0), CostPoint(2, 16, 1.5), CostPoint(1, 32, 1.0)]
+        print_tables(rows, curve, Roofline(1.0, 1, 1.0, 1.0))
         lines = capsys.readouterr().out.splitlines()
         assert f"end to end / {name}, by task" in lines
+        assert "| 2     | 1.50 (1.50) |           - |" in lines, "no room for two nodes there"
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,11 @@ def test_options_without_an_effect_are_refused(words: str, message: str) -> None
 def test_models_that_verify_chains_alone_have_a_cost_curve() -> None:
     curve = cost_curve(TargetModel(known("BLOOM").build()), [1, 5], [16])
     assert [(point.num_nodes, point.context) for point in curve] == [(1, 16), (5, 16)]
+    target = TargetModel(known("GPT-Neo").build())
+    (longest,) = choose_contexts([510], target.config)
+    curve = cost_curve(target, [1, 2, 3], [16, longest])
+    found = [(point.num_nodes, point.context) for point in curve]
+    assert found == [(1, 16), (2, 16), (3, 16), (1, 510), (2, 510)], "a chain ends in the context"
 
 
 def test_the_cost_curve_ends_where_the_models_context_does() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from evaluation.command_line import UserError
 from model import few_rows
@@ -16,6 +18,7 @@ from model.draft_tree import DraftTree
 from model.hf import TargetModel
 from scripts import context_cost
 from scripts.context_cost import ContextCost, context_costs, main
+from tests.evaluation.conftest import DEMO_MODEL, TOKENIZER_FILES
 from tests.model.decoded import known
 
 
@@ -52,6 +55,24 @@ def test_models_that_verify_chains_alone_are_timed_with_chains() -> None:
     target = TargetModel(known("BLOOM").build())
     costs = context_costs(target, [1, 5], [16], num_rounds=1)
     assert [cost.num_nodes for cost in costs] == [1, 5]
+
+
+def test_a_chain_that_leaves_the_models_context_is_one_line(tmp_path: Path) -> None:
+    config = GPTNeoConfig(
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        attention_types=[[["global", "local"], 1]],
+        max_position_embeddings=64,
+        window_size=8,
+    )
+    GPTNeoForCausalLM(config).save_pretrained(tmp_path)
+    for name in TOKENIZER_FILES:
+        shutil.copy(DEMO_MODEL / name, tmp_path)
+    words = ["--model-path", str(tmp_path), "--nodes", "1", "4", "--contexts", "20"]
+    assert main([*words, "60"]) == 0
+    with pytest.raises(UserError, match="contexts: got 61 with 4 nodes, a chain with this model"):
+        main([*words, "61"])
 
 
 @pytest.mark.parametrize(
