@@ -41,7 +41,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from model.decoding import StepRecord
 from model.prompts import num_padding
 from model.recycler import SpeculativeDecoder
-from model.verification import GreedyRule, SamplingRule, TokenRule
+from model.verification import GreedyRule, SamplingRule, TokenRule, as_in_transformers
 
 MODES = ("greedy_search", "sample")
 # What transformers passes on that is a default, or that has no meaning here.
@@ -385,7 +385,8 @@ def _stop(
         return None
 
     def stop(text: Sequence[int]) -> bool:
-        input_ids = torch.tensor([[*padding, *text]], device=device)
-        return bool(criteria(input_ids, record.scores).all())
+        with as_in_transformers():
+            input_ids = torch.tensor([[*padding, *text]], device=device)
+            return bool(criteria(input_ids, record.scores).all())
 
     return stop

@@ -12,7 +12,8 @@ Shapes: N nodes, V vocabulary, k candidates, S probes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -152,14 +153,24 @@ class SamplingRule:
         return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
 
 
+@contextmanager
+def as_in_transformers() -> Iterator[None]:
+    """Run the user's code in the block as transformers' own generation does: what was made in inference mode
+    could neither be written nor be part of a gradient later.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 def _processed(
     processors: Sequence[Processor], logits: torch.Tensor, prefix: Sequence[int]
 ) -> torch.Tensor:
     """Return the scores [1, V] after all processors; float32 as in transformers' own generation."""
-    scores = logits[None].to(dtype=torch.float32, copy=True)
-    input_ids = torch.tensor([list(prefix)], device=logits.device)  # [1, P]
-    for processor in processors:
-        scores = processor(input_ids, scores)
+    with as_in_transformers():
+        scores = logits[None].to(dtype=torch.float32, copy=True)
+        input_ids = torch.tensor([list(prefix)], device=logits.device)  # [1, P]
+        for processor in processors:
+            scores = processor(input_ids, scores)
     return scores
 
 

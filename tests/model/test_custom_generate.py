@@ -77,6 +77,30 @@ def test_scores_that_were_not_asked_for_are_not_kept() -> None:
     assert found.scores is None and found.logits is None
 
 
+def test_tensors_that_leave_a_call_may_be_written_and_derived() -> None:
+    given: list[torch.Tensor] = []
+
+    class Keeping(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            given.append(input_ids)
+            return torch.zeros(1, dtype=torch.bool)
+
+    found = llama().generate(
+        IDS,
+        **PLAIN,
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+        stopping_criteria=StoppingCriteriaList([Keeping()]),
+        custom_generate=recycling(),
+    )
+    for tensor in (found.sequences, *found.scores, *found.logits, *given):
+        tensor[0, 0] = 0
+    factor = torch.ones(1, requires_grad=True)
+    (torch.cat(found.logits) * factor + found.scores[0] * factor).sum().backward()
+    assert factor.grad is not None and not found.scores[0].requires_grad
+
+
 class Watch(StoppingCriteria):
     """Notes what it is asked about; ends the text at a length."""
 
