@@ -69,6 +69,7 @@ class TargetModel:
     Attributes:
         chain_only: whether drafts must be chains.
         chain_reason: why, in one line; empty if trees work.
+        num_tokens: that the model embeds.
         layer_shapes: what each layer caches; None for layers that read another layer's cache.
 
     Raises:
@@ -83,8 +84,8 @@ class TargetModel:
         use_masked_attention(model)
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
-        self.device = model.get_input_embeddings().weight.device
-        self.dtype = model.dtype
+        weight = model.get_input_embeddings().weight
+        self.dtype, self.device, self.num_tokens = model.dtype, weight.device, len(weight)
         self._parameters = forward_parameters(model)
         self._layer_types = sorted(set(getattr(self.config, "layer_types", None) or ()))
         has_window = bool(getattr(self.config, "sliding_window", None))
@@ -102,15 +103,18 @@ class TargetModel:
         was changed.
 
         Raises:
-            ValueError: if it is in training mode, or was moved or cast.
+            ValueError: if it is in training mode, or was moved, cast or resized.
         """
         if self.model.training:
             raise ValueError(IN_TRAINING)
         weight = self.model.get_input_embeddings().weight
-        if (self.model.dtype, weight.device) != (self.dtype, self.device):
+        now = (self.model.dtype, weight.device, len(weight))
+        then = (self.dtype, self.device, self.num_tokens)
+        if now != then:
+            got, allowed = ("{} on {} with {} tokens".format(*state) for state in (now, then))
             raise ValueError(
-                f"model: got {self.model.dtype} on {weight.device}; allowed: {self.dtype} on {self.device}, as "
-                "it was; make a new decoder for a model that was moved or cast"
+                f"model: got {got}; allowed: {allowed}, as it was; make a new decoder for a model that was "
+                "moved, cast or resized"
             )
         with self._lock:
             use_masked_attention(self.model)

@@ -277,7 +277,7 @@ class SpeculativeDecoder:
             RuntimeError: if another text was begun meanwhile, which has the cache now.
         """
         self.target.check_unchanged()
-        num_tokens = self.target.model.get_input_embeddings().weight.shape[0]
+        num_tokens = self.target.num_tokens
         if outside := [token for token in prompt_ids if not 0 <= token < num_tokens]:
             raise ValueError(f"prompt: got token {outside[0]}; allowed: 0 to {num_tokens - 1}")
         if self.drafter.is_cold:

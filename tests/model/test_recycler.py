@@ -288,6 +288,8 @@ def test_a_model_in_training_mode_is_refused() -> None:
     [
         (lambda model: model.train(), "training mode"),
         (lambda model: model.to(torch.bfloat16), r"got torch.bfloat16 .* make a new decoder"),
+        (lambda model: model.resize_token_embeddings(90), r"with 90 tokens; .* make a new decoder"),
+        (lambda model: model.resize_token_embeddings(50), r"with 50 tokens; .* make a new decoder"),
     ],
 )
 def test_a_model_that_was_changed_since_is_refused(change: Any, message: str) -> None:
