@@ -2,7 +2,8 @@ r"""Compare two answer files question by question: equal, or where they first pa
 
 Lossless decoding means the same tokens, so this is the check behind every speed-up. Token ids are
 compared where both files carry them, the text otherwise. Rows are matched by question id; a row that
-one file lacks and a question that failed are differences, never skipped.
+one file lacks, a question that failed and one without an answer to compare are differences, never
+skipped.
 
 In half precision two almost equal logits may change places. With ``--model-path`` the model is loaded
 and every first differing token is judged a tie or a BUG (``divergence.py``); ties alone are no error.
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.command_line import OptionParser, UserError, run_command
+from evaluation.defects import ERROR_TEXT
 from evaluation.read_answers import Row, is_failed, read_answers
 from evaluation.tables import json_line
 
@@ -168,7 +170,9 @@ def _answer_difference(row: Row, other: Row, comparison: Comparison) -> Differen
             "category": row["category"],
             "choice": choice_index,
         }
-        texts, other_texts = choice.get("turns", []), other_choice.get("turns", [])
+        texts, other_texts = _texts(choice), _texts(other_choice)
+        if not texts and not other_texts:
+            first = first or Difference(**where, cause="neither file has a turn to compare")
         if len(texts) != len(other_texts):
             cause = f"{len(texts)} turns against {len(other_texts)}"
             first = first or Difference(**where, cause=cause)
@@ -185,6 +189,12 @@ def _answer_difference(row: Row, other: Row, comparison: Comparison) -> Differen
             if found:
                 first = first or Difference(**where, turn=turn, **found)
     return first
+
+
+def _texts(choice: dict[str, Any]) -> list[str]:
+    """The text of every turn; empty ones where a file has token ids alone."""
+    texts: list[str] = choice.get("turns", [])
+    return texts or [""] * _num_id_turns(choice)
 
 
 def _num_id_turns(choice: dict[str, Any]) -> int:
@@ -209,6 +219,8 @@ def _token_difference(
 
 
 def _text_difference(text: str, other_text: str) -> dict[str, Any] | None:
+    if text == other_text == ERROR_TEXT:
+        return {"cause": f"the turn is {ERROR_TEXT!r} in both files: it raised an error"}
     if text == other_text:
         return None
     position = _first_difference(text, other_text)

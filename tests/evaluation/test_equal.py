@@ -160,6 +160,40 @@ def test_a_question_that_failed_in_both_is_no_equality() -> None:
     assert cause == "the question failed in the first and the second file (too long and too long)"
 
 
+def test_a_turn_that_raised_an_error_in_both_is_no_equality() -> None:
+    rows = [make_row(1, "qa", [2], 1.0, ["an answer", "ERROR"])]
+    [difference] = compare(rows, rows).differences
+    assert difference.turn == 1 and "'ERROR' in both files" in difference.cause
+    rows[0]["choices"][0]["token_ids"] = [[5], [6]]  # a model may write that word
+    assert not compare(rows, rows).differences
+
+
+@pytest.mark.parametrize("is_left", ["an empty list", "nothing"])
+def test_answers_with_nothing_to_compare_are_no_equality(is_left: str) -> None:
+    rows = _rows(False)
+    for row in rows:
+        for choice in row["choices"]:
+            choice["turns"] = []
+            if is_left == "nothing":
+                del choice["turns"]
+    causes = {it.cause for it in compare(rows, rows).differences}
+    assert causes == {"neither file has a turn to compare"}
+    assert len(compare(rows, rows).differences) == 3
+
+
+def test_token_ids_are_compared_where_texts_were_taken_out() -> None:
+    rows = _rows(True)
+    for row in rows:
+        for choice in row["choices"]:
+            del choice["turns"]
+    comparison = compare(rows, _rows(True))
+    assert (comparison.num_turns_by_ids, comparison.differences) == (12, [])
+    other = copy.deepcopy(rows)
+    other[1]["choices"][0]["token_ids"][1][3] += 1
+    [difference] = compare(rows, other).differences
+    assert (difference.question_id, difference.turn, difference.position) == (82, 1, 3)
+
+
 def test_fewer_lists_of_ids_than_turns_fall_back_to_text() -> None:
     rows = _rows(True)
     for row in rows:
