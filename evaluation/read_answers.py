@@ -12,15 +12,23 @@ Use:
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from evaluation.command_line import UserError
+from evaluation.files import parse_json
 
 Row = dict[str, Any]
 
 REQUIRED_KEYS = ("question_id", "category", "choices")
-NUMBER_LISTS = ("new_tokens", "wall_time", "accept_lengths", "decoding_steps")
+NUMBER_LISTS = (
+    *("new_tokens", "wall_time", "accept_lengths", "decoding_steps"),
+    *("decode_time", "draft_tokens"),
+)
+
+Check = Callable[[Any], bool]
 
 
 def read_answers(path: str | Path) -> list[Row]:
@@ -113,9 +121,9 @@ def read_meta(path: str | Path) -> dict[str, Any]:
 
 def _parse_row(line: str, where: str) -> Row:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({error}); mend or delete the line") from None
+        row = parse_json(line, where)
+    except UserError as error:
+        raise UserError(f"{error}; mend or delete the line") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: an answer is a JSON object, got {type(row).__name__}")
     missing = [key for key in REQUIRED_KEYS if key not in row]
@@ -123,9 +131,11 @@ def _parse_row(line: str, where: str) -> Row:
         raise UserError(f"{where}: no {missing[0]!r}; an answer has {', '.join(REQUIRED_KEYS)}")
     question_id = row["question_id"]
     if isinstance(question_id, bool) or not isinstance(question_id, int | str):
-        raise UserError(f"{where}: question_id is a number or a text, got {question_id!r}")
-    if not isinstance(row["category"], str):
-        raise UserError(f"{where}: category is a text, got {row['category']!r}")
+        raise UserError(
+            f"{where}: question_id is a whole number or a text, got {_short(question_id)}"
+        )
+    if not _is_text(row["category"]):
+        raise UserError(f"{where}: category is a text, got {_short(row['category'])}")
     _check_choices(row["choices"], where)
     return row
 
@@ -135,22 +145,55 @@ def _check_choices(choices: object, where: str) -> None:
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise UserError(f"{where}: choices is a list of objects, got {_short(choices)}")
     for choice in choices:
-        for key in NUMBER_LISTS:
-            if not _is_list_of(choice.get(key, []), (int, float)):
-                raise UserError(f"{where}: {key} is a list of numbers, got {_short(choice[key])}")
-        if not _is_list_of(choice.get("turns", []), (str,)):
-            raise UserError(f"{where}: turns is a list of texts, got {_short(choice['turns'])}")
-        token_ids = choice.get("token_ids") or []
-        if not isinstance(token_ids, list) or not all(
-            _is_list_of(ids, (int,)) for ids in token_ids
-        ):
-            raise UserError(f"{where}: token_ids is a list of token ids for each turn")
+        for key, (is_right, what) in CHOICE_KEYS.items():
+            if key in choice and not is_right(choice[key]):
+                raise UserError(f"{where}: {key} is {what}, got {_short(choice[key])}")
 
 
-def _is_list_of(values: object, types: tuple[type, ...]) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(value, types) and not isinstance(value, bool) for value in values
-    )
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a float, or a whole number that can become one."""
+    return isinstance(value, float) or (_is_integer(value) and abs(value) <= sys.float_info.max)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))
+
+
+def _list_of(is_item: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(is_item, value))
+
+
+def _object_of(is_item: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(is_item, value.values()))
+
+
+def _or_null(is_right: Check) -> Check:
+    return lambda value: value is None or is_right(value)
+
+
+# What the keys of a choice hold, where it has them: those of Spec-Bench, and optional ones of ours.
+CHOICE_KEYS: dict[str, tuple[Check, str]] = {
+    "turns": (_list_of(_is_text), "a list of texts"),
+    **dict.fromkeys(NUMBER_LISTS, (_list_of(_is_number), "a list of numbers")),
+    "token_ids": (_or_null(_list_of(_list_of(_is_integer))), "a list of token ids for each turn"),
+    **dict.fromkeys(
+        ("drafted", "accepted"),
+        (_list_of(_list_of(_list_of(_is_integer))), "a list of counts [depth][rank] for each turn"),
+    ),
+    "sources": (
+        _list_of(_object_of(_is_pair)),
+        "an object {name: [drafted, accepted]} for each turn",
+    ),
+    "step_times": (_list_of(_object_of(_is_number)), "an object of seconds for each turn"),
+}
 
 
 def _short(value: object) -> str:

@@ -40,9 +40,11 @@ def _with_choice(**keys: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{not json", "line 2 is not JSON"),
-        (json.dumps(GOOD)[:-20], "line 2 is not JSON"),
-        ("[" * 100_000, "line 2 is not JSON"),
+        ("{not json", "line 2: is not JSON"),
+        (json.dumps(GOOD)[:-20], "line 2: is not JSON"),
+        ("[" * 100_000, "line 2: is not JSON"),
+        ('{"question_id": 1, "question_id": 2}', "line 2: is not JSON: the key 'question_id' is"),
+        (GOOD | {"category": "\ud800"}, "line 2: holds half of a surrogate pair"),
         ("[1, 2]", "line 2: an answer is a JSON object, got list"),
         (_without("question_id"), "line 2: no 'question_id'"),
         (_without("category"), "line 2: no 'category'"),
@@ -59,6 +61,15 @@ def _with_choice(**keys: Any) -> dict[str, Any]:
         (_with_choice(turns=[None]), "line 2: turns is a list of texts"),
         (_with_choice(token_ids=[1, 2]), "line 2: token_ids is a list of token ids"),
         (_with_choice(token_ids=7), "line 2: token_ids is a list of token ids"),
+        (_with_choice(wall_time=[10**400]), "line 2: wall_time is a list of numbers"),
+        # Optional keys of ours, which other writers may mean otherwise.
+        (_with_choice(decode_time=1.5), "line 2: decode_time is a list of numbers, got 1.5"),
+        (_with_choice(draft_tokens=[None]), "line 2: draft_tokens is a list of numbers"),
+        (_with_choice(drafted=[3, 2]), "line 2: drafted is a list of counts"),
+        (_with_choice(accepted=7), "line 2: accepted is a list of counts"),
+        (_with_choice(sources=["pld"]), "line 2: sources is an object"),
+        (_with_choice(sources=[{"pld": [1, 2, 3]}]), "line 2: sources is an object"),
+        (_with_choice(step_times=[{"draft": None}]), "line 2: step_times is an object"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: object, complaint: str) -> None:
