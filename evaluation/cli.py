@@ -69,7 +69,7 @@ def add_options(
     for item in dataclasses.fields(config_class):
         if names is not None and item.name not in names:
             continue
-        flags = ["--" + item.name.replace("_", "-"), *item.metadata["aliases"]]
+        flags = ["--" + item.name.replace("_", "-"), *item.metadata.get("aliases", ())]
         kind = _value_type(hints[item.name])
         text = item.metadata["help"].replace("%", "%%")
         if item.default is not None and kind is not bool:
@@ -80,7 +80,7 @@ def add_options(
             options["action"] = "store_true" if is_switch else argparse.BooleanOptionalAction
         else:
             options["type"] = kind
-            options["choices"] = item.metadata["choices"] or None
+            options["choices"] = item.metadata.get("choices") or None
             options["metavar"] = None if options["choices"] else METAVARS[kind]
         group.add_argument(*flags, **options)
 

@@ -44,11 +44,8 @@ def budget_option(default: str) -> Any:
 def check_options(config: Any) -> None:
     """Raise ValueError for the first option whose value its field does not allow."""
     for item in fields(config):
-        value, least, choices = (
-            getattr(config, item.name),
-            item.metadata["least"],
-            item.metadata["choices"],
-        )
+        value = getattr(config, item.name)
+        least, choices = item.metadata.get("least"), item.metadata.get("choices")
         if value == item.default:
             continue
         if choices and value not in choices:
