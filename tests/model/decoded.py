@@ -21,17 +21,19 @@ BY_NAME = {family.name: family for family in FAMILIES}
 
 @lru_cache(maxsize=4)
 def target_of(name: str) -> TargetModel:
-    """Return the checked target of a family; skip the test where the family does not exist."""
+    """Return the checked target of a family; skip the test where `known` does."""
     target = TargetModel(known(name).build())
     self_test(target)
     return target
 
 
 def known(name: str) -> Family:
-    """Return a family; skip the test where the installed transformers lacks it."""
+    """Return a family; skip the test where the installed transformers lacks it or computes it wrong."""
     family = BY_NAME[name]
     if not family.is_known:
         pytest.skip(f"{family.config} is not in this version of transformers")
+    if family.is_broken:
+        pytest.skip(f"right in transformers 4.57, and since 5.{family.right_since}")
     return family
 
 

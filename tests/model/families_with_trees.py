@@ -46,7 +46,13 @@ LONGROPE = {
 TREES = [
     Family("Llama, grouped heads", "LlamaConfig"),
     # A text no longer than what it keeps: beyond it leaves out other keys in every pass.
-    Family("Doge, short window", "DogeConfig", {"keep_window_size": 44}),
+    Family(
+        "Doge, short window",
+        "DogeConfig",
+        {"keep_window_size": 44},
+        note="refused in 5.0 to 5.17, whose passes without a mask see later tokens",
+        right_since=18,
+    ),
     Family(
         "Llama, yarn rope",
         "LlamaConfig",

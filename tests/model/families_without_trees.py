@@ -154,7 +154,7 @@ REFUSED = [
             "index_head_dim": 8,
         },
         "refused",
-        "layers of type indexed_attention",
+        "layers of type (indexed|deepseek_sparse)_attention",
         without=("head_dim",),
         note="indexed attention state cannot be branched",
         outcome_in_4="absent",

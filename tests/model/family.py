@@ -13,7 +13,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-IS_VERSION_4 = transformers.__version__.startswith("4.")
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+IS_VERSION_4 = VERSION < (5, 0)
 VOCAB = 67
 # Wide enough that two tokens rarely have close logits, narrow enough that attention is no argmax.
 WEIGHT_STD = 0.3
@@ -49,6 +50,8 @@ class Family:
         outcome_in_4: the outcome in transformers 4.57, where it differs; "absent" if 4.57 lacks it.
         without: names of `BASE` that this config does not take.
         note: what is unusual about it, for the docs.
+        right_since: the minor version of transformers 5 from which its own passes over a text are right; before,
+            the model is refused.
     """
 
     name: str
@@ -59,11 +62,17 @@ class Family:
     outcome_in_4: str = ""
     without: tuple[str, ...] = ()
     note: str = ""
+    right_since: int = 0
 
     @property
     def expected(self) -> str:
         """The outcome in the installed version of transformers."""
         return (IS_VERSION_4 and self.outcome_in_4) or self.outcome
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether passes of the installed version of transformers over a text are wrong."""
+        return (5, 0) <= VERSION < (5, self.right_since)
 
     @property
     def is_known(self) -> bool:

@@ -19,7 +19,7 @@ from model.decoding import generate
 from model.drafter import METHODS
 from model.hf import TargetModel, UnsupportedModelError
 from model.self_test import Probe, self_test, verified_logits
-from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
+from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee, target_of
 from tests.model.families import CHAINS, FAMILIES, REFUSED, TREES
 from tests.model.family import IS_VERSION_4
 from tests.model.list_models import COMMAND, render
@@ -121,3 +121,12 @@ def test_a_model_that_cannot_roll_back_is_refused_in_one_line(name: str) -> None
         self_test(TargetModel(model))
     assert "\n" not in str(error.value)
     assert model.config.model_type in str(error.value)
+
+
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES if family.right_since])
+def test_a_model_whose_passes_are_wrong_is_refused(name: str) -> None:
+    family = BY_NAME[name]
+    if not family.is_broken:
+        pytest.skip("its passes are right in this version of transformers")
+    with pytest.raises(UnsupportedModelError, match="not lossless"):
+        self_test(TargetModel(family.build()))

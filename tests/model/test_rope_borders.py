@@ -18,7 +18,7 @@ from model.recycler import SpeculativeDecoder
 from model.self_test import self_test
 from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee
 from tests.model.families_with_trees import LONGROPE
-from tests.model.family import IS_VERSION_4, Family
+from tests.model.family import IS_VERSION_4, VERSION, Family
 
 BORDER = 48
 NUM_NEW = 40
@@ -40,6 +40,8 @@ def layered(kind: str) -> TargetModel:
     """Return a Gemma 3 whose full-attention layers have rotary embeddings of this kind."""
     if IS_VERSION_4:
         pytest.skip("one rope setting a layer type came with transformers 5")
+    if kind == "longrope" and VERSION < (5, 21):
+        pytest.skip("this version of transformers fails at a second pass beyond such a border")
     options: dict[str, Any] = {
         **known("Gemma 3 text").options,
         "max_position_embeddings": BORDER if kind == "dynamic" else 4 * BORDER,
