@@ -74,6 +74,7 @@ class TargetModel:
 
     Raises:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
+        ValueError: if it would compute in another dtype than that of its weights.
     """
 
     # Whether passes are compiled, which round in their own way.
@@ -86,6 +87,7 @@ class TargetModel:
         self.config = model.config.get_text_config(decoder=True)
         weight = model.get_input_embeddings().weight
         self.dtype, self.device, self.num_tokens = model.dtype, weight.device, len(weight)
+        self._refuse_autocast()
         self._parameters = forward_parameters(model)
         self._layer_types = sorted(set(getattr(self.config, "layer_types", None) or ()))
         has_window = bool(getattr(self.config, "sliding_window", None))
@@ -103,8 +105,10 @@ class TargetModel:
         was changed.
 
         Raises:
-            ValueError: if it is in training mode, or was moved, cast or resized.
+            ValueError: if it is in training mode, or was moved, cast or resized, or would compute in
+                another dtype.
         """
+        self._refuse_autocast()
         if self.model.training:
             raise ValueError(IN_TRAINING)
         weight = self.model.get_input_embeddings().weight
@@ -118,6 +122,17 @@ class TargetModel:
             )
         with self._lock:
             use_masked_attention(self.model)
+
+    def _refuse_autocast(self) -> None:
+        """Refuse passes in another dtype than the weights': near-ties and kernels go by theirs."""
+        kind = self.device.type
+        if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+            return
+        if (dtype := torch.get_autocast_dtype(kind)) != self.dtype:
+            raise ValueError(
+                f"autocast: computes in {dtype}; allowed: off, or the model's {self.dtype}; load the model in "
+                "the dtype to decode in"
+            )
 
     @property
     def _lock(self) -> Any:

@@ -300,6 +300,20 @@ def test_a_model_that_was_changed_since_is_refused(change: Any, message: str) ->
         decoder.generate([1, 2], max_new_tokens=4)
 
 
+def test_autocast_to_another_dtype_is_refused() -> None:
+    model = known(LLAMA).build()
+    decoder = TokenRecycling(model)
+    message = "autocast: computes in torch.bfloat16; allowed: off, or the model's torch.float32"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(ValueError, match=message):
+            decoder.generate([1, 2], max_new_tokens=4)
+        with pytest.raises(ValueError, match=message):
+            TokenRecycling(model)
+        half = TokenRecycling(known(LLAMA).build().to(torch.bfloat16))
+        assert len(half.generate([1, 2], max_new_tokens=4).token_ids) == 4
+    assert len(decoder.generate([1, 2], max_new_tokens=4).token_ids) == 4
+
+
 def test_attention_that_takes_no_tree_mask_is_switched_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
