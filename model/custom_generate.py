@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ class Speculative:
         Raises:
             ValueError: for what cannot be honoured.
         """
-        _refuse(input_ids, logits_processor, generation_config, model_kwargs)
+        _refuse(model, input_ids, logits_processor, generation_config, model_kwargs)
         decoder = self._decoder_of(model)
         tokens: list[int] = input_ids[0].tolist()
         padding = tokens[: _num_padding(model_kwargs, len(tokens))]
@@ -281,12 +282,19 @@ class _Record:
 
 
 def _refuse(
+    model: PreTrainedModel,
     input_ids: torch.Tensor,
     processors: LogitsProcessorList,
     config: GenerationConfig,
     arguments: dict[str, Any],
 ) -> None:
     """Raise ValueError for what one sequence of greedy or sampled tokens cannot honour."""
+    prepare = type(model).prepare_inputs_for_generation
+    if model.prepare_inputs_for_generation != MethodType(prepare, model):  # peft's, for one
+        raise ValueError(
+            "model: got inputs that another prepares, such as a learned prompt; allowed: the model's own, with "
+            "adapters in the layers, as LoRA"
+        )
     mode = config.get_generation_mode()
     if mode not in MODES:
         raise ValueError(

@@ -283,6 +283,16 @@ def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: st
         llama().generate(IDS, **(PLAIN | options), custom_generate=recycling())
 
 
+def test_inputs_that_another_prepares_are_refused() -> None:
+    model = known(LLAMA).build()
+    stock = model.prepare_inputs_for_generation
+    model.prepare_inputs_for_generation = lambda *args, **kwargs: stock(*args, **kwargs)
+    with pytest.raises(ValueError, match="model: got inputs that another prepares"):
+        model.generate(IDS, **PLAIN, custom_generate=recycling())
+    model.prepare_inputs_for_generation = stock  # as peft puts it back
+    model.generate(IDS, **PLAIN, custom_generate=recycling())
+
+
 def test_a_batch_is_refused() -> None:
     ids = torch.cat((IDS, IDS))
     options = PLAIN | {"attention_mask": torch.ones_like(ids)}

@@ -71,12 +71,20 @@ def test_adapters_count_and_may_be_switched_between_answers(method: str) -> None
     assert found[0].tolist() == PROMPT + adapted
 
 
-def test_a_learned_prompt_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_a_learned_prompt_is_refused(kind: str) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
     model = peft.get_peft_model(known(LLAMA).build(), config).eval()
     with pytest.raises(ValueError, match="model: got a learned prompt; allowed: adapters"):
         SpeculativeDecoder(model)
+    ids = torch.tensor([PROMPT])
+    with pytest.raises(ValueError, match="model: got inputs that another prepares"):
+        model.generate(input_ids=ids, max_new_tokens=4, custom_generate=speculative("pld"))
+    base = model.get_base_model()
+    options = {"max_new_tokens": 4, "attention_mask": torch.ones_like(ids), "do_sample": False}
+    found = base.generate(ids, **options, custom_generate=speculative("pld"))
+    assert torch.equal(found, base.generate(ids, **options))
 
 
 @pytest.mark.parametrize("method", METHODS)
