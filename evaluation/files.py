@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,20 @@ def check_output(file: str | Path, option: str) -> None:
         raise UserError(
             f"{option}: got {file}; allowed: a file in a folder that is there and can be written"
         )
+
+
+def refuse_outputs(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) -> None:
+    """Refuse to write over what is read, or to write one file twice.
+
+    Raises:
+        UserError: names the file.
+    """
+    taken = {Path(path).resolve(): "one of the files to read" for path in inputs}
+    for output in outputs:
+        place = Path(output).resolve()
+        if place in taken:
+            raise UserError(f"{output} is {taken[place]}; give another file to write to")
+        taken[place] = "to be written twice"
 
 
 def read_text(path: Path, what: str, max_bytes: int) -> str:

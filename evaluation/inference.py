@@ -22,12 +22,13 @@ from evaluation.answers import AnswerLog
 from evaluation.command_line import UserError
 from evaluation.conversation import Conversation, choose_conversation
 from evaluation.eval import answer_questions, record
-from evaluation.files import check_output
+from evaluation.files import check_output, refuse_outputs
 from evaluation.loading import check_model
 from evaluation.memory_file import make_drafter, read_memory, save_memory
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
 from evaluation.provenance import file_hash, git_commit, model_fingerprint, versions
 from evaluation.questions import DATA_FOLDER, Question, load_questions, question_file_of
+from evaluation.read_answers import sidecar_path
 from evaluation.run_config import RunConfig
 from model.measured import device_name
 
@@ -92,7 +93,7 @@ def answer_with_method(
         check_output(save_matrix, "save_matrix")
     if save_matrix and run.uses_ray:
         raise UserError("save_matrix: got workers, which have a matrix each; leave one out")
-    plan = prepare(method, run, config, load_matrix, saves_matrix=bool(save_matrix))
+    plan = prepare(method, run, config, load_matrix, save_matrix)
     try:
         if save_matrix or not plan.is_answered:
             memory = plan.memory()  # before the weights load: it may be missing
@@ -124,7 +125,7 @@ def prepare(
     run: RunConfig,
     config: Any,
     load_matrix: str | None,
-    saves_matrix: bool = False,
+    save_matrix: str | None = None,
 ) -> Plan:
     """Check all that can be known before the weights load; the answer file is locked from here on.
 
@@ -147,7 +148,7 @@ def prepare(
         place = torch.device("cpu") if run.uses_ray else model.device
         drafter = make_drafter(method, config, model.vocab_size, place, memory)
         is_hot = drafter.is_hot
-        if saves_matrix and not drafter.memory():
+        if save_matrix and not drafter.memory():
             raise UserError(
                 f"save_matrix: {method} keeps nothing across prompts with these options; leave it out"
             )
@@ -158,6 +159,10 @@ def prepare(
     if not run.answer_file and not DATA_FOLDER.is_dir():  # as where the package is installed
         raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
     answer_file = Path(run.answer_file).expanduser() if run.answer_file else default_file
+    saved, loaded = ([Path(file)] if file else [] for file in (save_matrix, load_matrix))
+    # A matrix may be gone on with in its own file.
+    read = [question_file, *(loaded if loaded != saved else [])]
+    refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
     longest = _longest_text(questions, conversation, run.max_new_tokens) if run.compile else 0
     setup = Setup(method, run, config, model, conversation, memory, model_id, longest)
     log = AnswerLog(answer_file, _sidecar(setup, question_file, load_matrix), run.overwrite)

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from evaluation.benchmark_reports import Benchmark, read_benchmark
-from evaluation.command_line import OptionParser, UserError, run_command
-from evaluation.files import write_whole
+from evaluation.command_line import OptionParser, run_command
+from evaluation.files import refuse_outputs, write_whole
 from evaluation.groups import SPEC_BENCH, Group, group_answers, load_answers
 from evaluation.leaderboard_tables import (
     baseline_of,
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     paths = answer_paths(options.paths, options.base)
     files = _output_files(options)
-    _refuse_outputs(list(files.values()), [*paths, *map(Path, options.benchmark)])
+    refuse_outputs(files.values(), [*paths, *options.benchmark])
     benchmarks = [read_benchmark(path) for path in options.benchmark]
     published = None
     if options.published:
@@ -210,15 +210,6 @@ def _output_files(options: argparse.Namespace) -> dict[str, Path]:
         elif options.out:
             files[name] = Path(options.out) / f"leaderboard.{ENDINGS.get(name, name)}"
     return files
-
-
-def _refuse_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
-    """Refuse to write over what is read, or to write one file twice."""
-    taken = {path.resolve(): "one of the files to read" for path in inputs}
-    for output in outputs:
-        if output.resolve() in taken:
-            raise UserError(f"{output} is {taken[output.resolve()]}; give another file to write to")
-        taken[output.resolve()] = "to be written twice"
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

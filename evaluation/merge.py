@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.overwrite and (out.exists() or sidecar_path(out).exists()):
         raise UserError(f"out: {out} is there; give --overwrite, or another file")
     shards = sorted((_read_shard(Path(path)) for path in options.paths), key=lambda one: one.index)
-    if out.resolve() in {shard.path.resolve() for shard in shards}:
+    own = {file.resolve() for shard in shards for file in (shard.path, sidecar_path(shard.path))}
+    if not own.isdisjoint({out.resolve(), sidecar_path(out).resolve()}):
         raise UserError(f"out: {out} is one of the shards; give another file")
     _check_together(shards)
     rows = _merged_rows(shards)

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.conversation import choose_conversation
-from evaluation.files import check_output, write_whole
+from evaluation.files import check_output, refuse_outputs, write_whole
 from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, versions
 from evaluation.question_frame import task_of
@@ -329,6 +329,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             compile=args.compile and args.shape == "demo",
         )
     file = question_file_of(args.bench_name or "demo", args.question_file)
+    if args.out:
+        refuse_outputs([args.out], [file])
     questions = spread(load_questions(file), args.num_questions)
     model = check_model(run)
     contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from evaluation.command_line import OptionParser, UserError, run_command
-from evaluation.files import check_output, write_whole
+from evaluation.files import check_output, refuse_outputs, write_whole
 from model.draft_tree import DraftBudget, DraftTree
 from model.recycling.drafter import RecyclingConfig, RecyclingDrafter
 from model.recycling.tree_template import MAX_PATHS, load_template
@@ -210,8 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{name}: got {value}; allowed: 1 {f'to {most}' if most else 'or more'}"
             )
     check_output(args.out, "out")
-    if Path(args.out).resolve() == Path(args.recording).resolve():
-        raise UserError(f"out: got {args.out}, the recording itself; give another file")
+    refuse_outputs([args.out], [args.recording])
     recording = Recording.load(Path(args.recording))
     source = recording.source
     target = ReplayTarget(recording, load_recorded_model(source) if args.extend else None)

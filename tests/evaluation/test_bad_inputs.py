@@ -232,3 +232,31 @@ def test_a_mistake_is_one_line_and_exit_code_2_before_the_weights_load(
         assert part in line, f"the line should say {part!r}: {line}"
     assert answers.read_bytes() == KEPT, "a refused command wrote to answers that were there"
     assert not list(tmp_path.glob("answers.*.*")), "a refused command left files beside the answers"
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize(
+    ("options", "lost"),
+    [
+        ("--question-file {}/q.jsonl --answer-file {}/q.jsonl --overwrite", "q.jsonl"),
+        ("--question-file {}/q.jsonl --answer-file {}/a.jsonl --save-matrix {}/q.jsonl", "q.jsonl"),
+        ("--answer-file {}/a.jsonl --save-matrix {}/../{name}/a.jsonl", "a.jsonl"),
+        ("--answer-file {}/a.jsonl --save-matrix {}/a.meta.json", "a.meta.json"),
+        ("--answer-file {}/m --overwrite --load-matrix {}/m", "m"),
+    ],
+)
+def test_no_result_is_written_over_what_is_read_or_over_another(
+    options: str,
+    lost: str,
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "q.jsonl").write_text(json.dumps(GOOD))
+    save_file({"adjacency": torch.zeros(8192, 8, dtype=torch.int32)}, tmp_path / "m")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    words = options.replace("{}", str(tmp_path)).replace("{name}", tmp_path.name).split()
+    line = error_line("recycling", ["--model-path", str(tiny_model), *words], capsys)
+    assert lost in line
+    assert "give another file" in line
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

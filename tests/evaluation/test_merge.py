@@ -9,6 +9,7 @@ import pytest
 
 from evaluation.command_line import UserError
 from evaluation.merge import main
+from evaluation.read_answers import sidecar_path
 from tests.evaluation.conftest import figures, read_meta, read_rows, run
 
 COUNT = 3
@@ -53,6 +54,12 @@ def test_a_result_that_is_there_is_kept(shards: list[Path], tmp_path: Path) -> N
     assert merged(shards[1:], out, "--overwrite") == 0
     with pytest.raises(UserError, match="one of the shards"):
         merged(shards[1:], shards[1], "--overwrite")
+    sidecar = sidecar_path(shards[1])
+    before = sidecar.read_bytes()
+    for taken in (sidecar, shards[1].with_suffix("")):  # the latter's own sidecar would be the same
+        with pytest.raises(UserError, match="one of the shards"):
+            merged(shards[1:], taken, "--overwrite")
+    assert sidecar.read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def test_unknown_methods_and_a_missing_baseline_are_refused(methods: list[str]) 
         ("--random-prompts --bench-name demo", "random_prompts: got questions too"),
         ("--random-prompts --question-file x", "random_prompts: got questions too"),
         ("--out no/folder/x.json", "out: got no/folder/x.json; allowed: a file in a folder"),
+        ("--out data/demo/question.jsonl", "question.jsonl is one of the files to read"),
         ("--contexts 16 3071", "contexts: got 3071; allowed: 1 to 3070 with this model"),
     ],
 )

@@ -86,7 +86,7 @@ def test_learning_gives_nested_templates_of_the_size_asked_for(recording: Record
         ("--rounds 0", "rounds: got 0"),
         ("", "cannot be read"),
         ("--out nowhere/tree.json", r"out: got nowhere/tree\.json; allowed"),
-        ("--out {recording}", "the recording itself; give another file"),
+        ("--out {recording}", "one of the files to read; give another file"),
     ],
 )
 def test_mistakes_are_one_line(more: str, text: str, tmp_path: Path) -> None:
