@@ -1,8 +1,8 @@
 """Which answer files may be compared: groups of equal conditions, methods in them, runs of these.
 
 The leaderboard shows what this module arranges. A group is everything measured on one model, device
-and dtype with the same threads, token limit and temperature, over one benchmark; its entries are
-methods with their options; an entry's runs are the files that differ in nothing else.
+and dtype with the same threads, token limit and temperature, over one benchmark's questions; its
+entries are methods with their options; an entry's runs are the files that differ in nothing else.
 
 Use:
     groups = group_answers([load_answers(path) for path in paths], base=None)
@@ -47,9 +47,12 @@ FURTHER_OPTIONS = (
 CONDITIONS = (
     *("model", "device", "dtype", "threads", "max_new_tokens", "temperature"),
     *("compile", "num_choices", "num_workers", "conv_template"),
-    "bench",
+    *("question_file", "bench"),
 )
-DEFAULTS = {"compile": False, "num_choices": 1, "num_workers": None, "conv_template": UNKNOWN}
+DEFAULTS = {
+    **{"compile": False, "num_choices": 1, "num_workers": None},
+    **{"conv_template": UNKNOWN, "question_file": UNKNOWN},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,11 @@ class AnswerFile:
         return MBPP if self.is_code else SPEC_BENCH
 
     @property
+    def question_file(self) -> str:
+        """The first digits of the question file's hash."""
+        return str(self.meta.get("question_file_sha256", UNKNOWN))[:12]
+
+    @property
     def frame(self) -> pd.DataFrame:
         """The rows as figures see them."""
         return question_frame(self.rows, limit_of(self.meta))
@@ -91,14 +99,14 @@ class AnswerFile:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What must be equal for a comparison, ``CONDITIONS`` but the benchmark, as texts."""
+        """What must be equal for a comparison, ``CONDITIONS`` but the questions, as texts."""
         model_path = self.meta.get("model_path") or self.meta.get("model_id")
         # Two parts tell models apart; the folders above are one machine's.
         model = "/".join(PurePath(str(model_path)).parts[-2:]) if model_path else UNKNOWN
         if self.meta.get("model_fingerprint"):
             model += f"@{self.meta['model_fingerprint']}"
         known = DEFAULTS | self.meta if self.meta else {}
-        return (model, *(str(known.get(key, UNKNOWN)) for key in CONDITIONS[1:-1]))
+        return (model, *(str(known.get(key, UNKNOWN)) for key in CONDITIONS[1:-2]))
 
 
 @dataclass(slots=True)
@@ -187,12 +195,14 @@ def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[
     Raises:
         UserError: A group has no baseline or several, or files cannot be compared.
     """
-    spec_bench_conditions = {file.conditions for file in files if file.bench == SPEC_BENCH}
+    spec_bench = {file.conditions: file.question_file for file in files if file.bench == SPEC_BENCH}
     arranged: dict[tuple[str, ...], dict[tuple[str, str], Entry]] = {}
     for file in files:
         is_mbpp = file.bench == MBPP and file.is_code
-        joins = is_mbpp and file.conditions in spec_bench_conditions
-        group = arranged.setdefault((*file.conditions, SPEC_BENCH if joins else file.bench), {})
+        asked = (file.question_file, file.bench)
+        if is_mbpp and file.conditions in spec_bench:
+            asked = (spec_bench[file.conditions], SPEC_BENCH)
+        group = arranged.setdefault((*file.conditions, *asked), {})
         key = (file.method, json.dumps(file.options, sort_keys=True))
         entry = group.setdefault(key, Entry(file.method, file.options))
         entry.runs.setdefault(file.bench, []).append(file)

@@ -122,6 +122,7 @@ def test_runs_are_averaged_and_options_tell_entries_apart(tmp_path: Path, capsys
         *(("model_path", "models/other"), ("device", "NVIDIA A100"), ("dtype", "float16")),
         *(("threads", 9), ("max_new_tokens", 9), ("bench_name", "demo")),
         *(("compile", True), ("num_choices", 2), ("num_workers", 2), ("conv_template", "raw")),
+        ("question_file_sha256", "f" * 64),
     ],
 )
 def test_other_conditions_are_another_group(
@@ -134,6 +135,27 @@ def test_other_conditions_are_another_group(
     text, report = _run(capsys, answers, lone, base, "--no-published")
     assert text.count("**: device") == 2
     assert len(report["measured"]) == 5
+
+
+def test_code_stands_beside_spec_bench_and_each_question_file_by_itself(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    for folder, speed in (("as-published", 8.0), ("of-mine", 6.0)):
+        asked = {"question_file_sha256": folder.ljust(64, "0")}
+        _write(tmp_path / folder, "vanilla", {"qa": 4.0}, **asked)
+        _write(tmp_path / folder, "pld", {"qa": speed}, **asked)
+    code = {"bench_name": "mbpp", "question_file_sha256": "c" * 64}
+    for name, speed in (("vanilla", 4.0), ("pld", 5.0)):
+        _write(tmp_path / "mbpp", name, {"code": speed}, **code)
+    folders = [tmp_path / name for name in ("as-published", "mbpp", "of-mine")]
+    text, report = _run(capsys, *folders[:2], "--no-published")
+    assert report["measured"][0]["code"] == 1.25
+    assert "question_file as-published, bench spec_bench" in text
+    _, report = _run(capsys, folders[0], folders[2], "--no-published")
+    rows = {(row["question_file"], row["method"]): row for row in report["measured"]}
+    assert rows["as-published", "pld"]["overall"] == 2.0
+    assert rows["of-mine00000", "pld"]["overall"] == 1.5
+    assert all(row["runs"] == 1 for row in rows.values())
 
 
 def test_the_baseline_can_be_named(answers: Path, capsys: Capture) -> None:
