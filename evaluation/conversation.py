@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fastchat.conversation import conv_templates, get_conv_template
 
-from evaluation.command_line import UserError
+from evaluation.command_line import UserError, first_line
 from model.drafter import unknown_name
 
 # Models whose own prompt format is this fastchat template. Others carry theirs in the tokenizer.
@@ -111,7 +111,8 @@ def choose_conversation(template: str, model_path: str, tokenizer: Any) -> Conve
     template.
 
     Raises:
-        UserError: if the name is unknown, or the tokenizer has no chat template where it is needed.
+        UserError: if the name is unknown, the tokenizer has no chat template where it is needed, or
+            the template makes no prompt of a question.
     """
     if template == "auto":
         model_name = Path(model_path).name.lower()
@@ -123,12 +124,24 @@ def choose_conversation(template: str, model_path: str, tokenizer: Any) -> Conve
                 f"conv_template: the tokenizer of {model_path} has no chat template; give a fastchat template, "
                 "for example --conv-template vicuna_v1.1 (or raw: the bare question)"
             )
-        return ChatTemplateConversation(tokenizer)
+        return _tried(ChatTemplateConversation(tokenizer), model_path)
     if template not in conv_templates:
         raise UserError(
             unknown_name("conv_template", template, ["auto", "tokenizer", *conv_templates])
         )
-    return FastchatConversation(tokenizer, template)
+    return _tried(FastchatConversation(tokenizer, template), model_path)
+
+
+def _tried(conversation: Conversation, model_path: str) -> Conversation:
+    """Return a conversation whose template works: fastchat has some for services, not for models."""
+    try:
+        conversation.prompt_ids([], "Who?")
+    except Exception as error:  # Jinja's, or whatever a template raises
+        raise UserError(
+            f"conv_template: {conversation.name}, for {model_path}, makes no prompt of a question: "
+            f"{first_line(error)}; give another one, for example --conv-template vicuna_v1.1"
+        ) from error
+    return conversation
 
 
 def _decode(tokenizer: Any, token_ids: Sequence[int]) -> str:

@@ -27,6 +27,9 @@ class Letters:
     def __call__(self, text: str, add_special_tokens: bool = True) -> SimpleNamespace:
         return SimpleNamespace(input_ids=[ord(letter) for letter in text])
 
+    def apply_chat_template(self, messages: Sequence[Any], **_: Any) -> str:
+        return str(messages)
+
     def decode(self, token_ids: Sequence[int], **_: Any) -> str:
         return "".join(map(chr, token_ids))
 
@@ -141,3 +144,20 @@ def test_a_stop_string_that_comes_first_cuts_nothing() -> None:
 def test_the_stop_tokens_of_a_template_end_answers() -> None:
     assert 151645 in choose_conversation("qwen-7b-chat", "any", Letters()).stop_ids
     assert not choose_conversation("vicuna_v1.1", "any", Letters()).stop_ids
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "says"),
+    [
+        ("chatgpt", None, "chatgpt, .*Invalid style"),
+        ("tokenizer", "{% if %}", "tokenizer, .*Expected an expression"),
+        ("auto", "{{ raise_exception('no system') }}", "tokenizer, .*no system"),
+    ],
+)
+def test_a_template_that_makes_no_prompt_is_refused(
+    template: str, text: str | None, says: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    tokenizer.chat_template = text or tokenizer.chat_template
+    with pytest.raises(UserError, match=f"conv_template: {says}.*; give another one"):
+        choose_conversation(template, "any", tokenizer)
