@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from evaluation.command_line import OptionParser, UserError, first_line, run_command
-from evaluation.files import check_output, parse_json
+from evaluation.files import check_output, parse_json, refuse_outputs
 from model.samd.static_automaton import BOUNDARY, StaticAutomaton
 from model.samd.suffix_automaton import SuffixAutomaton
 
@@ -66,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"max_tokens: got {args.max_tokens}; allowed: 1 or more")
     out = Path(args.out)
     check_output(out, "out")
-    if out.resolve() == Path(args.corpus).resolve():
-        raise UserError(f"out: got {out}, the corpus itself; give another file")
+    refuse_outputs([out], [args.corpus])
     try:
         tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     except Exception as error:  # transformers raises many types for a missing or broken tokenizer

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.conversation import Conversation, Message, choose_conversation
-from evaluation.files import check_output
+from evaluation.files import check_output, refuse_outputs
 from evaluation.loading import check_model, load_target
 from evaluation.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.questions import Question, load_questions, question_file_of
@@ -185,6 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     out = Path(args.out)
     check_output(out, "out")
+    refuse_outputs([out], [question_file_of(args.bench_name, args.question_file)])
     recording, _ = record(args)
     recording.save(out)
     print(f"{len(recording.turns)} turns: {_size(recording, out)}")

@@ -78,6 +78,6 @@ def test_mistakes_are_one_line(content: str | None, more: str, text: str, tmp_pa
 
 def test_the_corpus_is_not_overwritten(corpus: Path) -> None:
     content = corpus.read_bytes()
-    with pytest.raises(UserError, match="the corpus itself; give another file"):
+    with pytest.raises(UserError, match="one of the files to read; give another file"):
         main([str(corpus), "--tokenizer", MODEL, "--out", str(corpus)])
     assert corpus.read_bytes() == content

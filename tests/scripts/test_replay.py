@@ -223,3 +223,11 @@ def test_the_command_records_and_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads(outputs[0][-1]) == json.loads(outputs[1][-1])
     assert any("texts added" in line for line in outputs[0])
     assert not any("texts added" in line for line in outputs[1])
+
+
+def test_the_questions_are_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"question_id": 1, "category": "qa", "turns": ["Why?"]}')
+    with pytest.raises(UserError, match="one of the files to read; give another file"):
+        main(["record", "--question-file", str(file), "--out", str(file)])
+    assert file.read_text().startswith('{"question_id": 1')
