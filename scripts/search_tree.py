@@ -213,6 +213,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     refuse_outputs([args.out], [args.recording])
     recording = Recording.load(Path(args.recording))
     source = recording.source
+    if args.ranks > source.top_k:
+        raise UserError(
+            f"ranks: got {args.ranks}; allowed: 1 to {source.top_k}, the tokens of a row in the recording; record "
+            "with a larger --top-k"
+        )
     target = ReplayTarget(recording, load_recorded_model(source) if args.extend else None)
     options = (args.nodes, args.ranks, args.max_depth, args.rounds)
     paths = learn(target, recording.turns, *options)

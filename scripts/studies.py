@@ -32,7 +32,7 @@ from evaluation.tables import cell, json_line, markdown_table
 from model.drafter import unknown_name
 from scripts.replay import add_model_options, load_recorded_model, record
 from scripts.replay_recording import Recording
-from scripts.studies_catalogue import STUDIES
+from scripts.studies_catalogue import NUM_READ, STUDIES
 from scripts.studies_lab import Lab, Study
 
 ALL = "all"
@@ -115,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.studies:
         if name not in (*STUDIES, ALL):
             raise UserError(unknown_name("studies", name, [*STUDIES, ALL]))
+    names = list(STUDIES) if ALL in args.studies else args.studies
     out = Path(args.out)
     file = Path(args.recording) if args.recording else None
     if file:
@@ -125,6 +126,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{name}: got {value} with a recording, which has its own; leave it out"
                 )
         recording = Recording.load(file)
+    top_k = recording.source.top_k if file else args.top_k
+    for name in names:
+        if top_k < NUM_READ.get(name, 8):
+            raise UserError(
+                f"top_k: got {top_k}; allowed: {NUM_READ.get(name, 8)} or more, which the study {name} reads"
+            )
     make_folder(out)
     if file:
         model = load_recorded_model(recording.source)
@@ -133,7 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     _, tokenizer = load_config_and_tokenizer(recording.source.model_path)
     template = RunConfig().conv_template
     conversation = choose_conversation(template, recording.source.model_path, tokenizer)
-    names = list(STUDIES) if ALL in args.studies else args.studies
     with TemporaryDirectory() as folder:
         lab = Lab(recording, model, conversation, Path(folder))
         for name in names:

@@ -17,6 +17,8 @@ from scripts.search_tree import RankPath
 from scripts.studies_lab import Lab, Point, Study
 from scripts.studies_texts import LITTLE_CATEGORIES, MUCH_CATEGORIES, made_up_questions
 
+SUCCESSORS = (2, 4, 8, 16, 32)
+BREADTHS = (1, 2, 3, 4, 8, 32)
 BUDGETS = (1, 2, 4, 8, 16, 32, 64, 80, 128)
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 HYBRID = "hybrid --budget fixed --num-nodes {}"
@@ -29,7 +31,7 @@ HELD_OUT = (
 def successors(lab: Lab) -> Study:
     """Vary k, the successors kept for a token, at equal nodes."""
     points = []
-    for k in (2, 4, 8, 16, 32):
+    for k in SUCCESSORS:
         tree = lab.template(f"k{k}", lab.learn(80, k))
         found = lab.measure_held_out(f"recycling --output-id-topk {k} {tree}")
         points.append(Point("recycling, learned tree of 80 nodes", k, found))
@@ -39,13 +41,13 @@ def successors(lab: Lab) -> Study:
 def shape(lab: Lab) -> Study:
     """Vary the breadth of a tree of 32 drafted nodes, and with it the depth."""
     points = []
-    for breadth in (1, 2, 3, 4, 8, 32):
+    for breadth in BREADTHS:
         paths = regular_tree(breadth, 32)
         tree = lab.template(f"breadth{breadth}", paths)
         found = lab.measure(f"recycling --output-id-topk {max(8, breadth)} {tree}")
         points.append(Point("recycling, 32 drafted nodes", breadth, found))
     note = "Every node has as many children as the breadth says, level by level, until 32 are drafted: "
-    depths = {b: max(map(len, regular_tree(b, 32))) for b in (1, 2, 3, 4, 8, 32)}
+    depths = {b: max(map(len, regular_tree(b, 32))) for b in BREADTHS}
     note += (
         ", ".join(f"breadth {breadth} is {depth} deep" for breadth, depth in depths.items()) + "."
     )
@@ -234,3 +236,5 @@ STUDIES: dict[str, Callable[[Lab], Study]] = {
     "learning": learning,
     "budget": budget,
 }
+# Tokens of a recorded row that a study reads, if others than the methods' own 8; sampling asks the model itself.
+NUM_READ = {"successors": max(SUCCESSORS), "shape": max(BREADTHS), "temperature": 0}

@@ -94,3 +94,12 @@ def test_mistakes_are_one_line(more: str, text: str, tmp_path: Path) -> None:
     words = [str(recording), f"--out={out}", *more.format(recording=recording).split()]
     with pytest.raises(UserError, match=text):
         main(words)
+
+
+def test_more_ranks_than_were_recorded_are_refused_first(
+    recording: Recording, tmp_path: Path
+) -> None:
+    file = tmp_path / "tiny.replay"
+    recording.save(file)
+    with pytest.raises(UserError, match="ranks: got 9; allowed: 1 to 8, the tokens of a row"):
+        main([str(file), "--extend", "--out", str(tmp_path / "tree.json"), "--ranks", "9"])

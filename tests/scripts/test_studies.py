@@ -68,6 +68,18 @@ def test_an_unknown_study_names_the_known_ones(tmp_path: Path) -> None:
     assert all(name in str(error.value) for name in STUDIES)
 
 
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [("policy shape --top-k 12", 32), ("all --top-k 31", 32), ("text --top-k 7", 8)],
+)
+def test_rows_too_short_for_a_study_are_refused_first(
+    words: str, least: int, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"top_k: got .*; allowed: {least} or more"):
+        main([*words.split(), "--model-path", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
 def test_studies_run_on_a_recording_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
