@@ -172,7 +172,7 @@ def decode(
             target.chain_only_at(base, drafter.max_nodes),
             costs.at(base) if costs and not is_resting else None,
         )
-        whole = whole_step if whole_step and whole_step.fits(budget) else None
+        whole = whole_step if whole_step and whole_step.fits(budget, sequence[-1]) else None
         room = limits.num_total - num_emitted
         if whole:
             times.append(clock())

@@ -111,10 +111,11 @@ class WholeStep:
         is_same = self._drafting is drafting and self._tie_margin == tie_margin
         return is_same and self._eos_ids == frozenset(eos_ids)
 
-    def fits(self, budget: DraftBudget) -> bool:
-        """Whether the budget allows the draft."""
+    def fits(self, budget: DraftBudget, root: int = 0) -> bool:
+        """Whether the budget allows the draft, and the root is no prompt's token without a logit."""
         is_shallow = self.topology.max_depth <= budget.max_depth
-        return is_shallow and (self.topology.is_chain or not budget.chain_only)
+        has_logit = root < self._target.vocab_size
+        return is_shallow and has_logit and (self.topology.is_chain or not budget.chain_only)
 
     def run(self, root: int, cache: StaticTreeCache, room: int) -> tuple[DraftTree, Acceptance]:
         """Take a step: append the accepted rows to the cache, and let the drafter learn.

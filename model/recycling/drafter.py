@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -167,6 +168,8 @@ class RecyclingDrafter(Drafter):
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Fill the template from the matrix, level by level; or grow a tree as long as it pays."""
+        if context[-1] >= self.vocab_size:  # some prompts' tokens have no logit, and no row
+            return DraftTree.chain(context[-1:], self.device)
         if self._guesses and self.wants_prices:  # --tree-version auto
             return self._guesses.grow(context[-1], budget, self.device)
         template = self._template.within(budget)
@@ -179,10 +182,15 @@ class RecyclingDrafter(Drafter):
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""
         values, top_ids = top_k(logits, self.config.output_id_topk)  # [C, k]
+        has_row = [token < self.vocab_size for token in token_ids]
+        tokens, rows, logits_of_rows = (
+            list(compress(column, has_row))
+            for column in (token_ids, top_ids.tolist(), values.tolist())
+        )
         if self._guesses:
-            self._guesses.write(token_ids, top_ids.tolist(), values.tolist())
+            self._guesses.write(tokens, rows, logits_of_rows)
             return
-        for token, row in zip(token_ids, top_ids.tolist(), strict=True):
+        for token, row in zip(tokens, rows, strict=True):
             self._matrix[token] = row
 
     def observe(self, step: VerifiedStep) -> None:
@@ -197,12 +205,14 @@ class RecyclingDrafter(Drafter):
             if step.stop_reason is not None and not self._stops_after_update(step):
                 return
             order.sort()
+        tokens = acceptance.node_tokens
+        order = [node for node in order if tokens[node] < self.vocab_size]
         if self._guesses:
             self._guesses.learn(acceptance, order)
             return
         token_ids, _ = acceptance.candidates
         for node in order:
-            self._matrix[acceptance.node_tokens[node]] = token_ids[node][:k]
+            self._matrix[tokens[node]] = token_ids[node][:k]
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Take over new tokens of the text."""

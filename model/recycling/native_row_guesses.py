@@ -126,7 +126,7 @@ class NativeRowGuesses(RowGuesses):
         successors: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
     ) -> None:
-        self._check(*tokens)
+        self._check(*(tokens[node] for node in order))
         written, rows, values = array("i", tokens), flat("i", successors), flat("d", logits)
         self._library.rows_write(
             *(self._rows, address(written), address(order), len(order)),

@@ -79,6 +79,7 @@ class SpsDrafter(Drafter):
         check_draft_model(config.draft_model, vocab_size)
         self._model = load_draft_model(config.draft_model, config.draft_dtype, device)
         self.max_nodes = 1 + config.num_draft_tokens
+        self._num_tokens = len(self._model.model.get_input_embeddings().weight)
         self._cache = self._model.new_cache(0)
         self._context_limit = math.inf
         self.wants_prices = config.budget == "auto"
@@ -90,6 +91,8 @@ class SpsDrafter(Drafter):
         """Read the prompt up to its last token; where drafting does not pay, the first draft will."""
         limit = self._model.context_limit(len(prompt_ids))
         self._context_limit = math.inf if limit is None else limit
+        if max(prompt_ids) >= self._num_tokens:
+            self._context_limit = 0  # a token without a logit, which the draft model lacks
         self._cache = self._model.new_cache(len(prompt_ids) + MORE_ROWS)
         if not self._retries.is_waiting and len(prompt_ids) <= self._context_limit:
             self._read(prompt_ids, self._cache)

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
+import torch
 
 from model.decoding import decode, generate
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import METHODS, Drafter, drafter_class
 from model.hf import TargetModel
 from model.pace import CREDIT
+from model.static import StaticTarget
 from model.step_costs import StepCosts
-from tests.model.decoded import drafter_for, random_ids, referee, target_of
-from tests.model.family import Family
+from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
+from tests.model.family import VOCAB, Family
 
 PROMPT = random_ids(14, seed=3)
 LLAMA = "Llama, grouped heads"
@@ -94,6 +97,30 @@ def test_a_prompt_of_one_token_works(method: str) -> None:
     target = target_of(LLAMA)
     answer = generate(target, drafter_for(method, target), [9], max_new_tokens=25)
     assert answer.token_ids == referee(target, [9], 25)
+
+
+MORE_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "recycling": [{"tree_version": "auto"}, {"policy": "average"}, {"policy": "original"}],
+    "samd": [{"threshold": 1}, {"budget": "auto"}],
+}
+
+
+@pytest.mark.parametrize("kind", [TargetModel, StaticTarget])
+@pytest.mark.parametrize("prompt", [[VOCAB], [5, 9, VOCAB], [VOCAB, 5, VOCAB, 5, 9, VOCAB, 5]])
+def test_a_prompt_may_hold_tokens_that_have_no_logit(
+    prompt: list[int], kind: type[TargetModel]
+) -> None:
+    model = known(LLAMA).build()
+    # Those of images in Llama 3.2 Vision, say: a model reads them and never writes one.
+    model.set_input_embeddings(torch.nn.Embedding(VOCAB + 8, model.config.hidden_size))
+    target = kind(model)
+    expected = referee(target, prompt, 12)
+    for method in METHODS:
+        for options in ({}, *MORE_OPTIONS.get(method, ())):
+            drafter = drafter_for(method, target, **options)
+            for _ in range(2):  # the second time with what the first one left
+                answer = generate(target, drafter, prompt, max_new_tokens=12)
+                assert answer.token_ids == expected, (method, options)
 
 
 @pytest.mark.parametrize("method", METHODS)
