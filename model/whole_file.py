@@ -1,5 +1,5 @@
 """Files that are written whole: whenever a process or the machine dies, a file is the old one or all of
-the new one.
+the new one. And what tells the one from the other.
 """
 
 from __future__ import annotations
@@ -29,6 +29,19 @@ def replaced(file: Path) -> Iterator[Path]:
             _sync(file.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def written_state(path: str | Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return what is another when a file, or one in a folder, was written or replaced; () of nothing
+    that can be looked at.
+    """
+    path = Path(path)
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        states = [(file.name, file.stat()) for file in files if file.is_file()]
+    except OSError:
+        return ()
+    return tuple((name, at.st_ino, at.st_mtime_ns, at.st_size) for name, at in states)
 
 
 def _sync(path: Path) -> None:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from model.samd.suffix_automaton import ROOT, Match, SuffixAutomaton
-from model.whole_file import replaced
+from model.whole_file import replaced, written_state
 
 BOUNDARY = -1
 NAMES = ("tokens", "links", "lengths", "ends", "first_edges", "edge_tokens", "edge_states")
@@ -82,28 +82,33 @@ class StaticAutomaton:
             save_file(self.arrays, temporary, metadata={"format": FORMAT})
 
     @staticmethod
-    @lru_cache(maxsize=1)
     def load(file: str) -> StaticAutomaton:
-        """Load a saved automaton; the last one stays in memory.
+        """Load a saved automaton; the last one stays in memory, as long as its file is the same.
 
         Raises:
             ValueError: if the file cannot be read, or is not a saved automaton.
         """
-        try:
-            with safe_open(file, framework="numpy") as content:
-                is_ours = (content.metadata() or {}).get("format") == FORMAT
-                names = content.keys()
-                arrays = {name: content.get_tensor(name) for name in names}
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"automaton {file}: cannot be read: {error}") from error
-        if not is_ours:
-            raise ValueError(
-                f"automaton {file}: is not a saved automaton; make one with scripts.build_automaton"
-            )
-        try:
-            return StaticAutomaton(arrays)
-        except ValueError as error:
-            raise ValueError(f"automaton {file}: {error}") from error
+        return _loaded(file, written_state(file))
+
+
+@lru_cache(maxsize=1)
+def _loaded(file: str, state: tuple[object, ...]) -> StaticAutomaton:
+    """Load a saved automaton whose file is in this state."""
+    try:
+        with safe_open(file, framework="numpy") as content:
+            is_ours = (content.metadata() or {}).get("format") == FORMAT
+            names = content.keys()
+            arrays = {name: content.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"automaton {file}: cannot be read: {error}") from error
+    if not is_ours:
+        raise ValueError(
+            f"automaton {file}: is not a saved automaton; make one with scripts.build_automaton"
+        )
+    try:
+        return StaticAutomaton(arrays)
+    except ValueError as error:
+        raise ValueError(f"automaton {file}: {error}") from error
 
 
 class Follower:

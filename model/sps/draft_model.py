@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from model.hf import TargetModel
+from model.whole_file import written_state
 
 
 def check_draft_model(name: str, vocab_size: int) -> None:
@@ -34,17 +35,17 @@ def check_draft_model(name: str, vocab_size: int) -> None:
 
 
 def load_draft_model(name: str, dtype: str, device: torch.device) -> TargetModel:
-    """Load a draft model; the last one stays loaded.
+    """Load a draft model; the last one stays loaded, as long as the files in its folder are the same.
 
     Raises:
         ValueError: if its weights cannot be loaded, or it cannot be rolled back.
     """
     # With its number: "cuda" and "cuda:0" are one device.
-    return _loaded(name, dtype, torch.empty(0, device=device).device)
+    return _loaded(name, dtype, torch.empty(0, device=device).device, written_state(name))
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str, dtype: str, device: torch.device) -> TargetModel:
+def _loaded(name: str, dtype: str, device: torch.device, state: tuple[object, ...]) -> TargetModel:
     if dtype == "auto":
         dtype = "float32" if device.type == "cpu" else "float16"
     model = _read(AutoModelForCausalLM.from_pretrained, name, dtype=getattr(torch, dtype))

@@ -95,3 +95,19 @@ def test_arrays_that_would_lead_astray_are_refused(
     with pytest.raises(ValueError, match="do not fit together") as error:
         StaticAutomaton.load(str(file))
     assert "\n" not in str(error.value)
+
+
+def test_it_is_loaded_once_until_its_file_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path("corpus.safetensors")
+    built([[1, 2, 3]]).save(file)
+    first = StaticAutomaton.load(str(file))
+    assert StaticAutomaton.load(str(file)) is first
+    built([[1, 2, 4]]).save(file)
+    assert StaticAutomaton.load(str(file)).largest_token == 4
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    built([[1, 2, 5]]).save(file)
+    assert StaticAutomaton.load(str(file)).largest_token == 5, "the same name in another folder"

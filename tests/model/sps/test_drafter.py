@@ -187,6 +187,17 @@ def test_a_draft_model_is_loaded_once(own_draft: str) -> None:
     assert first.draft_costs() is second.draft_costs()
 
 
+def test_a_draft_model_that_was_written_again_is_loaded_again(tmp_path: Path) -> None:
+    drafts = []
+    for seed in (1, 2):
+        Family("draft", "LlamaConfig", {"num_hidden_layers": 1}).build(seed).save_pretrained(
+            tmp_path
+        )
+        drafter = drafter_for("sps", target_of(LLAMA), draft_model=str(tmp_path))
+        drafts.append(next(iter(drafter._model.model.parameters())))
+    assert not torch.equal(*drafts)
+
+
 def test_a_prompt_is_not_read_while_drafts_do_not_pay(
     near_draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
