@@ -81,9 +81,10 @@ class TargetModel:
     is_compiled = False
 
     def __init__(self, model: PreTrainedModel) -> None:
-        refuse_unverifiable(model)
-        use_masked_attention(model)
         self.model = model
+        refuse_unverifiable(model)
+        with self.lock:
+            use_masked_attention(model)
         self.config = model.config.get_text_config(decoder=True)
         weight = model.get_input_embeddings().weight
         self.dtype, self.device, self.num_tokens = model.dtype, weight.device, len(weight)
@@ -120,7 +121,7 @@ class TargetModel:
                 f"model: got {got}; allowed: {allowed}, as it was; make a new decoder for a model that was "
                 "moved, cast or resized"
             )
-        with self._lock:
+        with self.lock:
             use_masked_attention(self.model)
 
     def _refuse_autocast(self) -> None:
@@ -135,8 +136,10 @@ class TargetModel:
             )
 
     @property
-    def _lock(self) -> Any:
-        """One pass at a time runs through a model whose layers compute by other kernels meanwhile."""
+    def lock(self) -> Any:
+        """One pass at a time runs through a model whose layers compute by other kernels meanwhile, and no one
+        looks at what is exchanged, or exchanges it, within another's pass.
+        """
         return _LOCKS.get(self.model) or _LOCKS.setdefault(self.model, RLock())
 
     @property
@@ -147,22 +150,25 @@ class TargetModel:
     @cached_property
     def step_costs(self) -> StepCosts:
         """What a step costs on this device; measured at the first call, then read from disk."""
-        return step_costs(self)
+        with self.lock:
+            return step_costs(self)
 
     @cached_property
     def linear_kernels(self) -> LinearKernels:
         """What computes linear layers over a few rows; measured at the first call, like costs."""
-        return linear_kernels(self)
+        with self.lock:
+            return linear_kernels(self)
 
     @cached_property
     def attention(self) -> Attention:
         """What attends with a few rows; measured at the first call, like costs."""
-        return attention(self)
+        with self.lock:
+            return attention(self)
 
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
         """Within the block the model computes a pass over `num_rows` rows by what is fastest for them."""
-        with self._lock, self.attention.for_rows(num_rows), self.linear_kernels.for_rows(num_rows):
+        with self.lock, self.attention.for_rows(num_rows), self.linear_kernels.for_rows(num_rows):
             yield
 
     def is_plain(self, num_rows: int) -> bool:
@@ -214,10 +220,10 @@ class TargetModel:
         base = cache.length
         topology = tree.topology
         masks, positions = None, None
-        if not topology.is_chain:  # a chain needs no more than the model's own causal mask
-            masks = self._tree_masks(topology, base)
-            positions = topology.depth_tensor(self.device) + base
         with self.kernels(topology.num_nodes):
+            if not topology.is_chain:  # a chain needs no more than the model's own causal mask
+                masks = self._tree_masks(topology, base)
+                positions = topology.depth_tensor(self.device) + base
             return self.run(tree.token_ids, base, cache, masks, positions)
 
     def prefill(
@@ -278,7 +284,7 @@ class TargetModel:
     def _probe_shapes(self) -> tuple[list[LayerShape | None], int]:
         """Read the shapes of the model's cache, and the number of its logits, off one forward pass."""
         cache = DynamicCache(config=self.model.config)
-        with torch.no_grad():
+        with self.lock, torch.no_grad():
             try:
                 logits = self.run(
                     torch.zeros(2, dtype=torch.long, device=self.device), 0, cache, None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -376,6 +377,33 @@ def test_two_methods_on_one_model_serve_two_threads(caplog: pytest.LogCaptureFix
     finally:
         sys.setswitchinterval(interval)
     assert model.config._attn_implementation == stock
+    assert caplog.text == "", "the kernels of one are no setting of the other"
+
+
+@pytest.mark.parametrize("family", ["Mistral, sliding window", "Gemma 3 text"])
+def test_a_decoder_may_be_made_while_another_decodes(
+    family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = known(family).build()
+    decoder = decoder_for("pld", model)
+    prompt = random_ids(40)  # the windows are 8 tokens wide
+    expected = referee(decoder.target, prompt, 12)
+    is_done = threading.Event()
+
+    def make() -> None:
+        while not is_done.is_set():
+            decoder_for("pld", model)
+
+    with ThreadPoolExecutor(1) as pool:
+        making = pool.submit(make)
+        texts = []
+        for _ in range(10):
+            decoder.reset()
+            steps = decoder.steps(prompt, max_new_tokens=12)
+            texts.append([token for step in steps for token in step.tokens])
+        is_done.set()
+        making.result()
+    assert texts == [expected] * 10
     assert caplog.text == "", "the kernels of one are no setting of the other"
 
 
