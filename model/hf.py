@@ -12,11 +12,11 @@ chunk.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 PREFILL_CHUNK = 2048
 MAX_LOGITS = 2**26
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
+T = TypeVar("T")
 _LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 
 
@@ -82,6 +83,7 @@ class TargetModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self._found: dict[Callable[[TargetModel], Any], Any] = {}
         refuse_unverifiable(model)
         with self.lock:
             use_masked_attention(model)
@@ -147,23 +149,29 @@ class TargetModel:
         """Whether drafts must be chains."""
         return bool(self.chain_reason)
 
-    @cached_property
+    @property
     def step_costs(self) -> StepCosts:
         """What a step costs on this device; measured at the first call, then read from disk."""
-        with self.lock:
-            return step_costs(self)
+        return self._measured(step_costs)
 
-    @cached_property
+    @property
     def linear_kernels(self) -> LinearKernels:
         """What computes linear layers over a few rows; measured at the first call, like costs."""
-        with self.lock:
-            return linear_kernels(self)
+        return self._measured(linear_kernels)
 
-    @cached_property
+    @property
     def attention(self) -> Attention:
         """What attends with a few rows; measured at the first call, like costs."""
-        with self.lock:
-            return attention(self)
+        return self._measured(attention)
+
+    def _measured(self, measure: Callable[[TargetModel], T]) -> T:
+        """Return what was measured at the first call; meanwhile no one else runs through the model."""
+        if measure not in self._found:
+            with self.lock:  # `cached_property` of Python 3.11 locks all models, and two could wait for each other
+                if measure not in self._found:
+                    self._found[measure] = measure(self)
+        found: T = self._found[measure]
+        return found
 
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:

@@ -6,6 +6,8 @@ Run: pytest tests/model/test_hf.py
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -162,3 +164,27 @@ def test_a_draft_that_reaches_over_a_step_of_scaling_is_a_chain() -> None:
         expected = plain_logits(target, [*prefix, 8])[-1]
     error = float((logits[2] - expected).abs().max())
     assert (error > 1e-2) == target.chain_only_at(base=29, num_nodes=3), f"error {error:.1e}"
+
+
+def test_measurements_of_one_model_do_not_wait_for_each_other() -> None:
+    network = known("Llama, grouped heads").build()
+    one, other = TargetModel(network), TargetModel(network)
+    is_held = threading.Event()
+
+    def look_within_a_pass() -> None:
+        with one.lock:
+            is_held.set()
+            time.sleep(0.2)  # for the other to begin
+            assert one.attention
+
+    def look() -> None:
+        is_held.wait()
+        assert other.attention
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (look_within_a_pass, look)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+    assert one.attention is one.attention
