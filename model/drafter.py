@@ -163,6 +163,12 @@ class Drafter:
         return ""
 
 
+def check_topk(k: int, vocab_size: int) -> None:
+    """Raise ValueError if a row cannot hold as many different tokens."""
+    if k > vocab_size:
+        raise ValueError(f"output_id_topk: got {k}; allowed: 1 to {vocab_size}, the vocabulary")
+
+
 def wrong_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:
     """Return the text of an error for a file that holds other tensors than a method's memory."""
     names = sorted(found)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep, wrong_tensors
+from model.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
 from model.hybrid.native_market import market_class
 from model.hybrid.row_tables import LONGEST_KEY
 from model.options import STARTS, budget_option, check_options, option
@@ -74,7 +74,8 @@ class HybridDrafter(Drafter):
 
     def __init__(self, config: HybridConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
-        self.num_candidates = min(config.output_id_topk, vocab_size)
+        check_topk(config.output_id_topk, vocab_size)
+        self.num_candidates = config.output_id_topk
         self.is_cold = config.start == "cold"
         self.wants_prices = config.budget == "auto"
         self.harvests_prompt = config.harvest_prompt

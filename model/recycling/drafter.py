@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep, wrong_tensors
+from model.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
 from model.options import STARTS, check_options, option
 from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
 from model.recycling.native_row_guesses import row_guesses_class
@@ -115,10 +115,7 @@ class RecyclingDrafter(Drafter):
 
     def __init__(self, config: RecyclingConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
-        if config.output_id_topk > vocab_size:
-            raise ValueError(
-                f"output_id_topk: got {config.output_id_topk}; allowed: 1 to {vocab_size}, the vocabulary"
-            )
+        check_topk(config.output_id_topk, vocab_size)
         self._is_original = config.policy == "original"
         self._writes_accepted_only = config.policy == "accepted-only"
         is_average = config.write_back == "average"

@@ -218,3 +218,9 @@ def test_a_match_is_followed_and_looked_up_anew_where_the_text_went_on_otherwise
 def test_options_outside_their_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HybridConfig(**options)
+
+
+def test_more_tokens_in_a_row_than_there_are_are_refused() -> None:
+    with pytest.raises(ValueError, match="output_id_topk: got 9; allowed: 1 to 8, the vocabulary"):
+        HybridDrafter(HybridConfig(output_id_topk=9), 8, torch.device("cpu"))
+    assert HybridDrafter(HybridConfig(output_id_topk=8), 8, torch.device("cpu")).num_candidates == 8
