@@ -34,14 +34,13 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
     StopStringCriteria,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from model.decoding import StepRecord
 from model.prompts import num_padding
 from model.recycler import SpeculativeDecoder
+from model.sampling import refuse_stateful
 from model.verification import GreedyRule, SamplingRule, TokenRule, as_in_transformers
 
 MODES = ("greedy_search", "sample")
@@ -54,8 +53,6 @@ KNOWN_ARGUMENTS = {
     "use_cache",
     "logits_to_keep",
 }
-# They count their calls, and in float32 a near-tie asks twice about one token.
-STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
 
 
 class Speculative:
@@ -326,11 +323,8 @@ def _refuse(
     unknown = {name for name, value in arguments.items() if value is not None} - KNOWN_ARGUMENTS
     if unknown:
         raise ValueError(f"generate: got {', '.join(sorted(unknown))}; allowed: text inputs alone")
-    if not config.do_sample and any(isinstance(one, STATEFUL) for one in processors):
-        raise ValueError(
-            "guidance_scale, watermarks with state: got them with greedy decoding; allowed: with "
-            "do_sample=True"
-        )
+    if not config.do_sample:
+        refuse_stateful(processors)
 
 
 def _num_padding(arguments: dict[str, Any], length: int) -> int:

@@ -204,7 +204,8 @@ class SpeculativeDecoder:
             seed: of the draws; None goes on with torch's global generator.
             stop_strings: the text ends after the token that completes one of these.
             logits_processors: functions (token ids [1, P], scores [1, V]) -> scores [1, V], such as
-                transformers' `RepetitionPenaltyLogitsProcessor`, applied before temperature.
+                transformers' `RepetitionPenaltyLogitsProcessor`, applied before temperature. Greedy
+                decoding in float32 may ask twice about one text (`model.decoding`).
 
         Raises:
             ValueError: if a value is not allowed, or the prompt leaves no room in the context.

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from transformers import (
     LogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from model.hf import TargetModel
 from model.verification import GreedyRule, Processor, SamplingRule, TokenRule
+
+# They count their calls, and in float32 a near-tie asks twice about one token.
+STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
 
 
 def token_rule(
@@ -40,6 +45,7 @@ def token_rule(
         raise ValueError(
             "top_k, top_p: need sampling; give a temperature above 0, or leave them out"
         )
+    refuse_stateful(processors)
     return GreedyRule(processors) if processors else None
 
 
@@ -59,3 +65,12 @@ def sampling_processors(temperature: float, top_k: int, top_p: float) -> list[Lo
     if top_p < 1:
         processors.append(TopPLogitsWarper(top_p))
     return processors
+
+
+def refuse_stateful(processors: Iterable[object]) -> None:
+    """Raise ValueError for transformers' processors that greedy decoding cannot ask twice."""
+    if any(isinstance(one, STATEFUL) for one in processors):
+        raise ValueError(
+            "guidance_scale, watermarks with state: got them with greedy decoding; allowed: with "
+            "do_sample=True, or a temperature above 0"
+        )

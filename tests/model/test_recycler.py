@@ -15,7 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    RepetitionPenaltyLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
 import model as package
 from model import SpeculativeDecoder, TokenRecycling, attention, kernel_choice
@@ -129,6 +134,24 @@ def test_processors_hold_with_greedy_decoding(method: str) -> None:
     assert torch.equal(output.sequences, expected)
     assert output.token_ids != decoder.generate(ids, max_new_tokens=20).token_ids
     assert output.text == "", "there is no tokenizer"
+
+
+def test_processors_that_count_their_calls_need_sampling() -> None:
+    model = known(LLAMA).build()
+    ids = torch.tensor([random_ids(12)])
+    guided = [UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, model, ids[:, -1:])]
+    decoder = TokenRecycling(model)
+    with pytest.raises(ValueError, match=r"guidance_scale, .*a temperature above 0"):
+        decoder.generate(ids, max_new_tokens=4, logits_processors=guided)
+    options = {"max_new_tokens": 12, "top_k": 50}
+    torch.manual_seed(3)
+    found = decoder.generate(ids, **options, temperature=1.0, logits_processors=guided)
+    torch.manual_seed(3)
+    mask = torch.ones_like(ids)
+    expected = model.generate(
+        ids, **options, attention_mask=mask, do_sample=True, guidance_scale=1.5
+    )
+    assert torch.equal(found.sequences, expected)
 
 
 @pytest.mark.parametrize("method", METHODS)
