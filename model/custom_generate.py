@@ -39,7 +39,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from model.decoding import StepRecord
 from model.prompts import num_padding
-from model.recycler import SpeculativeDecoder
+from model.recycler import SpeculativeDecoder, stop_strings_of
 from model.sampling import refuse_stateful
 from model.verification import GreedyRule, SamplingRule, TokenRule, as_in_transformers
 
@@ -168,13 +168,14 @@ class Speculative:
         others = StoppingCriteriaList(
             one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)
         )
-        if stop_strings:
+        given = stop_strings_of(stop_strings)
+        if given:
             if self.tokenizer is None:
                 raise ValueError(
                     "stop_strings: got strings without a tokenizer, which transformers keeps from "
                     "callables; allowed: custom_generate=recycling(tokenizer=tokenizer)"
                 )
-            others.append(StopStringCriteria(self.tokenizer, stop_strings))
+            others.append(StopStringCriteria(self.tokenizer, given))
         return others
 
 

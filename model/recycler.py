@@ -337,16 +337,31 @@ class SpeculativeDecoder:
 
     def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
         """Return the function that ends a text after one of these strings, None if there is none."""
-        if not strings:
+        given = stop_strings_of(strings)
+        if not given:
             return None
         if self.tokenizer is None:
             raise ValueError("stop_strings: got strings without a tokenizer; give the tokenizer")
-        criteria = StoppingCriteriaList([StopStringCriteria(self.tokenizer, strings)])
+        criteria = StoppingCriteriaList([StopStringCriteria(self.tokenizer, given)])
         return lambda text: bool(criteria(torch.tensor([text], device=self.target.device), None))
 
 
 class TokenRecycling(SpeculativeDecoder):
     """Token Recycling on a loaded model; arguments as `SpeculativeDecoder`."""
+
+
+def stop_strings_of(strings: str | Sequence[str] | None) -> list[str]:
+    """Return the strings that end a text.
+
+    Raises:
+        ValueError: if one is empty, or no text.
+    """
+    given = [strings] if isinstance(strings, str) else list(strings or ())
+    if not all(isinstance(one, str) and one for one in given):
+        raise ValueError(
+            f"stop_strings: got {strings!r}; allowed: one text or several, none of them empty"
+        )
+    return given
 
 
 def _option_names(method: str) -> list[str]:

@@ -24,6 +24,7 @@ from transformers import (
 
 import model as package
 from model import SpeculativeDecoder, TokenRecycling, attention, kernel_choice
+from model.custom_generate import recycling
 from model.drafter import METHODS
 from tests.model.decoded import known, random_ids, referee, required_options
 
@@ -171,6 +172,18 @@ def test_a_stop_string_inside_an_accepted_run_ends_the_text_there(method: str) -
         as_text = decoder.generate(PROMPT, max_new_tokens=20, stop_strings=stop)
         assert as_text.token_ids == output.token_ids
         assert sum(output.accept_lengths) == len(output.token_ids)
+
+
+@pytest.mark.parametrize("strings", ["", ["sea", ""], [5]])
+def test_an_empty_stop_string_is_one_clear_error(strings: Any) -> None:
+    model, tokenizer = demo()
+    message = "stop_strings: got .*; allowed: one text or several, none of them empty"
+    with pytest.raises(ValueError, match=message):
+        TokenRecycling(model, tokenizer).generate(PROMPT, stop_strings=strings)
+    ids = torch.tensor([tokenizer(PROMPT).input_ids])
+    options = {"attention_mask": torch.ones_like(ids), "stop_strings": strings}
+    with pytest.raises(ValueError, match=message):
+        model.generate(ids, **options, custom_generate=recycling(tokenizer))
 
 
 @pytest.mark.parametrize("method", METHODS)
