@@ -5,6 +5,7 @@ the new one. And what tells the one from the other.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,8 @@ def replaced(file: Path) -> Iterator[Path]:
         OSError: if the file cannot be replaced.
     """
     # The same folder: a rename is atomic only within one file system.
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    writer = f"{os.getpid()}-{threading.get_ident()}"
+    temporary = file.with_name(f"{file.name}.{writer}.tmp")
     try:
         yield temporary
         _sync(temporary)

@@ -6,6 +6,7 @@ Run: pytest tests/model/test_whole_file.py
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,17 @@ def test_the_content_is_on_the_disk_before_it_has_the_name(
         temporary.write_text("new")
     assert done == [False, "folder"]
     assert file.read_text() == "new"
+
+
+def test_threads_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+
+    def write() -> None:
+        with replaced(file) as temporary:
+            temporary.write_text("thread")
+
+    with ThreadPoolExecutor(1) as pool, replaced(file) as temporary:
+        temporary.write_text("first")
+        pool.submit(write).result()
+        assert file.read_text() == "thread"
+    assert file.read_text() == "first" and list(tmp_path.iterdir()) == [file]
