@@ -17,6 +17,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import resource
 import sys
@@ -29,9 +30,9 @@ import torch
 from tqdm import tqdm
 
 from evaluation.command_line import OptionParser, UserError, run_command, user_errors
-from evaluation.conversation import choose_conversation
+from evaluation.conversation import Conversation, choose_conversation
 from evaluation.files import check_output, refuse_outputs, write_whole
-from evaluation.loading import check_model, load_target
+from evaluation.loading import CheckedModel, check_model, load_target
 from evaluation.provenance import git_commit, versions
 from evaluation.question_frame import task_of
 from evaluation.questions import Question, load_questions, question_file_of
@@ -44,6 +45,7 @@ from model.measured import device_name
 from model.options import DTYPES
 from model.sps.draft_model import check_draft_model, load_draft_model
 from model.static import CompiledTarget
+from model.support import context_limit
 from scripts.benchmark_report import ASSISTED, PARTS, REFEREES, Answer, print_tables, summarise
 from scripts.device_costs import CONTEXTS, choose_contexts, cost_curve, roofline
 from scripts.enlarge import SHAPES
@@ -135,6 +137,35 @@ def choose_draft_model(methods: Sequence[str], model_path: str, given: str | Non
     if given is None and model_path != RunConfig().model_path:
         raise UserError(f"draft_model: got none; give the model that {wanting[0]} drafts with")
     return DEMO_DRAFT if given is None else given
+
+
+def check_draft(draft_model: str | None, model: CheckedModel) -> None:
+    """Raise UserError if a draft model was chosen that does not go with the target model."""
+    if draft_model is not None and model.vocab_size is not None:
+        with user_errors():
+            check_draft_model(draft_model, model.vocab_size)
+
+
+def first_prompts(
+    conversation: Conversation, questions: Sequence[Question], model: CheckedModel
+) -> list[list[int]]:
+    """Return the prompts of the questions' first turns.
+
+    Raises:
+        UserError: one leaves the model no room for an answer.
+    """
+    prompts = []
+    for question in questions:
+        prompts.append(conversation.prompt_ids([], question.turns[0]))
+        length = len(prompts[-1])
+        limit = context_limit(model.hf_config.get_text_config(decoder=True), length)
+        if not 1 <= length < (limit or math.inf):
+            raise UserError(
+                f"question {question.question_id!r}: got a prompt of {length} tokens; allowed: 1 or more"
+                + (f", fewer than the model's context of {limit}" if limit else "")
+                + "; leave the question out"
+            )
+    return prompts
 
 
 def our_method(setting: Setting, name: str) -> Method:
@@ -334,10 +365,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     questions = spread(load_questions(file), args.num_questions)
     model = check_model(run)
     contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
-    if draft_model is not None and model.vocab_size is not None:
-        with user_errors():
-            check_draft_model(draft_model, model.vocab_size)
+    check_draft(draft_model, model)
     conversation = choose_conversation("auto", run.model_path, model.tokenizer)
+    prompts = [] if args.random_prompts else first_prompts(conversation, questions, model)
     is_scaled = args.shape != "demo"
     target = load_target(run, model._replace(dtype=torch.float32) if is_scaled else model)
     if is_scaled:
@@ -345,7 +375,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         target = target_class(scaled_model(target.model, args.shape, model.dtype))
     eos_ids = eos_ids_of(target, model.tokenizer) | conversation.stop_ids
     tasks = [task_of(question.category) for question in questions]
-    prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]
     if args.random_prompts:
         tasks = ["random"] * args.num_questions
         prompts = random_prompts(args.num_questions, target.vocab_size)

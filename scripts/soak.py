@@ -31,8 +31,10 @@ from model.hf import eos_ids_of
 from scripts.benchmark import (
     Method,
     Setting,
+    check_draft,
     choose_draft_model,
     drafter_of,
+    first_prompts,
     our_method,
     refuse_repeated,
 )
@@ -127,10 +129,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     questions = load_questions(question_file_of(args.bench_name, args.question_file))
     model = check_model(run)
+    check_draft(draft_model, model)
     conversation = choose_conversation("auto", run.model_path, model.tokenizer)
+    prompts = first_prompts(conversation, questions, model)
     target = load_target(run, model)
     eos_ids = eos_ids_of(target, model.tokenizer) | conversation.stop_ids
-    prompts = [conversation.prompt_ids([], question.turns[0]) for question in questions]
     setting = Setting(target, args.max_new_tokens, eos_ids, draft_model)
     found = {}
     for name in args.methods:

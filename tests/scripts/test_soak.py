@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from evaluation.command_line import UserError
+from scripts import benchmark
 from scripts.soak import Block, is_flat, main
 
 
@@ -35,3 +37,18 @@ def test_the_command_answers_round_and_round(capsys: pytest.CaptureFixture[str])
 def test_bad_options_are_one_line(words: str) -> None:
     with pytest.raises(UserError, match="got"):
         main(words.split())
+
+
+def test_what_cannot_be_answered_is_refused_before_the_weights_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr("scripts.soak.load_target")
+    monkeypatch.delattr("scripts.benchmark.load_target")
+    with pytest.raises(UserError, match=r"got '\./none'; allowed: a folder"):
+        main(["--methods", "sps", "--draft-model", "./none"])
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"question_id": 7, "category": "qa", "turns": ["long " * 4000]}))
+    says = "question 7: got a prompt of .* fewer than the model's context of 3072"
+    for command in (main, benchmark.main):
+        with pytest.raises(UserError, match=says):
+            command(["--methods", "vanilla", "--question-file", str(file)])
