@@ -48,7 +48,7 @@ from model.static import CompiledTarget
 from model.support import context_limit
 from scripts.benchmark_report import ASSISTED, PARTS, REFEREES, Answer, print_tables, summarise
 from scripts.device_costs import CONTEXTS, choose_contexts, cost_curve, roofline
-from scripts.enlarge import SHAPES
+from scripts.enlarge import SHAPES, scale_config
 from scripts.scale_model import scaled_model
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 81, 128)
@@ -369,6 +369,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     conversation = choose_conversation("auto", run.model_path, model.tokenizer)
     prompts = [] if args.random_prompts else first_prompts(conversation, questions, model)
     is_scaled = args.shape != "demo"
+    if is_scaled:
+        with user_errors():
+            scale_config(model.hf_config, args.shape)
     target = load_target(run, model._replace(dtype=torch.float32) if is_scaled else model)
     if is_scaled:
         target_class = CompiledTarget if args.compile else TargetModel

@@ -32,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -118,7 +119,7 @@ def write_scaled(
 
     Raises:
         ValueError: ``out`` exists, or the shape cannot hold the model.
-        OSError: ``source`` holds no model.
+        OSError: ``source`` holds no model, or ``out`` cannot be written.
     """
     if out.exists():
         raise ValueError(f"out: got {out}, which exists, allowed a new folder; do remove it first")
@@ -209,7 +210,9 @@ def chosen_shape(options: argparse.Namespace) -> ModelShape:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parse_arguments(argv)
-    with user_errors():
+    with user_errors(OSError, SafetensorError):
+        if not 0 <= options.seed < 2**63:
+            raise ValueError(f"seed: got {options.seed}, allowed 0 or more, less than 2**63")
         if not (options.model / "config.json").is_file():
             raise ValueError(
                 f"model: got {options.model}, allowed a folder with config.json; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from transformers import LlamaConfig, Phi3Config
 
 from evaluation.command_line import UserError
-from evaluation.questions import Question
+from evaluation.questions import DATA_FOLDER, Question
 from model.hf import TargetModel
 from scripts.benchmark import Method, drafter_of, main, measure, spread
 from scripts.benchmark_report import PARTS, Answer, Work, print_tables, speedup, summarise
@@ -126,6 +127,17 @@ def test_models_that_verify_chains_alone_have_a_cost_curve() -> None:
     curve = cost_curve(target, [1, 2, 3], [16, longest])
     found = [(point.num_nodes, point.context) for point in curve]
     assert found == [(1, 16), (2, 16), (3, 16), (1, 510), (2, 510)], "a chain ends in the context"
+
+
+def test_a_model_that_cannot_be_enlarged_is_refused_before_the_weights_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("scripts.benchmark.load_target")
+    shutil.copytree(DATA_FOLDER / "demo" / "model", tmp_path / "model")
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 8192}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="model type: got gpt2, allowed llama"):
+        main(["--model-path", str(tmp_path / "model"), "--shape", "150m"])
 
 
 def test_the_cost_curve_ends_where_the_models_context_does() -> None:

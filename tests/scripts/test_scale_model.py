@@ -130,6 +130,7 @@ def test_named_shapes_hold_the_demo_model() -> None:
         ("--shape 9t", "shape: got '9t', allowed 150m, 1b, 7b"),
         ("--shape 7b --layers 3", "shape: got --shape and single sizes"),
         ("--layers 3", "shape: got no full size"),
+        (f"--shape 150m --seed {2**64}", "seed: got 18446744073709551616"),
     ],
 )
 def test_bad_sizes_are_refused(tmp_path: Path, sizes: str, message: str) -> None:
@@ -149,3 +150,18 @@ def test_existing_folder_and_missing_model_are_refused(tmp_path: Path) -> None:
         scale_model.main(taken)
     with pytest.raises(UserError, match=r"config\.json"):
         scale_model.main(missing)
+
+
+def test_a_folder_without_weights_and_one_that_cannot_be_made_are_one_line(tmp_path: Path) -> None:
+    small = small_model()
+    small.save_pretrained(tmp_path / "small")
+    small.config.save_pretrained(tmp_path / "bare")
+    (tmp_path / "file").touch()
+    shape = ["--layers", "2", "--hidden", "64", "--heads", "4", "--intermediate", "96"]
+    for source, out, says in (
+        ("bare", "out", "no file named"),
+        ("small", "file/out", "Not a directory"),
+    ):
+        words = ["--model", str(tmp_path / source), "--out", str(tmp_path / out), *shape]
+        with pytest.raises(UserError, match=says):
+            scale_model.main(words)
