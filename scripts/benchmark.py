@@ -201,6 +201,9 @@ def referee(setting: Setting, name: str) -> Method:
 
     def answer(prompt_ids: list[int]) -> Answer:
         ids = torch.tensor([prompt_ids], device=target.device)
+        # Transformers would go on past the model's context, where our methods stop.
+        limit = target.context_limit(len(prompt_ids))
+        room = max_new_tokens if limit is None else min(max_new_tokens, limit - len(prompt_ids))
         target.synchronize()
         start = time.perf_counter()
         with torch.inference_mode():
@@ -208,7 +211,7 @@ def referee(setting: Setting, name: str) -> Method:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=room,
                 eos_token_id=sorted(eos_ids),
                 pad_token_id=min(eos_ids, default=0),
                 **options,

@@ -8,12 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import LlamaConfig, Phi3Config
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config
 
 from evaluation.command_line import UserError
 from evaluation.questions import DATA_FOLDER, Question
 from model.hf import TargetModel
-from scripts.benchmark import Method, drafter_of, main, measure, spread
+from scripts.benchmark import (
+    Method,
+    Setting,
+    drafter_of,
+    main,
+    measure,
+    our_method,
+    referee,
+    spread,
+)
 from scripts.benchmark_report import PARTS, Answer, Work, print_tables, speedup, summarise
 from scripts.device_costs import CostPoint, Roofline, choose_contexts, cost_curve
 from tests.model.decoded import known
@@ -211,6 +221,20 @@ def test_a_draft_model_drafts_for_sps_and_for_assisted_generation(
     assert all(row["differing_answers"] == 0 for row in rows.values())
     assert rows["sps"]["mean_accepted_tokens"] > 1
     assert rows["sps"]["speedup_over_generate_assisted"][0] > 0
+
+
+@pytest.mark.parametrize("name", ["generate", "generate-pld"])
+def test_a_referee_ends_with_the_models_context_as_our_methods_do(name: str) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32},
+        **{"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32},
+    )
+    setting = Setting(TargetModel(LlamaForCausalLM(config).eval()), 16, frozenset())
+    prompt = list(range(1, 29))
+    ours = our_method(setting, "vanilla").answer(prompt).token_ids
+    assert len(ours) == 4
+    assert referee(setting, name).answer(prompt).token_ids == ours
 
 
 def test_a_method_that_drafts_from_its_own_earlier_answer_is_not_measured_so() -> None:
