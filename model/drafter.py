@@ -119,7 +119,7 @@ class Drafter:
         """Forget everything, memory kept across prompts included."""
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the memory kept across prompts, as named tensors; empty if there is none.
+        """Return a copy of the memory kept across prompts, as named tensors; empty if there is none.
 
         What chains turned out to be worth, by which automatic budgets of pld, lookahead, samd and sps go, is no
         part of it: it is learned anew within some steps.

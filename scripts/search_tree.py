@@ -77,7 +77,7 @@ class TracingDrafter(RecyclingDrafter):
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Count the right path, and draft as ever."""
-        matrix = self.memory()["adjacency"].numpy()
+        matrix = self._matrix
         begin = len(context) - self._prompt_length
         token = context[-1]
         path: RankPath = ()

@@ -112,7 +112,7 @@ class Lab:
         """Return what a drafter knows when it has answered these turns."""
         drafter = self._drafter(words)
         score(ReplayTarget(self.recording, self.model), drafter, turns)
-        return {name: tensor.clone() for name, tensor in drafter.memory().items()}
+        return drafter.memory()
 
     def learn(self, num_nodes: int, num_ranks: int = 8) -> list[RankPath]:
         """Return the rank paths that are right most often on the learning half."""

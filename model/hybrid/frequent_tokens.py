@@ -49,7 +49,7 @@ class FrequentTokens:
         self.top = []
 
     def state(self) -> torch.Tensor:
-        """Return the counts, int32 [V]."""
+        """Return the counts, int32 [V], to read and write."""
         return self._counts
 
     def check_state(self, counts: torch.Tensor) -> None:

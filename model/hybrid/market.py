@@ -173,7 +173,7 @@ class Market:
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the rows, the states, what guesses were worth, and the counts of tokens."""
-        learned = {"rates": self._rates.state(), "counts": self._frequent.state()}
+        learned = {"rates": self._rates.state(), "counts": self._frequent.state().clone()}
         return {**self.tables.memory(), **self.neighbours.memory(), **learned}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:

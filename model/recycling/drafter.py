@@ -225,7 +225,7 @@ class RecyclingDrafter(Drafter):
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the matrix, int32 [V, k], and what `auto` knows beside it."""
         extra = self._guesses.memory() if self._guesses else {}
-        return {"adjacency": torch.from_numpy(self._matrix), **extra}
+        return {"adjacency": torch.from_numpy(self._matrix.copy()), **extra}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over a saved matrix.

@@ -132,7 +132,7 @@ class RowGuesses:
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the codes, uint8 [V, k], and the learned rates, float64 [2, kinds]."""
-        return {"codes": torch.from_numpy(self._codes), "rates": self._rates.state()}
+        return {"codes": torch.from_numpy(self._codes.copy()), "rates": self._rates.state()}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over what `memory` returned.

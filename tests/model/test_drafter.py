@@ -66,10 +66,25 @@ def test_reset_clears_the_memory(method: str) -> None:
 def test_memory_taken_over_gives_the_same_run(method: str) -> None:
     used, heir = fresh(method), fresh(method)
     answer(used, FIRST)
-    heir.load_memory({name: tensor.clone() for name, tensor in used.memory().items()})
+    heir.load_memory(used.memory())
     expected, found = answer(used, SECOND), answer(heir, SECOND)
     assert found.accept_lengths == expected.accept_lengths
     assert found.token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [*((name, {}) for name in METHODS), ("recycling", {"tree_version": "auto"})],
+)
+def test_memory_once_taken_stays_as_it_was(method: str, options: dict[str, str]) -> None:
+    used = drafter_for(method, target_of(LLAMA), **options)
+    answer(used, FIRST)
+    taken = used.memory()
+    expected = {name: tensor.clone() for name, tensor in taken.items()}
+    answer(used, SECOND)
+    used.reset()
+    used.load_memory(taken)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in used.memory().items())
 
 
 @pytest.mark.parametrize("method", METHODS)
