@@ -28,7 +28,7 @@ from evaluation.questions import load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
 from model.hf import eos_ids_of
-from scripts.benchmark import (
+from scripts.benchmark_methods import (
     Method,
     Setting,
     check_draft,

@@ -14,16 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config
 from evaluation.command_line import UserError
 from evaluation.questions import DATA_FOLDER, Question
 from model.hf import TargetModel
-from scripts.benchmark import (
-    Method,
-    Setting,
-    drafter_of,
-    main,
-    measure,
-    our_method,
-    referee,
-    spread,
-)
+from scripts.benchmark import main, measure, spread
+from scripts.benchmark_methods import Method, Setting, drafter_of, our_method, referee
 from scripts.benchmark_report import PARTS, Answer, Work, print_tables, speedup, summarise
 from scripts.device_costs import CostPoint, Roofline, choose_contexts, cost_curve
 from tests.model.decoded import known
