@@ -31,10 +31,15 @@ Examples:
 HELP
 }
 
+refuse() {
+    echo "error: $1" >&2
+    exit 2
+}
+
 case "${1:-}" in
     "") ;;
     -h | --help) usage; exit 0 ;;
-    *) echo "error: got the argument $1; settings are environment variables, see bash eval.sh --help" >&2; exit 2 ;;
+    *) refuse "got the argument $1; settings are environment variables, see bash eval.sh --help" ;;
 esac
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -44,6 +49,7 @@ DTYPE=${DTYPE:-auto}
 RUNS=${RUNS:-1}
 TEMPERATURE=${TEMPERATURE:-0.0}
 REPORT=${REPORT:-data/report.html}
+OVERWRITE=${OVERWRITE:-0}
 given_draft=${DRAFT_MODEL:-}
 DRAFT_MODEL=$given_draft
 if [ "$MODEL_PATH" = data/demo/model ]; then
@@ -59,20 +65,26 @@ fi
 METHODS=${METHODS:-vanilla recycling recycling-auto pld lookahead samd ${DRAFT_MODEL:+sps }hybrid}
 for method in $METHODS; do
     if [ ! -f "evaluation/inference_${method%-auto}.py" ] || [ "$method" = vanilla-auto ]; then
-        echo "error: METHODS: got $method; allowed: $(cd evaluation && ls inference_*.py | sed 's/inference_//; s/\.py//' | tr '\n' ' ')and -auto of all but vanilla" >&2
-        exit 2
+        refuse "METHODS: got $method; allowed: $(cd evaluation && ls inference_*.py | sed 's/inference_//; s/\.py//' | tr '\n' ' ')and -auto of all but vanilla"
     fi
 done
 case " $METHODS " in
     *" vanilla "*) ;;
-    *) echo "error: METHODS: got \"$METHODS\"; vanilla, the baseline, must be among them" >&2; exit 2 ;;
+    *) refuse "METHODS: got \"$METHODS\"; vanilla, the baseline, must be among them" ;;
 esac
 case " $METHODS " in
     *" sps "* | *" sps-auto "*)
-        [ -n "$DRAFT_MODEL" ] || { echo "error: METHODS: got sps; DRAFT_MODEL, the model it drafts with, must be given" >&2; exit 2; } ;;
+        [ -n "$DRAFT_MODEL" ] || refuse "METHODS: got sps; DRAFT_MODEL, the model it drafts with, must be given" ;;
     *)
-        [ -z "$given_draft" ] || { echo "error: DRAFT_MODEL: got $given_draft; only sps drafts with it, add it to METHODS" >&2; exit 2; } ;;
+        [ -z "$given_draft" ] || refuse "DRAFT_MODEL: got $given_draft; only sps drafts with it, add it to METHODS" ;;
 esac
+[ -n "${BENCH// /}" ] || refuse "BENCH: got no name; give one or more, or leave it out"
+[[ $RUNS =~ ^[1-9][0-9]{0,3}$ ]] || refuse "RUNS: got $RUNS; allowed: a whole number from 1 to 9999"
+[[ $OVERWRITE =~ ^[01]$ ]] || refuse "OVERWRITE: got $OVERWRITE; allowed: 1, or 0 to keep finished answers"
+report_folder=$(dirname "$REPORT")
+if [ ! -d "$report_folder" ] || [ ! -w "$report_folder" ] || [ -d "$REPORT" ]; then
+    refuse "REPORT: got $REPORT; allowed: a file in a folder that is there and can be written"
+fi
 source scripts/setup.sh
 use_python "$IMPORTS" -r requirements.txt
 
@@ -80,18 +92,21 @@ options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE
 if [ -n "${DEVICES:-}" ]; then
     export CUDA_VISIBLE_DEVICES=$DEVICES
     num_devices=$(tr ',' '\n' <<<"$DEVICES" | wc -l)
-    options+=(--num-gpus-per-model "$num_devices" --num-gpus-total "$num_devices")
+    options+=(--device cuda --num-gpus-per-model "$num_devices" --num-gpus-total "$num_devices")
 fi
-if [ "${OVERWRITE:-0}" = 1 ]; then
+if [ "$OVERWRITE" = 1 ]; then
     options+=(--overwrite)
 fi
 
-status=0
-files=()
 for bench in $BENCH; do
     if [ ! -f "data/$bench/question.jsonl" ]; then
         "$PYTHON" -m scripts.download_data "$bench"
     fi
+done
+
+status=0
+files=()
+for bench in $BENCH; do
     folder=data/$bench/model_answer
     for run in $(seq "$RUNS"); do
         suffix=$([ "$RUNS" = 1 ] || echo "-run-$run")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = (
@@ -19,6 +20,9 @@ SETTINGS = (
     "MAX_NEW_TOKENS",
     "RUNS",
     "DEVICES",
+    "TEMPERATURE",
+    "REPORT",
+    "OVERWRITE",
 )
 SCRIPTS = sorted(
     file
@@ -86,6 +90,39 @@ def test_a_draft_model_that_no_method_drafts_with_is_refused() -> None:
     assert done.stderr.startswith("error: DRAFT_MODEL: got /nowhere")
     assert "sps" in done.stderr
     assert "==" not in done.stdout + done.stderr, "no method should have run"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        *(("RUNS", value, "a whole number from 1") for value in ("0", "-1", "2.5", "two", "1 2")),
+        *(("OVERWRITE", value, "allowed: 1, or 0") for value in ("yes", "true", "2")),
+        ("REPORT", "/nowhere/report.html", "a folder that is there"),
+        ("REPORT", "/", "a folder that is there"),
+        ("BENCH", "  ", "got no name"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_anything_runs(name: str, value: str, says: str) -> None:
+    done = run_eval(METHODS="vanilla", MAX_NEW_TOKENS="1", **{name: value})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {name}: got")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_every_benchmark_is_there_before_the_first_is_answered() -> None:
+    done = run_eval(METHODS="vanilla", MAX_NEW_TOKENS="1", BENCH="demo nosuch")
+    assert done.returncode == 2
+    assert "nosuch" in done.stderr
+    assert "==" not in done.stdout + done.stderr, "no method should have run"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpus_that_are_not_there_are_refused() -> None:
+    done = run_eval(METHODS="vanilla", MAX_NEW_TOKENS="1", DEVICES="0")
+    assert done.returncode == 2
+    assert "device: got 'cuda'" in done.stderr
 
 
 def test_there_are_shell_files() -> None:
