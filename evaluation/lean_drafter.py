@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep
+from model.step_costs import StepCosts
 
 # Tokens of the longest chain: logits and cache rows of a few nodes instead of a whole tree.
 LEAN_DEPTH = 4
@@ -15,7 +16,7 @@ class LeanDrafter(Drafter):
     """Another drafter, held to short chains, that is not shown the prompt's logits.
 
     Answers are the same, since drafts never change them; steps are more. What the drafter keeps
-    across prompts goes on.
+    across prompts goes on, and is forgotten where it starts cold.
 
     Args:
         drafter: the drafter that guesses.
@@ -27,6 +28,7 @@ class LeanDrafter(Drafter):
         self.num_candidates = drafter.num_candidates
         self.wants_prices = drafter.wants_prices
         self.overrun = drafter.overrun
+        self.is_cold = drafter.is_cold
         self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -45,3 +47,11 @@ class LeanDrafter(Drafter):
     def skip(self, tokens: Sequence[int]) -> None:
         """Let the drafter take over plainly decoded tokens."""
         self._drafter.skip(tokens)
+
+    def reset(self) -> None:
+        """Let the drafter forget."""
+        self._drafter.reset()
+
+    def draft_costs(self) -> StepCosts | None:
+        """Return what the drafter's own model costs."""
+        return self._drafter.draft_costs()

@@ -17,7 +17,9 @@ import torch
 
 from evaluation import method_answerer
 from evaluation.lean_drafter import LEAN_DEPTH, LeanDrafter
+from model.drafter import Drafter
 from model.hf import TargetModel
+from model.step_costs import StepCosts
 from tests.evaluation.conftest import (
     QUESTIONS,
     ROOT,
@@ -164,6 +166,38 @@ def test_a_question_that_runs_out_of_memory_is_asked_once_more_in_a_lean_way(
     assert bool(second["choices"]) is not is_hopeless
     assert spy.calls.count("lean") == 1
     assert "retried_after" not in first and "retried_after" not in third
+
+
+def test_a_method_that_starts_cold_knows_nothing_of_the_answer_that_failed(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = method_answerer.generate
+    lengths = []
+    for is_late in (False, True):
+
+        def short_of_memory(
+            target: Any, drafter: Any, *given: Any, is_late: bool = is_late, **named: Any
+        ) -> Any:
+            is_lean = isinstance(drafter, LeanDrafter)
+            answer = generate(target, drafter, *given, **named) if is_lean or is_late else None
+            if not is_lean:
+                raise torch.OutOfMemoryError("no room for a tree")
+            return answer
+
+        monkeypatch.setattr(method_answerer, "generate", short_of_memory)
+        file = tmp_path / f"{is_late}.jsonl"
+        assert run("recycling", options, file, "--question-end", 1, "--start", "cold") == 0
+        (row,) = read_rows(file)
+        assert row["retried_after"]
+        lengths.append(row["choices"][0]["accept_lengths"])
+    assert lengths[0] == lengths[1]
+
+
+def test_a_lean_drafter_is_priced_with_the_model_that_drafts() -> None:
+    costs = StepCosts((1,), (2.0,), (2.0,))
+    drafter = Drafter(None, 9, torch.device("cpu"))
+    drafter.draft_costs = lambda: costs  # type: ignore[method-assign]
+    assert LeanDrafter(drafter).draft_costs() is costs
 
 
 @pytest.mark.parametrize("method", ["recycling", "lookahead"])
