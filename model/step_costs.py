@@ -214,8 +214,12 @@ def measure(target: TargetModel) -> StepCosts:
     growth = {size: medians[1, size] - medians[0, size] for place, size in medians if place == 1}
     for_one = max(growth.get(1, 0.0), 0.0)
     for_each = max(growth.get(LARGEST, for_one) - for_one, 0.0) / (LARGEST - 1)
+    # A model whose context is shorter than the longer one was measured on a part of the way there.
+    way = contexts[1] - contexts[0]
+    stretch = (CONTEXTS[1] - CONTEXTS[0]) / way if way else 0.0
     far = tuple(
-        cost + for_one + for_each * (size - 1) for cost, size in zip(near, sizes, strict=True)
+        cost + stretch * (for_one + for_each * (size - 1))
+        for cost, size in zip(near, sizes, strict=True)
     )
     return StepCosts(sizes, near, far)
 

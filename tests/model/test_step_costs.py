@@ -175,6 +175,21 @@ def test_a_model_without_time_is_measured_at_one_and_eight_nodes(
     assert measure(target_of(LLAMA)).sizes == (1, 8)
 
 
+@pytest.mark.parametrize("longest", [400, 1024, 4096])
+def test_growth_with_the_context_is_that_of_a_token(
+    longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_ROUNDS", 1)
+    monkeypatch.setattr(
+        module, "time_pass", lambda _, __, tree, base: 30.0 + 0.01 * base * len(tree.token_ids)
+    )
+    options = {"n_embd": 32, "n_layer": 1, "n_head": 2, "max_position_embeddings": longest}
+    costs = measure(TargetModel(Family("short", "GPT2Config", options).build()))
+    for size, near, far in zip(costs.sizes, costs.near, costs.far, strict=True):
+        assert near == pytest.approx(30.0 + 2.56 * size)
+        assert far == pytest.approx(30.0 + 12.8 * size)
+
+
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"sizes": [1], "near": ["x"], "far": []}'])
 def test_costs_are_measured_once_and_a_broken_file_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
