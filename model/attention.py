@@ -29,7 +29,7 @@ from transformers.masking_utils import sdpa_mask
 
 from model import few_rows
 from model.few_rows import DTYPES, few_rows_kernel
-from model.kernel_choice import FEWEST_WEIGHTS
+from model.kernel_choice import FEWEST_WEIGHTS, random_numbers
 from model.measured import machine_key, read_measured, write_measured
 from model.verification import decides_near_ties
 
@@ -257,11 +257,11 @@ def measure(num_heads: int, shape: LayerShape) -> int:
         ]
         num_bytes = sum(torch.Size(size).numel() for size in sizes) * dtype.itemsize
         layers = [
-            [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+            [random_numbers(size, generator, dtype) for size in sizes]
             for _ in range(max(1, TIMED_BYTES // num_bytes))
         ]
-        query = torch.randn(1, num_heads, n, shape.keys.head_dim, generator=generator).to(dtype)
-        mask = torch.zeros(1, 1, n, num_keys, dtype=dtype) if is_draft and n > 1 else None
+        query = random_numbers((1, num_heads, n, shape.keys.head_dim), generator, dtype)
+        mask = query.new_zeros(1, 1, n, num_keys) if is_draft and n > 1 else None
         times: dict[Callable[..., Any], list[float]] = {
             few_queries_attention: [],
             grouped_attention: [],

@@ -136,7 +136,7 @@ class Speculative:
             self.steps.append(step)
             tokens += step.tokens
             if step_streamer is not None:
-                step_streamer.put(torch.tensor(step.tokens))
+                step_streamer.put(torch.tensor(step.tokens, device="cpu"))
         if step_streamer is not None:
             step_streamer.end()
         sequences = torch.tensor([tokens], device=input_ids.device)

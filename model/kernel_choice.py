@@ -144,11 +144,18 @@ def _ratios(kernel: Kernel, layers: Sequence[nn.Linear]) -> dict[int, float]:
                 part = _part_of(layers[0], MOST_PRODUCTS // n)
                 some, others = [kernel.made(part)], [part.forward]
             generator = torch.Generator().manual_seed(0)  # not the user's
-            rows = torch.randn(1, n, weight.shape[1], generator=generator).to(weight.dtype)
+            rows = random_numbers((1, n, weight.shape[1]), generator, weight.dtype)
             ratios[n] = _time_ratio(some, others, rows)
     except (RuntimeError, AttributeError):
         return {}  # this build of torch has no such kernel
     return ratios
+
+
+def random_numbers(
+    shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return normal numbers on the generator's device, which need not be torch's default one."""
+    return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
 
 
 def _part_of(layer: nn.Linear, num_weights: int) -> nn.Linear:

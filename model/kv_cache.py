@@ -122,7 +122,7 @@ class TreeCache(Cache):
         self, parts: Sequence[tuple[torch.Tensor, torch.Tensor] | None], capacity: int
     ) -> None:
         """Become a cache over these keys and values [1, H, M, D], one pair a layer that writes."""
-        empty = torch.empty(1, 0, capacity, 0)
+        empty = torch.empty(1, 0, capacity, 0, device="cpu")
         super().__init__(layers=[TreeCacheLayer(*(part or (empty, empty))) for part in parts])
         self.capacity = capacity
         self._writing_layers = [

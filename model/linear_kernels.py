@@ -59,7 +59,7 @@ def packed(layer: nn.Linear) -> Forward:
 @cache
 def has_blocks(dtype: torch.dtype) -> bool:
     """Whether oneDNN computes with blocks of this dtype on this processor."""
-    zeros = torch.zeros(16, 16, dtype=dtype)
+    zeros = torch.zeros(16, 16, dtype=dtype, device="cpu")
     try:
         blocks = torch.ops.mkldnn._reorder_linear_weight(zeros, PACKED_ROWS)
         torch.ops.mkldnn._linear_pointwise(zeros, blocks, None, "none", [], "")

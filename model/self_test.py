@@ -52,7 +52,9 @@ class Probe:
         topology, path = (CHAIN, CHAIN_PATH) if is_chain else (TREE, TREE_PATH)
         num_tokens = prefix_length + topology.num_nodes + 1
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(vocab_size, (num_tokens,), generator=generator).tolist()
+        ids = torch.randint(
+            vocab_size, (num_tokens,), generator=generator, device=generator.device
+        ).tolist()
         return cls(ids[:prefix_length], ids[prefix_length:-1], topology, path, ids[-1])
 
     @property

@@ -25,7 +25,7 @@ class FrequentTokens:
     """
 
     def __init__(self, vocab_size: int) -> None:
-        self._counts = torch.zeros(vocab_size, dtype=torch.int32)
+        self._counts = torch.zeros(vocab_size, dtype=torch.int32, device="cpu")
         self._count_of = memoryview(
             self._counts.numpy().data
         )  # reads one in a third of numpy's time

@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from model import TokenRecycling
+from model import SpeculativeDecoder, TokenRecycling, attention, kernel_choice
+from model.drafter import METHODS
 from tests.model.decoded import known, random_ids, referee
 from tests.model.test_recycler import LLAMA, PROMPT, decoder_for, demo
 
@@ -114,3 +116,29 @@ def test_a_decoder_may_be_made_while_another_decodes(
         making.result()
     assert texts == [expected] * 10
     assert caplog.text == "", "the kernels of one are no setting of the other"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_torchs_default_device_need_not_be_the_models(method: str) -> None:
+    """Nor the host's, as after torch.set_default_device("cuda")."""
+    model, prompt = known(LLAMA).build(), random_ids(20)
+    options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
+    expected = decoder_for(method, model).generate(prompt, **options).token_ids
+    with torch.device("meta"):
+        decoder = decoder_for(method, model)
+        for _ in range(2):
+            assert decoder.generate(prompt, **options).token_ids == expected
+        assert len(decoder.generate(prompt, max_new_tokens=12).token_ids) == 12
+
+
+def test_kernels_are_measured_whatever_torchs_default_device_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernel_choice, "FEWEST_WEIGHTS", 0)
+    monkeypatch.setattr(attention, "FEWEST_WEIGHTS", 0)
+    model = known(LLAMA).build()
+    with torch.device("meta"):
+        target = SpeculativeDecoder(model).target
+        assert target.linear_kernels.name and target.attention.name
+    assert list(tmp_path.glob("linear-kernels-*.json"))
