@@ -25,6 +25,7 @@ import yaml
 from evaluation import cli
 from evaluation.command_line import FINISHING, OptionParser, UserError, run_command
 from evaluation.files import read_text
+from evaluation.groups import DEFAULT_BASELINE
 from evaluation.read_answers import read_meta
 from evaluation.report_options import make_folder
 from evaluation.run_config import RunConfig
@@ -142,6 +143,10 @@ def read_sweep(text: str, where: str) -> list[Cell]:
                         given |= {"model_path": model, "bench_name": bench, "dtype": dtype}
                         cells.append(_cell(run, method, own, given, out))
     _check(cells, where)
+    if DEFAULT_BASELINE not in {method for method, _ in methods}:
+        raise UserError(
+            f"{where}: methods: {DEFAULT_BASELINE}, the leaderboard's baseline, must be among them"
+        )
     return cells
 
 

@@ -57,6 +57,7 @@ def test_a_cell_is_an_inference_command_with_its_own_file() -> None:
         ({"methods": []}, "methods"),
         ({"methods": [{"pld": {"max_ngram_size": 0}}]}, "max_ngram_size: got 0"),
         ({"methods": ["pld", "pld"]}, "there twice"),
+        ({"methods": ["pld", "recycling"]}, "vanilla, the leaderboard's baseline, must be among"),
         ({"models": "data/demo/model"}, "models"),
         ({"models": ["a\0b"]}, "models"),
         ({"runs": 0}, "runs"),
