@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # As of a process that the signal ends.
 BROKEN_PIPE = 128 + 13
 # What the first Ctrl-C says (`model.terminal.Interrupt`).
@@ -83,9 +85,14 @@ def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
     except BrokenPipeError:
         if not _reader_has_left():
             raise  # another pipe
-        # Python must not complain when it flushes at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         code = BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _drop_output()
+        print(f"error: cannot write: {error.strerror}; make room", file=sys.stderr)
+        code = UserError.exit_code
     except UserError as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
         code = error.exit_code
@@ -93,6 +100,16 @@ def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
         print("interrupted", file=sys.stderr)
         code = 130
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Let go what standard output does not take: Python must not complain when it flushes at the end."""
+    if sys.stdout is None:
+        return
+    with suppress(OSError):
+        sys.stdout.flush()
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reader_has_left() -> bool:

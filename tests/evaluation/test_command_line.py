@@ -66,6 +66,29 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     assert process.returncode == BROKEN_PIPE
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("length", [1, 10**6])
+def test_a_full_disk_under_standard_output_is_one_line(length: int) -> None:
+    command = (
+        f"import evaluation.command_line as c; c.run_command(lambda _: print('x' * {length}) or 0)"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", command],
+            **{"stdout": full, "stderr": subprocess.PIPE, "cwd": ROOT, "text": True},
+        )
+    assert done.returncode == 2
+    assert done.stderr == "error: cannot write: No space left on device; make room\n"
+
+
+def test_other_errors_of_files_are_errors() -> None:
+    def main(argv: Sequence[str] | None) -> int:
+        raise PermissionError("a file's")
+
+    with pytest.raises(PermissionError, match="a file's"):
+        run_command(main)
+
+
 def test_other_broken_pipes_are_errors() -> None:
     def main(argv: Sequence[str] | None) -> int:
         raise BrokenPipeError("a worker's")
