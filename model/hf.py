@@ -12,11 +12,11 @@ chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 PREFILL_CHUNK = 2048
 MAX_LOGITS = 2**26
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
-T = TypeVar("T")
 _LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 
 
@@ -59,6 +58,21 @@ class PromptChunk(NamedTuple):
 
     token_ids: Sequence[int]
     logits: torch.Tensor | None
+
+
+if TYPE_CHECKING:
+    _measured = cached_property
+else:
+
+    class _measured(cached_property):
+        """What is measured at the first call; meanwhile no one else runs through the model.
+
+        The model's lock comes first: in Python up to 3.11 `cached_property` has a lock for all models.
+        """
+
+        def __get__(self, target, owner=None):
+            with target.lock:
+                return super().__get__(target, owner)
 
 
 class TargetModel:
@@ -83,7 +97,6 @@ class TargetModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self._found: dict[Callable[[TargetModel], Any], Any] = {}
         refuse_unverifiable(model)
         with self.lock:
             use_masked_attention(model)
@@ -149,29 +162,20 @@ class TargetModel:
         """Whether drafts must be chains."""
         return bool(self.chain_reason)
 
-    @property
+    @_measured
     def step_costs(self) -> StepCosts:
         """What a step costs on this device; measured at the first call, then read from disk."""
-        return self._measured(step_costs)
+        return step_costs(self)
 
-    @property
+    @_measured
     def linear_kernels(self) -> LinearKernels:
         """What computes linear layers over a few rows; measured at the first call, like costs."""
-        return self._measured(linear_kernels)
+        return linear_kernels(self)
 
-    @property
+    @_measured
     def attention(self) -> Attention:
         """What attends with a few rows; measured at the first call, like costs."""
-        return self._measured(attention)
-
-    def _measured(self, measure: Callable[[TargetModel], T]) -> T:
-        """Return what was measured at the first call; meanwhile no one else runs through the model."""
-        if measure not in self._found:
-            with self.lock:  # `cached_property` of Python 3.11 locks all models, and two could wait for each other
-                if measure not in self._found:
-                    self._found[measure] = measure(self)
-        found: T = self._found[measure]
-        return found
+        return attention(self)
 
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
