@@ -49,6 +49,7 @@ KNOWN_ARGUMENTS = {
     "attention_mask",
     "position_ids",
     "past_key_values",
+    "cache",  # the same, since transformers 5.24
     "cache_position",
     "use_cache",
     "logits_to_keep",
@@ -109,8 +110,7 @@ class Speculative:
 
         Returns:
             int64 [1, P + n]; with `return_dict_in_generate` an output with it and, if asked for,
-            n scores and logits, each float32 [1, V]. Its past_key_values are None: the cache stays
-            here.
+            n scores and logits, each float32 [1, V]. Its cache is None: the rows stay here.
 
         Raises:
             ValueError: for what cannot be honoured.
@@ -315,7 +315,7 @@ def _refuse(
             "output_attentions, output_hidden_states: not kept for drafted tokens; allowed: "
             "output_scores, output_logits"
         )
-    cache = arguments.get("past_key_values")
+    cache = arguments.get("past_key_values", arguments.get("cache"))
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
         raise ValueError(
             "past_key_values: got a cache; allowed: none, rows of a known prompt are kept by the "

@@ -30,6 +30,7 @@ from model.linear_kernels import LinearKernels
 from model.step_costs import StepCosts, step_costs
 from model.support import (
     UnsupportedModelError,
+    cache_argument,
     context_limit,
     forward_parameters,
     refuse_unverifiable,
@@ -84,6 +85,7 @@ class TargetModel:
     Attributes:
         chain_only: whether drafts must be chains.
         chain_reason: why, in one line; empty if trees work.
+        cache_argument: the name under which the model's forward takes its cache.
         num_tokens: that the model embeds.
         layer_shapes: what each layer caches; None for layers that read another layer's cache.
 
@@ -105,6 +107,7 @@ class TargetModel:
         self.dtype, self.device, self.num_tokens = model.dtype, weight.device, len(weight)
         self._refuse_autocast()
         self._parameters = forward_parameters(model)
+        self.cache_argument = cache_argument(model) or ""  # checked by `refuse_unverifiable`
         self._layer_types = sorted(set(getattr(self.config, "layer_types", None) or ()))
         has_window = bool(getattr(self.config, "sliding_window", None))
         self._mask_kinds = self._layer_types or [
@@ -325,7 +328,7 @@ class TargetModel:
         """Run the model on `token_ids` [L] after `base` cached tokens; return logits [L, V] ([1, V]
         if asked).
         """
-        arguments: dict[str, object] = {"input_ids": token_ids[None], "past_key_values": cache}
+        arguments: dict[str, object] = {"input_ids": token_ids[None], self.cache_argument: cache}
         if "position_ids" in self._parameters:
             if positions is None:
                 positions = torch.arange(base, base + token_ids.shape[0], device=self.device)

@@ -186,8 +186,8 @@ def plain_logits(target: TargetModel, token_ids: list[int]) -> torch.Tensor:
     """
     cache = DynamicCache(config=target.model.config)
     ids = torch.tensor([token_ids], device=target.device)
-    output = target.model(input_ids=ids, past_key_values=cache, use_cache=True, return_dict=True)
-    logits: torch.Tensor = output.logits
+    arguments: dict[str, Any] = {"input_ids": ids, target.cache_argument: cache}
+    logits: torch.Tensor = target.model(**arguments, use_cache=True, return_dict=True).logits
     return logits[0].float()
 
 

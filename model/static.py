@@ -234,7 +234,7 @@ class StaticTarget(TargetModel):
             "input_ids": token_ids[None],
             "position_ids": positions[None],
             "attention_mask": self.masks_by_layer_type(full, positions, keys),
-            "past_key_values": view,
+            self.cache_argument: view,
         }
         if "cache_position" in self._parameters:
             # transformers 4.57 would ask the cache for its length as a number.

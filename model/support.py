@@ -33,6 +33,15 @@ def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     return frozenset(inspect.signature(uncompiled.forward).parameters)
 
 
+def cache_argument(model: PreTrainedModel) -> str | None:
+    """Return the name under which the model's forward takes its KV cache; None if it takes none.
+
+    transformers 5.24 renamed `past_key_values` to `cache`.
+    """
+    names = forward_parameters(model)
+    return next((name for name in ("past_key_values", "cache") if name in names), None)
+
+
 def refuse_unverifiable(model: PreTrainedModel) -> None:
     """Check what the model declares.
 
@@ -46,9 +55,9 @@ def refuse_unverifiable(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(
             f"{name}: keeps recurrent state, which cannot be rolled back after a rejected draft"
         )
-    if "past_key_values" not in forward_parameters(model):
+    if cache_argument(model) is None:
         raise UnsupportedModelError(
-            f"{name}: its forward takes no past_key_values, so it has no KV cache"
+            f"{name}: its forward takes no past_key_values (or cache), so it has no KV cache"
         )
     config = model.config.get_text_config(decoder=True)
     unknown = set(getattr(config, "layer_types", None) or ()) - set(MASK_LAYER_TYPES)

@@ -26,6 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 import model.decoding
 from model.custom_generate import Speculative, generate_from_folder, recycling, speculative
 from model.drafter import METHODS
+from model.support import cache_argument
 from tests.model.decoded import known, random_ids, required_options
 from tests.model.family import VOCAB
 from tests.model.test_near_ties import model_with_twins
@@ -66,7 +67,8 @@ def test_scores_and_logits_are_those_of_generate(method: str, do_sample: bool) -
         rows, wanted = getattr(found, name), getattr(expected, name)
         assert [row.shape for row in rows] == [(1, VOCAB)] * 20
         assert torch.allclose(torch.cat(rows), torch.cat(wanted), atol=1e-3)
-    assert found.past_key_values is None and found.hidden_states is None
+    assert getattr(found, cache_argument(llama())) is None
+    assert found.hidden_states is None
     assert not torch.allclose(torch.cat(found.scores), torch.cat(found.logits), atol=1e-3)
 
 
@@ -247,7 +249,7 @@ def test_without_the_rule_they_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -
 def filled_cache() -> DynamicCache:
     """Return a cache with rows."""
     cache = DynamicCache(config=llama().config)
-    llama()(IDS[:, :5], past_key_values=cache)
+    llama()(IDS[:, :5], **{cache_argument(llama()): cache})
     return cache
 
 
