@@ -1,7 +1,7 @@
 """Files that are written whole, and files of strangers that are read with bounds.
 
 Whenever a process or the machine dies, a file written here is the old one or all of the new one
-(`model.whole_file`).
+(`model.machine.files`).
 
 Use:
     write_whole("table.md", text)
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from evaluation.command_line import UserError, first_line
-from model.whole_file import replaced
+from model.machine.files import replaced
 
 if TYPE_CHECKING:
     import torch

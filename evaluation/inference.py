@@ -30,7 +30,7 @@ from evaluation.provenance import file_hash, git_commit, model_fingerprint, vers
 from evaluation.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from evaluation.read_answers import sidecar_path
 from evaluation.run_config import RunConfig
-from model.measured import device_name
+from model.machine.measurements import device_name
 
 # The options that make a run what it is, beside the method's own.
 RECORDED = (

@@ -30,7 +30,7 @@ from transformers.masking_utils import sdpa_mask
 from model import few_rows
 from model.few_rows import DTYPES, few_rows_kernel
 from model.kernel_choice import FEWEST_WEIGHTS, random_numbers
-from model.measured import machine_key, read_measured, write_measured
+from model.machine.measurements import machine_key, read_measured, write_measured
 from model.verification import decides_near_ties
 
 if TYPE_CHECKING:

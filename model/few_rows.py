@@ -5,7 +5,7 @@ fraction of what memory gives. The kernel reads each once, and in float32 and ha
 sums in float32. So does one for attention (`few_queries.h`): torch's takes 1.3 to 7 times as long. Another
 finds the largest logits of a row in one look at it.
 
-The files are built once for each version of torch (`model.native_code`).
+The files are built once for each version of torch (`model.machine.build`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from model.native_code import BuildError, built
+from model.machine.build import BuildError, built
 
 SOURCE = Path(__file__).with_name("few_rows.cpp")
 HEADERS = (SOURCE.with_name("few_rows.h"), SOURCE.with_name("few_queries.h"))

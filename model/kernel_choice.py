@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from model.few_rows import DTYPES, few_rows_kernel
-from model.free_memory import free_memory
 from model.linear_kernels import (
     FEW_ROWS,
     KERNELS,
@@ -28,7 +27,8 @@ from model.linear_kernels import (
     has_blocks,
     size_of,
 )
-from model.measured import machine_key, read_measured, write_measured
+from model.machine.measurements import machine_key, read_measured, write_measured
+from model.machine.memory import free_memory
 
 if TYPE_CHECKING:
     from model.hf import TargetModel

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from model.drafter import Drafter
-from model.whole_file import replaced
+from model.machine.files import replaced
 
 
 def save_memory(drafter: Drafter, file: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree
-from model.native_code import BuildError, built
+from model.machine.build import BuildError, built
 from model.prices import MARGIN
 
 Source = TypeVar("Source")
@@ -33,7 +33,7 @@ Functions = Mapping[str, tuple[type | None, tuple[type, ...]]]
 
 
 def loaded(source: Path, what: str, functions: Functions) -> ctypes.CDLL:
-    """Return the library of a C++ file that grows trees, built if need be (`model.native_code`)."""
+    """Return the library of a C++ file that grows trees, built if need be (`model.machine.build`)."""
     library = ctypes.CDLL(str(built((source, HEADER), what, OPTIONS)))
     for name, (result, arguments) in functions.items():
         function = getattr(library, name)

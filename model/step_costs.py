@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from model.draft_tree import DraftTree
-from model.measured import machine_key, read_measured, write_measured
+from model.machine.measurements import machine_key, read_measured, write_measured
 from model.pace import Pace
 from model.prices import Prices
 from model.tempo import Tempo
@@ -263,7 +263,7 @@ def _time_in_a_row(target: TargetModel, cache: TreeCache, tree: DraftTree, conte
 
 
 def step_costs(target: TargetModel) -> StepCosts:
-    """Return the cost curve of a target model: measured once, then read from disk (`model.measured`)."""
+    """Return the cost curve of a target model: measured once, then read from disk (`model.machine.measurements`)."""
     name = "step-costs"
     key = "-".join((machine_key(target), target.linear_kernels.name, target.attention.name))
     try:

@@ -35,7 +35,7 @@ from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import json_line
 from model.hf import TargetModel, eos_ids_of
-from model.measured import device_name
+from model.machine.measurements import device_name
 from model.options import DTYPES
 from model.static import CompiledTarget
 from scripts.benchmark_methods import (

@@ -35,7 +35,7 @@ from model import few_rows
 from model.draft_tree import DraftTree
 from model.hf import TargetModel
 from model.kv_cache import TreeCache
-from model.measured import device_name
+from model.machine.measurements import device_name
 from model.options import DTYPES
 from model.step_costs import draft_of, has_room
 from scripts.device_costs import choose_contexts

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from evaluation.files import write_whole
-from model.whole_file import replaced
+from model.machine.files import replaced
 from scripts.demo_corpus import CorpusConfig, Packed, Split, Turn, pack_epoch
 from scripts.demo_recipe import TrainConfig, build_model, build_optimizers
 

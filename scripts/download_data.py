@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.pinned_data import PINNED, PinnedFile
-from model.whole_file import replaced
+from model.machine.files import replaced
 
 DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 QUESTION_FILE = "question.jsonl"

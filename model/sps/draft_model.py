@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from model.hf import TargetModel
-from model.whole_file import written_state
+from model.machine.files import written_state
 
 
 def check_draft_model(name: str, vocab_size: int) -> None:

@@ -1,6 +1,6 @@
 """Free memory is the machine's, or what is left of a container's where that is less.
 
-Run: pytest tests/model/test_free_memory.py
+Run: pytest tests/model/machine/test_memory.py
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from model.free_memory import free_memory
+from model.machine.memory import free_memory
 
 VERSION_2 = ("", "memory.max", "memory.current", "inactive_file")
 VERSION_1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

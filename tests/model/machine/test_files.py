@@ -1,6 +1,6 @@
 """A file is the old one or all of the new one.
 
-Run: pytest tests/model/test_whole_file.py
+Run: pytest tests/model/machine/test_files.py
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from model.whole_file import replaced
+from model.machine.files import replaced
 
 
 def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from model.whole_file import replaced
+from model.machine.files import replaced
 
 if TYPE_CHECKING:
     from model.hf import TargetModel

@@ -1,6 +1,6 @@
 """What was measured is kept on disk where there is a place for it, and is no reason to fail.
 
-Run: pytest tests/model/test_measured.py
+Run: pytest tests/model/machine/test_measurements.py
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from model.measured import read_measured, write_measured
+from model.machine.measurements import read_measured, write_measured
 
 
 def no_home() -> Path:
