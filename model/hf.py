@@ -1,7 +1,7 @@
 """The target model: a stock Hugging Face causal LM, unmodified, that can verify draft trees.
 
 All that decoding asks of transformers' models is here; caches, attention functions and what models
-declare have modules of their own (`model.kv_cache`, `model.attention`, `model.support`). A tree goes
+declare have modules of their own (`model.kv_cache`, `model.kernels.attention`, `model.support`). A tree goes
 into the model as an additive 4-D float mask (a dict of masks for models with `layer_types`),
 explicit positions and a `TreeCache`. What the model can verify is read off what it declares
 (`model.support`), and proved by `model.self_test`.
@@ -22,11 +22,11 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from model.attention import Attention, attention
 from model.draft_tree import DraftTree, TreeTopology
-from model.kernel_choice import linear_kernels
+from model.kernels.attention import Attention, attention
+from model.kernels.choice import linear_kernels
+from model.kernels.linear import LinearKernels
 from model.kv_cache import BufferShape, LayerShape, TreeCache
-from model.linear_kernels import LinearKernels
 from model.step_costs import StepCosts, step_costs
 from model.support import (
     UnsupportedModelError,

@@ -20,8 +20,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from model.draft_tree import DraftTree, TreeTopology
+from model.kernels.largest_logits import top_k
 from model.probes import probed
-from model.top_k import top_k
 
 # Logits count as at least this large where near-ties are looked for: the largest may be near 0, while what
 # is summed up for it, and rounds, is not. The margin leaves room for sums some forty times as large.

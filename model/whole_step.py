@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from model.draft_tree import DraftBudget, DraftTree, TreeTopology
+from model.kernels.largest_logits import top_k
 from model.static_cache import StaticTreeCache, StaticView, move_rows
-from model.top_k import top_k
 from model.verification import LEAST_SIZE, Acceptance, Candidates, check_finite
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ import torch
 from evaluation.command_line import UserError
 from model.draft_tree import DraftTree
 from model.hf import PREFILL_CHUNK, PromptChunk, TargetModel
+from model.kernels.largest_logits import top_k
 from model.kv_cache import TreeCache
 from model.probes import probe_ids, probed
-from model.top_k import top_k
 from scripts.replay_recording import EMPTY, RecordedTurn, Recording
 
 

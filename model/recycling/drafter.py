@@ -26,13 +26,13 @@ import torch
 
 from model.draft_tree import DraftBudget, DraftTree
 from model.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
+from model.kernels.largest_logits import top_k
 from model.options import STARTS, check_options, option
 from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
 from model.recycling.native_row_guesses import row_guesses_class
 from model.recycling.row_guesses import RowGuesses
 from model.recycling.tree_template import TreeTemplate, load_template
 from model.step_costs import LARGEST
-from model.top_k import top_k
 
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
 AUTO = "auto"

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from model import SpeculativeDecoder, TokenRecycling, attention, kernel_choice
+from model import SpeculativeDecoder, TokenRecycling
 from model.drafter import METHODS
+from model.kernels import attention
+from model.kernels import choice as kernel_choice
 from tests.model.decoded import known, random_ids, referee
 from tests.model.test_recycler import LLAMA, PROMPT, decoder_for, demo
 

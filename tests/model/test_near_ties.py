@@ -11,11 +11,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import model.decoding
-from model.attention import Attention
 from model.decoding import generate
 from model.drafter import METHODS
-from model.few_rows import few_rows_kernel
 from model.hf import TargetModel
+from model.kernels.attention import Attention
+from model.kernels.short_pass import few_rows_kernel
 from tests.model.decoded import drafter_for
 
 VOCAB_SIZE = 64

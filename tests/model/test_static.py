@@ -15,13 +15,13 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import model.static
-from model import few_rows
 from model.compiled_shape import CompiledShape
 from model.decoding import generate
 from model.draft_tree import DraftTree, TreeTopology
 from model.drafter import METHODS
-from model.few_rows import few_rows_kernel
 from model.hf import TargetModel, UnsupportedModelError
+from model.kernels import short_pass as few_rows
+from model.kernels.short_pass import few_rows_kernel
 from model.self_test import Probe, expected_logits, self_test, verified_logits
 from model.static import CompiledTarget, StaticTarget, length_bucket, node_bucket
 from model.step_costs import StepCosts
@@ -174,7 +174,9 @@ def test_generated_code_is_exact(
         monkeypatch.setattr(few_rows, "is_available", lambda: False)
     elif not few_rows_kernel():
         pytest.skip("the kernels for few rows cannot be built here")
-    monkeypatch.setattr("model.top_k.WIDE", 1)  # a small vocabulary, too, is for the kernel
+    monkeypatch.setattr(
+        "model.kernels.largest_logits.WIDE", 1
+    )  # a small vocabulary, too, is for the kernel
     torch._dynamo.reset()
     target = CompiledTarget(SMALL.build())
     drafter = drafter_for(method, target, **options)

@@ -12,10 +12,10 @@ from torch.nn import functional
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from evaluation.command_line import UserError
-from model import few_rows
-from model.attention import Attention
 from model.draft_tree import DraftTree
 from model.hf import TargetModel
+from model.kernels import short_pass as few_rows
+from model.kernels.attention import Attention
 from scripts import context_cost
 from scripts.context_cost import ContextCost, context_costs, main
 from tests.evaluation.conftest import DEMO_MODEL, TOKENIZER_FILES

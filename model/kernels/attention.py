@@ -1,10 +1,10 @@
 """The attention of a pass, by whatever is fastest for its number of queries.
 
-On a CPU torch's kernel takes 1.3 to 7 times as long as one of our own (`model.few_rows`) for the handful of
+On a CPU torch's kernel takes 1.3 to 7 times as long as one of our own (`model.kernels.short_pass`) for the handful of
 queries of a draft, and 1.1 to 2.5 times as long for a prompt. Up to how many queries ours is the faster one
 depends on heads, dtype and machine, so it is measured, once, and kept on disk. It sums in another order: in
 float32 decoding decides near-ties with transformers' own attention (`plainly`), as with
-`model.linear_kernels`.
+`model.kernels.linear`.
 
 For longer passes there is torch's kernel. Transformers' sdpa attention repeats the keys and values of a group
 of query heads before it calls it whenever there is a mask: a copy of the whole cache, times the size of a
@@ -27,9 +27,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from model import few_rows
-from model.few_rows import DTYPES, few_rows_kernel
-from model.kernel_choice import FEWEST_WEIGHTS, random_numbers
+from model.kernels import short_pass as few_rows
+from model.kernels.choice import FEWEST_WEIGHTS, random_numbers
+from model.kernels.short_pass import DTYPES, few_rows_kernel
 from model.machine.measurements import machine_key, read_measured, write_measured
 from model.verification import decides_near_ties
 

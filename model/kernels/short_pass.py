@@ -1,8 +1,8 @@
-"""The kernels for passes over a few rows on a CPU, `few_rows.cpp`, built where they first run.
+"""The kernels for passes over a few rows on a CPU, `short_pass.cpp`, built where they first run.
 
 torch's own matrix product is made for many rows. Over the handful of a draft it reads weights at a
 fraction of what memory gives. The kernel reads each once, and in float32 and half precision
-sums in float32. So does one for attention (`few_queries.h`): torch's takes 1.3 to 7 times as long. Another
+sums in float32. So does one for attention (`short_attention.h`): torch's takes 1.3 to 7 times as long. Another
 finds the largest logits of a row in one look at it.
 
 The files are built once for each version of torch (`model.machine.build`).
@@ -18,8 +18,8 @@ import torch
 
 from model.machine.build import BuildError, built
 
-SOURCE = Path(__file__).with_name("few_rows.cpp")
-HEADERS = (SOURCE.with_name("few_rows.h"), SOURCE.with_name("few_queries.h"))
+SOURCE = Path(__file__).with_name("short_pass.cpp")
+HEADERS = (SOURCE.with_name("short_pass.h"), SOURCE.with_name("short_attention.h"))
 # What torch's vector classes are, by what the processor has.
 INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),

@@ -1,6 +1,6 @@
 """The kernel for few rows: exact, the same bits for any number of rows, and its absence is said.
 
-Run: pytest tests/model/test_few_rows.py
+Run: pytest tests/model/kernels/test_short_pass.py
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from model import few_rows as module
-from model.few_rows import DTYPES, few_rows_kernel
+from model.kernels import short_pass as module
+from model.kernels.short_pass import DTYPES, few_rows_kernel
 
 needs_kernel = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in module.INSTRUCTIONS,

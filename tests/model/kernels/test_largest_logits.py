@@ -1,6 +1,6 @@
 """The k largest are torch's, by the kernel for few rows and block by block.
 
-Run: pytest tests/model/test_top_k.py
+Run: pytest tests/model/kernels/test_largest_logits.py
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model import few_rows
-from model.few_rows import few_rows_kernel
-from model.top_k import BLOCK, SMALL, WIDE, top_k
+from model.kernels import short_pass as few_rows
+from model.kernels.largest_logits import BLOCK, SMALL, WIDE, top_k
+from model.kernels.short_pass import few_rows_kernel
 
 
 @pytest.fixture(autouse=True, params=["kernel", "blocks"])
@@ -20,7 +20,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(few_rows, "is_available", lambda: False)
     elif not few_rows_kernel():
         pytest.skip("the kernels for few rows cannot be built here")
-    monkeypatch.setattr("model.top_k.WIDE", 1)  # narrow rows, too, are for the kernel
+    monkeypatch.setattr(
+        "model.kernels.largest_logits.WIDE", 1
+    )  # narrow rows, too, are for the kernel
 
 
 @pytest.mark.parametrize("width", [7, 1000, 8192, 32000, 50257, 16 * BLOCK + 5])

@@ -1,6 +1,6 @@
 """The attention kernel for few queries: exact, the same bits beside any other queries, any layout.
 
-Run: pytest tests/model/test_few_queries.py
+Run: pytest tests/model/kernels/test_short_attention.py
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.few_rows import DTYPES, few_rows_kernel
+from model.kernels.short_pass import DTYPES, few_rows_kernel
 
 SHAPES = {  # H, K, n, T, D, E
     "one query": (4, 4, 1, 300, 64, 64),

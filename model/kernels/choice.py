@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from model.few_rows import DTYPES, few_rows_kernel
-from model.linear_kernels import (
+from model.kernels.linear import (
     FEW_ROWS,
     KERNELS,
     PACKED,
@@ -27,6 +26,7 @@ from model.linear_kernels import (
     has_blocks,
     size_of,
 )
+from model.kernels.short_pass import DTYPES, few_rows_kernel
 from model.machine.measurements import machine_key, read_measured, write_measured
 from model.machine.memory import free_memory
 

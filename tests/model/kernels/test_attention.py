@@ -1,6 +1,6 @@
 """Exchanged attention: transformers' own bits with grouped heads, its tokens with the kernel, no trace.
 
-Run: pytest tests/model/test_attention.py
+Run: pytest tests/model/kernels/test_attention.py
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
-import model.attention as module
-from model.attention import (
+import model.kernels.attention as module
+from model.decoding import generate
+from model.draft_tree import DraftTree
+from model.drafter import METHODS
+from model.hf import TargetModel
+from model.kernels.attention import (
     DRAFTS,
     FEW_QUERIES,
     GROUPED,
@@ -28,14 +32,10 @@ from model.attention import (
     grouped_attention,
     measure,
 )
-from model.decoding import generate
-from model.draft_tree import DraftTree
-from model.drafter import METHODS
-from model.few_rows import DTYPES, few_rows_kernel
-from model.hf import TargetModel
-from model.kernel_choice import suitable_layers
+from model.kernels.choice import suitable_layers
+from model.kernels.linear import FEW_ROWS, ROWS, LinearKernels, size_of
+from model.kernels.short_pass import DTYPES, few_rows_kernel
 from model.kv_cache import BufferShape, LayerShape
-from model.linear_kernels import FEW_ROWS, ROWS, LinearKernels, size_of
 from model.self_test import Probe, self_test, verified_logits
 from model.static import CompiledTarget
 from tests.model.decoded import drafter_for, known, random_ids, referee

@@ -131,7 +131,7 @@ class LinearKernels:
     """The kernels of a model's linear layers.
 
     Args:
-        layers: of the model, see `model.kernel_choice`.
+        layers: of the model, see `model.kernels.choice`.
         chosen: the kernel for each of `ROWS` that uses one, by the layers' size; others compute as they
             are.
         is_compiled: whether passes are compiled. These round in their own way, so that with any kernel

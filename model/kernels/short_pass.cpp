@@ -1,5 +1,5 @@
 // What a pass over a few rows computes slowly in torch: linear layers, the largest logits, and attention
-// (few_queries.h).
+// (short_attention.h).
 //
 // Linear layers, y = x W^T + b: every weight is read from memory once, whatever the rows. The inputs of wide layers
 // are gone through in blocks, so that those of all rows stay in the nearest cache. An output is one sum over
@@ -16,8 +16,8 @@
 #include <tuple>
 #include <vector>
 
-#include "few_queries.h"
-#include "few_rows.h"
+#include "short_attention.h"
+#include "short_pass.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 """The choice of kernels: which layers may use others, what is faster is used, measured once.
 
-Run: pytest tests/model/test_kernel_choice.py
+Run: pytest tests/model/kernels/test_choice.py
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from model import kernel_choice as module
-from model.few_rows import few_rows_kernel
 from model.hf import TargetModel
-from model.kernel_choice import measure, suitable_layers
-from model.linear_kernels import KERNELS, PACKED, ROWS, Forward, Kernel
+from model.kernels import choice as module
+from model.kernels.choice import measure, suitable_layers
+from model.kernels.linear import KERNELS, PACKED, ROWS, Forward, Kernel
+from model.kernels.short_pass import few_rows_kernel
 from model.static import CompiledTarget
 from tests.model.decoded import known
 

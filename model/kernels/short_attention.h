@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "few_rows.h"
+#include "short_pass.h"
 
 namespace few_rows {
 

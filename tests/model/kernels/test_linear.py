@@ -1,6 +1,6 @@
 """Kernels of linear layers: used where they were measured faster, exact, and copies never stale.
 
-Run: pytest tests/model/test_linear_kernels.py
+Run: pytest tests/model/kernels/test_linear.py
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import torch
 from torch import nn
 
 from model import decoding
-from model import linear_kernels as module
 from model.decoding import generate
 from model.drafter import METHODS
-from model.few_rows import few_rows_kernel
 from model.hf import TargetModel
-from model.kernel_choice import suitable_layers
-from model.linear_kernels import (
+from model.kernels import linear as module
+from model.kernels.choice import suitable_layers
+from model.kernels.linear import (
     FEW_ROWS,
     KERNELS,
     PACKED,
@@ -29,6 +28,7 @@ from model.linear_kernels import (
     LinearKernels,
     size_of,
 )
+from model.kernels.short_pass import few_rows_kernel
 from model.self_test import self_test
 from tests.model.decoded import drafter_for, known, random_ids, referee
 
