@@ -17,7 +17,7 @@ from typing import Any
 from evaluation.command_line import OptionParser, run_command, user_errors
 from evaluation.questions import DATA_FOLDER
 from evaluation.run_config import RunConfig
-from model.drafter import drafter_class
+from model.engine.drafter import drafter_class
 
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
 

@@ -42,7 +42,7 @@ from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.read_answers import Row
 from evaluation.run_config import RunConfig
 from evaluation.tables import cell, json_line, markdown_table, task_title
-from model.drafter import METHODS, drafter_class
+from model.engine.drafter import METHODS, drafter_class
 
 # Options of an inference command that mean nothing where no answer file is written.
 REFUSED = (

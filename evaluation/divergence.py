@@ -12,7 +12,7 @@ rounded weights in a wider type, one plain pass without cache.
   that are expected, and no error of either replay is above 3 times the noise; else a BUG.
 
 In float32 and wider every difference is a bug: there the loop decides near-ties as plain decoding
-does (`model.decoding`).
+does (`model.engine.loop`).
 
 Use:
     judge = Judge(target)
@@ -28,9 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from model.decoding import decode
-from model.drafter import Drafter
-from model.hf import TargetModel
+from model.engine.drafter import Drafter
+from model.engine.loop import decode
+from model.engine.target import TargetModel
 from model.vanilla.drafter import VanillaConfig, VanillaDrafter
 
 NOISE_QUANTILE = 0.999

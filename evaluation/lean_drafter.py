@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep
+from model.engine.drafter import Drafter, VerifiedStep
+from model.engine.tree import DraftBudget, DraftTree
 from model.step_costs import StepCosts
 
 # Tokens of the longest chain: logits and cache rows of a few nodes instead of a whole tree.

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from evaluation.command_line import UserError, first_line, user_errors
 from evaluation.files import check_file
 from model import memory_file
-from model.drafter import Drafter, drafter_class
+from model.engine.drafter import Drafter, drafter_class
 
 # A matrix of Token Recycling takes a few megabytes; this leaves room for tables of other methods.
 MAX_BYTES = 2**30

@@ -20,11 +20,11 @@ from evaluation.questions import Question
 from evaluation.read_answers import Row
 from evaluation.run_config import RunConfig
 from evaluation.step_counts import step_counts
-from model.decoding import generate
-from model.drafter import Drafter
-from model.hf import TargetModel, eos_ids_of
-from model.sampling import sampling_processors
-from model.verification import SamplingRule
+from model.engine.drafter import Drafter
+from model.engine.loop import generate
+from model.engine.rules import sampling_processors
+from model.engine.target import TargetModel, eos_ids_of
+from model.engine.verification import SamplingRule
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from evaluation.provenance import check_weights, file_hash
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.read_answers import Row, read_meta
 from evaluation.run_config import RunConfig
-from model.drafter import Drafter, drafter_class
-from model.hf import TargetModel
+from model.engine.drafter import Drafter, drafter_class
+from model.engine.target import TargetModel
 
 if TYPE_CHECKING:
     from evaluation.equal import Difference

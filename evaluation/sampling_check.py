@@ -34,12 +34,12 @@ from transformers.utils import logging as transformers_logging
 
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.tables import json_line, markdown_table
-from model.decoding import generate
-from model.drafter import METHODS, Drafter, drafter_class
-from model.hf import TargetModel
-from model.sampling import sampling_processors
+from model.engine.drafter import METHODS, Drafter, drafter_class
+from model.engine.loop import generate
+from model.engine.rules import sampling_processors
+from model.engine.target import TargetModel
+from model.engine.verification import Processor, SamplingRule, TokenRule
 from model.vanilla.drafter import VanillaConfig, VanillaDrafter
-from model.verification import Processor, SamplingRule, TokenRule
 
 VOCAB_SIZE = 8
 PROMPT = (1, 2, 3)

@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
-from model.draft_tree import DraftTree
-from model.verification import Acceptance
+from model.engine.tree import DraftTree
+from model.engine.verification import Acceptance
 
 Context = TypeVar("Context")
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import mul
 
 from model.best_first import AcceptanceRates
-from model.prices import Prices
+from model.engine.budget import Prices
 
 # Share of right guesses before anything is known; soon replaced by what is seen.
 PRIOR = 0.5

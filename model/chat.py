@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from evaluation.cli import add_options, config_of
 from evaluation.command_line import OptionParser, UserError, first_line, run_command
 from evaluation.run_config import RunConfig
-from model.drafter import METHODS, unknown_name
+from model.engine.drafter import METHODS, unknown_name
 from model.terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
 
 if TYPE_CHECKING:

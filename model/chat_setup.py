@@ -14,8 +14,8 @@ from evaluation.files import check_output
 from evaluation.loading import check_model, load_target
 from evaluation.memory_file import read_memory, save_memory
 from model.dialogue import Dialogue, default_drafter, render
+from model.engine.support import context_limit
 from model.recycler import SpeculativeDecoder
-from model.support import context_limit
 from model.terminal import printable
 
 NO_TEMPLATE = "the tokenizer has no chat template: the model gets the messages line by line"

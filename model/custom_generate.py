@@ -37,11 +37,11 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from model.decoding import StepRecord
+from model.engine.loop import StepRecord
+from model.engine.rules import refuse_stateful
+from model.engine.verification import GreedyRule, SamplingRule, TokenRule, as_in_transformers
 from model.prompts import num_padding
 from model.recycler import SpeculativeDecoder, stop_strings_of
-from model.sampling import refuse_stateful
-from model.verification import GreedyRule, SamplingRule, TokenRule, as_in_transformers
 
 MODES = ("greedy_search", "sample")
 # What transformers passes on that is a default, or that has no meaning here.
@@ -60,7 +60,7 @@ class Speculative:
     """A callable for `generate(custom_generate=...)`; memory and cache live in it from call to call.
 
     Args:
-        method: a name in `model.drafter.METHODS`.
+        method: a name in `model.engine.drafter.METHODS`.
         tokenizer: for `stop_strings`.
         options: the method's options.
 
@@ -183,7 +183,7 @@ def speculative(method: str, tokenizer: Any = None, **options: Any) -> Speculati
     """Return a callable for `generate(custom_generate=...)` that decodes with a method.
 
     Args:
-        method: a name in `model.drafter.METHODS`.
+        method: a name in `model.engine.drafter.METHODS`.
         tokenizer: for `stop_strings`.
         options: the method's options, such as `num_pred_tokens=5` for pld.
 
@@ -221,7 +221,7 @@ def generate_from_folder(
     Args:
         model: the model whose `generate` is asked.
         inputs: as for `generate`.
-        method: a name in `model.drafter.METHODS`.
+        method: a name in `model.engine.drafter.METHODS`.
         method_options: the method's options.
         streamer: gets the prompt, then every step's tokens.
         tokenizer: for `stop_strings`.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from model.drafter import Drafter, drafter_class
+from model.engine.drafter import Drafter, drafter_class
 from model.recycler import SpeculativeDecoder, StreamPiece
 
 

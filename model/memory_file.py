@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from model.drafter import Drafter
+from model.engine.drafter import Drafter
 from model.machine.files import replaced
 
 

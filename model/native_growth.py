@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import torch
 
-from model.draft_tree import DraftBudget, DraftTree
+from model.engine.budget import MARGIN
+from model.engine.tree import DraftBudget, DraftTree
 from model.machine.build import BuildError, built
-from model.prices import MARGIN
 
 Source = TypeVar("Source")
 

@@ -1,6 +1,6 @@
 """The library: a method on a loaded model, with `generate` and `stream`.
 
-Everything stands on `model.decoding.decode`; what is added here is text in and out, and what lives
+Everything stands on `model.engine.loop.decode`; what is added here is text in and out, and what lives
 from one prompt to the next: the method's memory, and the KV cache of the last text.
 
     from model import TokenRecycling
@@ -31,16 +31,16 @@ from transformers import (
 )
 
 from model.checkpoint_settings import shaping_settings
-from model.decoding import StepRecord, decode
-from model.drafter import Drafter, drafter_class, unknown_name
-from model.hf import IN_TRAINING, TargetModel, eos_ids_of
+from model.engine.drafter import Drafter, drafter_class, unknown_name
+from model.engine.loop import StepRecord, decode
+from model.engine.prefix_cache import PrefixCache
+from model.engine.rules import token_rule
+from model.engine.self_test import self_test
+from model.engine.target import IN_TRAINING, TargetModel, eos_ids_of
+from model.engine.verification import Processor, TokenRule
 from model.memory_file import load_memory, save_memory
-from model.prefix_cache import PrefixCache
 from model.prompts import prompt_ids_of
-from model.sampling import token_rule
-from model.self_test import self_test
 from model.text_stream import TextStream
-from model.verification import Processor, TokenRule
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +104,9 @@ class SpeculativeDecoder:
 
     Args:
         model: a loaded causal LM on its device(s), in eval mode; LoRA adapters of peft and compiled
-            models included. Or a target that has been checked (`model.self_test`).
+            models included. Or a target that has been checked (`model.engine.self_test`).
         tokenizer: its tokenizer; None if prompts come as token ids and no text is wanted.
-        method: a name in `model.drafter.METHODS`.
+        method: a name in `model.engine.drafter.METHODS`.
         options: the method's options, such as `output_id_topk=16` for recycling.
 
     Attributes:
@@ -153,7 +153,7 @@ class SpeculativeDecoder:
 
         Args:
             path: folder or hub name of a causal LM.
-            method: a name in `model.drafter.METHODS`.
+            method: a name in `model.engine.drafter.METHODS`.
             dtype: "auto" is the checkpoint's own. float32 is the dtype in which texts are equal to
                 plain decoding's to the last token.
             device_map: where to put the weights (needs accelerate); None is the CPU.
@@ -205,7 +205,7 @@ class SpeculativeDecoder:
             stop_strings: the text ends after the token that completes one of these.
             logits_processors: functions (token ids [1, P], scores [1, V]) -> scores [1, V], such as
                 transformers' `RepetitionPenaltyLogitsProcessor`, applied before temperature. Greedy
-                decoding in float32 may ask twice about one text (`model.decoding`).
+                decoding in float32 may ask twice about one text (`model.engine.loop`).
 
         Raises:
             ValueError: if a value is not allowed, or the prompt leaves no room in the context.

@@ -23,12 +23,12 @@ import torch
 from transformers import PreTrainedModel
 
 from model.compiled_shape import Again, CompiledShape
-from model.draft_tree import DraftTree, TreeTopology
-from model.drafter import Drafter
-from model.hf import PromptChunk, TargetModel
-from model.kv_cache import TreeCache
+from model.engine.cache import TreeCache
+from model.engine.drafter import Drafter
+from model.engine.support import UnsupportedModelError
+from model.engine.target import PromptChunk, TargetModel
+from model.engine.tree import DraftTree, TreeTopology
 from model.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
-from model.support import UnsupportedModelError
 from model.whole_step import WholeStep
 
 # Kernels work in tiles of 8 rows, and every bucket is compiled; 88 holds the paper's 81 nodes.

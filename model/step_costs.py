@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from model.draft_tree import DraftTree
+from model.engine.budget import Prices
+from model.engine.tree import DraftTree
+from model.engine.verification import read_out
 from model.machine.measurements import machine_key, read_measured, write_measured
 from model.pace import Pace
-from model.prices import Prices
 from model.tempo import Tempo
-from model.verification import read_out
 
 if TYPE_CHECKING:
-    from model.hf import TargetModel
-    from model.kv_cache import TreeCache
+    from model.engine.cache import TreeCache
+    from model.engine.target import TargetModel
 
 # What is timed: (which context, nodes with the root). What a slow model has no time for comes last.
 # Matrix kernels work in blocks of eight rows, so that costs jump after each.

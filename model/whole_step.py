@@ -4,7 +4,7 @@ A GPU waits for the host wherever the host decides something. Here it decides no
 token is the root, and reads in one transfer what was drafted, chosen and accepted. The function has
 the same static shapes as a pass of `model.static`, and is compiled, or replayed as one graph, like it.
 
-What is accepted is what `model.verification.verify` accepts in greedy decoding, near-ties, the end of
+What is accepted is what `model.engine.verification.verify` accepts in greedy decoding, near-ties, the end of
 the text and the limit included; drafters that can work so say so (`Drafter.on_device`).
 
 Shapes: N nodes, P nodes of their bucket, D the deepest node's depth, V vocabulary, k candidates.
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from model.draft_tree import DraftBudget, DraftTree, TreeTopology
+from model.engine.tree import DraftBudget, DraftTree, TreeTopology
+from model.engine.verification import LEAST_SIZE, Acceptance, Candidates, check_finite
 from model.kernels.largest_logits import top_k
 from model.static_cache import StaticTreeCache, StaticView, move_rows
-from model.verification import LEAST_SIZE, Acceptance, Candidates, check_finite
 
 if TYPE_CHECKING:
     from model.static import StaticTarget

@@ -18,11 +18,11 @@ from evaluation.conversation import Conversation
 from evaluation.loading import CheckedModel
 from evaluation.questions import Question
 from evaluation.run_config import RunConfig
-from model.decoding import generate
-from model.drafter import METHODS, Drafter, drafter_class, unknown_name
-from model.hf import TargetModel
+from model.engine.drafter import METHODS, Drafter, drafter_class, unknown_name
+from model.engine.loop import generate
+from model.engine.support import context_limit
+from model.engine.target import TargetModel
 from model.sps.draft_model import check_draft_model, load_draft_model
-from model.support import context_limit
 from scripts.benchmark_report import ASSISTED, PARTS, REFEREES, Answer
 
 DEMO_DRAFT = str(Path(RunConfig().model_path).with_name("draft"))

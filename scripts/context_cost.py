@@ -31,10 +31,10 @@ from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, versions
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
-from model.draft_tree import DraftTree
-from model.hf import TargetModel
+from model.engine.cache import TreeCache
+from model.engine.target import TargetModel
+from model.engine.tree import DraftTree
 from model.kernels import short_pass as few_rows
-from model.kv_cache import TreeCache
 from model.machine.measurements import device_name
 from model.options import DTYPES
 from model.step_costs import draft_of, has_room

@@ -29,7 +29,7 @@ from evaluation.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import cell, json_line, markdown_table
-from model.hf import TargetModel, eos_ids_of
+from model.engine.target import TargetModel, eos_ids_of
 from model.options import DTYPES
 from scripts.benchmark import spread
 from scripts.replay_recording import RecordedTurn, Recording, Source

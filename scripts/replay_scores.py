@@ -16,8 +16,8 @@ import torch
 from evaluation.cli import parse
 from evaluation.command_line import UserError
 from evaluation.run_config import RunConfig
-from model.decoding import Generation, generate
-from model.drafter import Drafter, drafter_class
+from model.engine.drafter import Drafter, drafter_class
+from model.engine.loop import Generation, generate
 from scripts.loops import find_loop
 from scripts.replay_recording import RecordedTurn
 from scripts.replay_target import MissingRowError, ReplayTarget

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from evaluation.command_line import UserError
-from model.draft_tree import DraftTree
-from model.hf import PREFILL_CHUNK, PromptChunk, TargetModel
+from model.engine.cache import TreeCache
+from model.engine.state_sketch import probe_ids, probed
+from model.engine.target import PREFILL_CHUNK, PromptChunk, TargetModel
+from model.engine.tree import DraftTree
 from model.kernels.largest_logits import top_k
-from model.kv_cache import TreeCache
-from model.probes import probe_ids, probed
 from scripts.replay_recording import EMPTY, RecordedTurn, Recording
 
 

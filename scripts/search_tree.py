@@ -29,7 +29,7 @@ import torch
 
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.files import check_output, refuse_outputs, write_whole
-from model.draft_tree import DraftBudget, DraftTree
+from model.engine.tree import DraftBudget, DraftTree
 from model.recycling.drafter import RecyclingConfig, RecyclingDrafter
 from model.recycling.tree_template import MAX_PATHS, load_template
 from scripts.replay import load_recorded_model

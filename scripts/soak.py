@@ -27,7 +27,7 @@ from evaluation.loading import check_model, load_target
 from evaluation.questions import load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
-from model.hf import eos_ids_of
+from model.engine.target import eos_ids_of
 from scripts.benchmark_methods import (
     Method,
     Setting,

@@ -29,7 +29,7 @@ from evaluation.provenance import git_commit
 from evaluation.report_options import make_folder
 from evaluation.run_config import RunConfig
 from evaluation.tables import cell, json_line, markdown_table
-from model.drafter import unknown_name
+from model.engine.drafter import unknown_name
 from scripts.replay import add_model_options, load_recorded_model, record
 from scripts.replay_recording import Recording
 from scripts.studies_catalogue import NUM_READ, STUDIES

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation.conversation import Conversation
-from model.decoding import generate
-from model.drafter import Drafter
-from model.hf import TargetModel
+from model.engine.drafter import Drafter
+from model.engine.loop import generate
+from model.engine.rules import sampling_processors
+from model.engine.target import TargetModel
+from model.engine.verification import SamplingRule
 from model.recycling.tree_template import load_template
-from model.sampling import sampling_processors
-from model.verification import SamplingRule
 from scripts.replay_recording import RecordedTurn, Recording
 from scripts.replay_scores import (
     Figures,

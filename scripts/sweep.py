@@ -30,7 +30,7 @@ from evaluation.read_answers import read_meta
 from evaluation.report_options import make_folder
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
-from model.drafter import METHODS, unknown_name
+from model.engine.drafter import METHODS, unknown_name
 from model.terminal import Interrupt
 
 EXAMPLE = """example of a file:

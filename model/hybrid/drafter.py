@@ -22,13 +22,13 @@ from dataclasses import dataclass
 
 import torch
 
-from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
+from model.engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
+from model.engine.state_sketch import probed
+from model.engine.tree import DraftBudget, DraftTree
 from model.hybrid.native_market import market_class
 from model.hybrid.row_tables import LONGEST_KEY
 from model.kernels.largest_logits import top_k
 from model.options import STARTS, budget_option, check_options, option
-from model.probes import probed
 from model.step_costs import LARGEST
 
 MAX_DEPTH = 24

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from model.best_first import CENTRES, MINUS_EDGES, AcceptanceRates, Growth, Guess
-from model.draft_tree import DraftBudget, DraftTree
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import Acceptance
 from model.hybrid.frequent_tokens import NUM_TOKENS, FrequentTokens
 from model.hybrid.neighbours import NOBODY, NUM_STEPS, Neighbours, states_of
 from model.hybrid.row_tables import LONGEST_KEY as LONGEST_ROW_KEY
 from model.hybrid.row_tables import NUM_CODES, RowTables, row_of
 from model.hybrid.suffix_index import LONGEST_KEY, Match, SuffixIndex
-from model.verification import Acceptance
 
 # Weights of the pool, fitted on a 7M model and 120 Spec-Bench questions; flat around these values.
 ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from model.best_first import CENTRES, MEMORY, MINUS_EDGES
-from model.draft_tree import DraftBudget, DraftTree
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import Acceptance
 from model.hybrid.frequent_tokens import NUM_TOKENS
 from model.hybrid.market import (
     FIRST_FREQUENT,
@@ -38,7 +39,6 @@ from model.native_growth import (
     flat,
     loaded,
 )
-from model.verification import Acceptance
 
 SOURCE = Path(__file__).with_name("market.cpp")
 

@@ -2,7 +2,7 @@
 
 A row of the last one to three tokens knows no more of its context than these. The state after the token before
 knows all of it: of the nodes verified with the same token, the one before which the model was in the likest state
-says best what follows. States are compared by their probes (`model.probes`), which every pass brings along.
+says best what follows. States are compared by their probes (`model.engine.state_sketch`), which every pass brings along.
 
 A ring of records, one for each verified node, so that memory is bounded: the newest overwrites the oldest.
 
@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from model.engine.state_sketch import probe_ids
 from model.hybrid.row_tables import check_entries
-from model.probes import probe_ids
 
 # Records, at most, and what they and the tokens take with the default k: beside 10 MB of rows of tokens, the
 # hybrid stays within 16 MB.

@@ -31,7 +31,7 @@ from model.machine.measurements import machine_key, read_measured, write_measure
 from model.machine.memory import free_memory
 
 if TYPE_CHECKING:
-    from model.hf import TargetModel
+    from model.engine.target import TargetModel
 
 USUAL_ROWS = (1, 4, 8, 16)
 # A smaller model spends its time elsewhere.

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import torch
 
-from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep
+from model.engine.budget import Prices
+from model.engine.drafter import Drafter, VerifiedStep
+from model.engine.tree import DraftBudget, DraftTree
 from model.options import budget_option, check_options, option
-from model.prices import Prices
 from model.retries import Retries
 
 # For the automatic budget: drafted tokens accepted in a step, before anything is known; steps that

@@ -17,7 +17,7 @@ import torch
 from model.machine.files import replaced
 
 if TYPE_CHECKING:
-    from model.hf import TargetModel
+    from model.engine.target import TargetModel
 
 
 def read_measured(name: str, key: str) -> Any:

@@ -17,8 +17,8 @@ from types import MappingProxyType
 import torch
 
 from model.chain_rates import ChainRates
-from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep
+from model.engine.drafter import Drafter, VerifiedStep
+from model.engine.tree import DraftBudget, DraftTree
 from model.options import budget_option, check_options, option
 
 

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
+from model.engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
+from model.engine.tree import DraftBudget, DraftTree
 from model.kernels.largest_logits import top_k
 from model.options import STARTS, check_options, option
 from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate

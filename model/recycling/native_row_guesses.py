@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from model.best_first import CENTRES, MEMORY, MINUS_EDGES
-from model.draft_tree import DraftBudget, DraftTree
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import Acceptance
 from model.native_growth import (
     GROW_ARGUMENTS,
     NUMBER,
@@ -27,7 +28,6 @@ from model.native_growth import (
 )
 from model.recycling.row_guesses import RowGuesses
 from model.step_costs import LARGEST
-from model.verification import Acceptance
 
 SOURCE = Path(__file__).with_name("row_guesses.cpp")
 

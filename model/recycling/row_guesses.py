@@ -23,9 +23,9 @@ from model.best_first import (
     probabilities,
     probability_codes,
 )
-from model.draft_tree import DraftBudget, DraftTree
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import Acceptance
 from model.recycling.text_so_far import NUM_LEVELS, TextSoFar
-from model.verification import Acceptance
 
 # A stored probability is of another context with the same last token: it promises about half.
 TRUST = 0.5

@@ -25,8 +25,8 @@ from typing import NamedTuple
 import torch
 
 from model.chain_rates import ChainRates
-from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import Drafter, VerifiedStep, drafter_class
+from model.engine.drafter import Drafter, VerifiedStep, drafter_class
+from model.engine.tree import DraftBudget, DraftTree
 from model.options import STARTS, budget_option, check_options, option
 from model.samd.static_automaton import Follower, StaticAutomaton
 from model.samd.suffix_automaton import SuffixAutomaton

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from model.hf import TargetModel
+from model.engine.target import TargetModel
 from model.machine.files import written_state
 
 

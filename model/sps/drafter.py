@@ -25,11 +25,11 @@ from types import MappingProxyType
 import torch
 
 from model.chain_rates import ChainRates
-from model.draft_tree import DraftBudget, DraftTree, TreeTopology
-from model.drafter import Drafter, VerifiedStep
-from model.kv_cache import TreeCache
+from model.engine.budget import Prices
+from model.engine.cache import TreeCache
+from model.engine.drafter import Drafter, VerifiedStep
+from model.engine.tree import DraftBudget, DraftTree, TreeTopology
 from model.options import DTYPES, budget_option, check_options, option
-from model.prices import Prices
 from model.retries import Retries
 from model.sps.draft_model import check_draft_model, load_draft_model
 from model.step_costs import StepCosts

@@ -14,7 +14,7 @@ import pytest
 from evaluation import cli
 from evaluation.cli import build_parser, parse
 from evaluation.run_config import RunConfig
-from model.drafter import METHODS, drafter_class
+from model.engine.drafter import METHODS, drafter_class
 from tests.evaluation.conftest import ROOT
 
 # The options of Spec-Bench's and TokenRecycling's own scripts.

@@ -57,6 +57,8 @@ def test_a_model_without_tree_masks_is_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> None:
     run_config = RunConfig(model_path=str(tiny_model), compile=True)
-    monkeypatch.setattr("model.hf.why_chain_only", lambda model: "its positions are its own")
+    monkeypatch.setattr(
+        "model.engine.target.why_chain_only", lambda model: "its positions are its own"
+    )
     with pytest.raises(UserError, match=r"own .*--compile; leave it"):
         loading.load_target(run_config, loading.check_model(run_config))

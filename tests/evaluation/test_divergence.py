@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from evaluation.divergence import BUG, TIE, Judge, Verdict
-from model.decoding import generate
-from model.draft_tree import TreeTopology
-from model.hf import TargetModel
-from model.kv_cache import TreeCache
+from model.engine.cache import TreeCache
+from model.engine.loop import generate
+from model.engine.target import TargetModel
+from model.engine.tree import TreeTopology
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.family import Family
 

@@ -17,8 +17,8 @@ import torch
 
 from evaluation import method_answerer
 from evaluation.lean_drafter import LEAN_DEPTH, LeanDrafter
-from model.drafter import Drafter
-from model.hf import TargetModel
+from model.engine.drafter import Drafter
+from model.engine.target import TargetModel
 from model.step_costs import StepCosts
 from tests.evaluation.conftest import (
     QUESTIONS,

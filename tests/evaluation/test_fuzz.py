@@ -25,7 +25,7 @@ from evaluation.published import PUBLISHED_DIR, read_published
 from evaluation.questions import load_questions
 from evaluation.read_answers import is_failed, read_answers, read_meta
 from evaluation.run_config import RunConfig
-from model.drafter import drafter_class
+from model.engine.drafter import drafter_class
 from model.recycling.tree_template import load_template
 from scripts.sweep import read_sweep
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from evaluation import inference
 from evaluation.cli import main, parse
 from evaluation.command_line import UserError
-from model.drafter import METHODS
+from model.engine.drafter import METHODS
 from tests.evaluation.conftest import (
     CHOICE_KEYS,
     OUR_CHOICE_KEYS,

@@ -24,8 +24,8 @@ from evaluation.sampling_check import (
     p_value,
     total_variation,
 )
-from model.drafter import METHODS
-from model.verification import Processor, SamplingRule
+from model.engine.drafter import METHODS
+from model.engine.verification import Processor, SamplingRule
 
 FEW = 60
 # Enough that a bias of some percent shows.

@@ -18,8 +18,8 @@ from evaluation.step_figures import (
     source_counts,
     time_shares,
 )
-from model.decoding import StepRecord, generate
-from model.draft_tree import DraftTree
+from model.engine.loop import StepRecord, generate
+from model.engine.tree import DraftTree
 from tests.evaluation.answer_rows import make_row
 from tests.model.decoded import drafter_for, random_ids, target_of
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from model.drafter import Drafter, drafter_class
-from model.hf import TargetModel
-from model.self_test import self_test
+from model.engine.drafter import Drafter, drafter_class
+from model.engine.self_test import self_test
+from model.engine.target import TargetModel
 from tests.model.families import FAMILIES
 from tests.model.family import VOCAB, Family
 

@@ -37,7 +37,7 @@ every node of a tree (or chain) equal those of a plain forward pass.
 
 A family that is not in the table is tested when it is loaded: a chain and a tree of random tokens
 are compared with plain forward passes, and the model is refused, or set to chains only, where they
-differ (`model/self_test.py`).
+differ (`model/engine/self_test.py`).
 
 Texts end at the context the model declares. With longrope they end at
 `original_max_position_embeddings`, where the frequencies change, unless the prompt is longer than

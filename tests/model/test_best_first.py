@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from model.best_first import CENTRES, AcceptanceRates, Growth, Guess, probability_codes
-from model.verification import verify
+from model.engine.verification import verify
 
 CPU = torch.device("cpu")
 Path = tuple[int, ...]

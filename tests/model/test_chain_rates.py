@@ -6,7 +6,7 @@ Run: pytest tests/model/test_chain_rates.py
 from __future__ import annotations
 
 from model.chain_rates import ChainRates
-from model.prices import Prices
+from model.engine.budget import Prices
 
 CHEAP = Prices((1, 2, 5, 9), (1.0, 1.1, 1.15, 1.2))
 DEAR = Prices((1, 2, 5, 9), (1.0, 3.0, 6.0, 10.0))

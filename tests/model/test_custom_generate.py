@@ -23,13 +23,13 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-import model.decoding
+import model.engine.loop
 from model.custom_generate import Speculative, generate_from_folder, recycling, speculative
-from model.drafter import METHODS
-from model.support import cache_argument
+from model.engine.drafter import METHODS
+from model.engine.support import cache_argument
 from tests.model.decoded import known, random_ids, required_options
+from tests.model.engine.test_near_ties import model_with_twins
 from tests.model.family import VOCAB
-from tests.model.test_near_ties import model_with_twins
 from tests.model.test_recycler import PROMPT, demo
 
 LLAMA = "Llama, grouped heads"
@@ -242,7 +242,7 @@ def test_near_ties_of_processed_scores_fall_as_in_plain_decoding() -> None:
 
 
 def test_without_the_rule_they_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model.decoding, "TIE_STEPS", 0)
+    monkeypatch.setattr(model.engine.loop, "TIE_STEPS", 0)
     assert num_differing() > 0, "without the rule nothing differs: the test above proves nothing"
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from model.decoding import generate
 from model.dialogue import Dialogue, render
-from model.drafter import METHODS
-from model.kv_cache import TreeCache
-from model.prefix_cache import PrefixCache
+from model.engine.cache import TreeCache
+from model.engine.drafter import METHODS
+from model.engine.loop import generate
+from model.engine.prefix_cache import PrefixCache
 from model.recycler import SpeculativeDecoder
 from tests.model.decoded import drafter_for
 

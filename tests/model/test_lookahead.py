@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from model.decoding import generate
-from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import VerifiedStep
+from model.engine.budget import Prices
+from model.engine.drafter import VerifiedStep
+from model.engine.loop import generate
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import verify
 from model.lookahead.drafter import LookaheadConfig, LookaheadDrafter
-from model.prices import Prices
 from model.retries import FIRST_WAIT, LONGEST_WAIT
-from model.verification import verify
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import VerifiedStep
+from model.engine.budget import Prices
+from model.engine.drafter import VerifiedStep
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import Acceptance, Candidates
 from model.pld.drafter import PldConfig, PldDrafter
-from model.prices import Prices
-from model.verification import Acceptance, Candidates
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from transformers import (
 import model as package
 from model import SpeculativeDecoder, TokenRecycling
 from model.custom_generate import recycling
-from model.drafter import METHODS
+from model.engine.drafter import METHODS
 from model.kernels import attention
 from model.kernels import choice as kernel_choice
 from tests.model.decoded import known, random_ids, referee, required_options

@@ -16,20 +16,20 @@ from torch._dynamo.utils import counters
 
 import model.static
 from model.compiled_shape import CompiledShape
-from model.decoding import generate
-from model.draft_tree import DraftTree, TreeTopology
-from model.drafter import METHODS
-from model.hf import TargetModel, UnsupportedModelError
+from model.engine.drafter import METHODS
+from model.engine.loop import generate
+from model.engine.self_test import Probe, expected_logits, self_test, verified_logits
+from model.engine.target import TargetModel, UnsupportedModelError
+from model.engine.tree import DraftTree, TreeTopology
 from model.kernels import short_pass as few_rows
 from model.kernels.short_pass import few_rows_kernel
-from model.self_test import Probe, expected_logits, self_test, verified_logits
 from model.static import CompiledTarget, StaticTarget, length_bucket, node_bucket
 from model.step_costs import StepCosts
 from tests.model.decoded import drafter_for, known, random_ids, referee
+from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
 from tests.model.families import CHAINS, TREES
 from tests.model.family import IS_VERSION_4, Family
 from tests.model.test_families import PREFIX_LENGTH, TOLERANCE
-from tests.model.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
 
 LLAMA = "Llama, grouped heads"
 SMALL = Family("small", "LlamaConfig", {"num_hidden_layers": 1})

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from model import step_costs as module
-from model.decoding import generate
-from model.hf import TargetModel
-from model.prices import MARGIN, Prices
+from model.engine.budget import MARGIN, Prices
+from model.engine.loop import generate
+from model.engine.target import TargetModel
 from model.static import NODE_BUCKETS, StaticTarget
 from model.step_costs import (
     CONTEXTS,

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from model.decoding import Generation, decode, generate
-from model.draft_tree import DraftBudget
-from model.hf import TargetModel
+from model.engine.loop import Generation, decode, generate
+from model.engine.target import TargetModel
+from model.engine.tree import DraftBudget
+from model.engine.verification import InvalidLogitsError, SamplingRule
 from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
 from model.recycling.drafter import RecyclingDrafter
 from model.recycling.tree_template import TreeTemplate, load_template
 from model.static import CompiledTarget, StaticTarget
-from model.verification import InvalidLogitsError, SamplingRule
 from model.whole_step import WholeStep
 from tests.model.decoded import drafter_for, known, random_ids, referee
+from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins
 from tests.model.family import Family
-from tests.model.test_near_ties import VOCAB_SIZE, model_with_twins
 
 LLAMA = "Llama, grouped heads"
 SMALL = Family("small", "LlamaConfig", {"num_hidden_layers": 1})

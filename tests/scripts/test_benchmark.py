@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config
 
 from evaluation.command_line import UserError
 from evaluation.questions import DATA_FOLDER, Question
-from model.hf import TargetModel
+from model.engine.target import TargetModel
 from scripts.benchmark import main, measure, spread
 from scripts.benchmark_methods import Method, Setting, drafter_of, our_method, referee
 from scripts.benchmark_report import PARTS, Answer, Work, print_tables, speedup, summarise

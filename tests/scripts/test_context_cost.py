@@ -12,8 +12,8 @@ from torch.nn import functional
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from evaluation.command_line import UserError
-from model.draft_tree import DraftTree
-from model.hf import TargetModel
+from model.engine.target import TargetModel
+from model.engine.tree import DraftTree
 from model.kernels import short_pass as few_rows
 from model.kernels.attention import Attention
 from scripts import context_cost

@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from evaluation.command_line import UserError
 from evaluation.run_config import RunConfig
-from model.decoding import generate
-from model.drafter import METHODS
-from model.hf import TargetModel
+from model.engine.drafter import METHODS
+from model.engine.loop import generate
+from model.engine.target import TargetModel
 from scripts.replay import build_parser, main, record
 from scripts.replay_recording import Recording
 from scripts.replay_scores import TurnScore, check_replayable, drafter_from, figures, score

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from evaluation.command_line import UserError
-from model.draft_tree import DraftBudget
+from model.engine.tree import DraftBudget
 from model.recycling.drafter import RecyclingConfig
 from model.recycling.tree_template import TreeTemplate
 from scripts.replay_recording import RecordedTurn, Recording, Source

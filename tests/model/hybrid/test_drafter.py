@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from model.decoding import generate
-from model.draft_tree import DraftBudget
+from model.engine.loop import generate
+from model.engine.tree import DraftBudget
 from model.hybrid import drafter as module
 from model.hybrid.drafter import HybridConfig, HybridDrafter
 from model.hybrid.market import Market

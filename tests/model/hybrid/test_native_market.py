@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from model.draft_tree import DraftBudget, DraftTree
+from model.engine.budget import Prices
+from model.engine.state_sketch import probed
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import Acceptance, verify
 from model.hybrid import neighbours
 from model.hybrid.market import Market
 from model.hybrid.native_market import NativeMarket, market_class
-from model.prices import Prices
-from model.probes import probed
-from model.verification import Acceptance, verify
 
 CPU = torch.device("cpu")
 SIZES = (1, 2, 4, 6, 8, 12, 24)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from model.engine.state_sketch import probe_ids
 from model.hybrid import neighbours as module
 from model.hybrid.neighbours import (
     BYTES_OF_TOKEN,
@@ -24,7 +25,6 @@ from model.hybrid.neighbours import (
     states_of,
 )
 from model.hybrid.row_tables import FIRST, NUM_CODES
-from model.probes import probe_ids
 from tests.model.hybrid.misfits import misfits
 
 VOCAB, NUM_RECORDS = 5, 40

@@ -16,10 +16,12 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 import model.kernels.attention as module
-from model.decoding import generate
-from model.draft_tree import DraftTree
-from model.drafter import METHODS
-from model.hf import TargetModel
+from model.engine.cache import BufferShape, LayerShape
+from model.engine.drafter import METHODS
+from model.engine.loop import generate
+from model.engine.self_test import Probe, self_test, verified_logits
+from model.engine.target import TargetModel
+from model.engine.tree import DraftTree
 from model.kernels.attention import (
     DRAFTS,
     FEW_QUERIES,
@@ -35,8 +37,6 @@ from model.kernels.attention import (
 from model.kernels.choice import suitable_layers
 from model.kernels.linear import FEW_ROWS, ROWS, LinearKernels, size_of
 from model.kernels.short_pass import DTYPES, few_rows_kernel
-from model.kv_cache import BufferShape, LayerShape
-from model.self_test import Probe, self_test, verified_logits
 from model.static import CompiledTarget
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.test_families import PREFIX_LENGTH

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from model.hf import TargetModel
+from model.engine.target import TargetModel
 from model.kernels import choice as module
 from model.kernels.choice import measure, suitable_layers
 from model.kernels.linear import KERNELS, PACKED, ROWS, Forward, Kernel

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from model import decoding
-from model.decoding import generate
-from model.drafter import METHODS
-from model.hf import TargetModel
+from model.engine import loop as decoding
+from model.engine.drafter import METHODS
+from model.engine.loop import generate
+from model.engine.self_test import self_test
+from model.engine.target import TargetModel
 from model.kernels import linear as module
 from model.kernels.choice import suitable_layers
 from model.kernels.linear import (
@@ -29,7 +30,6 @@ from model.kernels.linear import (
     size_of,
 )
 from model.kernels.short_pass import few_rows_kernel
-from model.self_test import self_test
 from tests.model.decoded import drafter_for, known, random_ids, referee
 
 LLAMA = "Llama, grouped heads"

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from model.decoding import generate
-from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import VerifiedStep
+from model.engine.drafter import VerifiedStep
+from model.engine.loop import generate
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import Acceptance, verify
 from model.recycling.drafter import RecyclingConfig, RecyclingDrafter
-from model.verification import Acceptance, verify
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 
 CPU = torch.device("cpu")

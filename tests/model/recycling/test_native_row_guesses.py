@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from model.draft_tree import DraftBudget
-from model.prices import Prices
+from model.engine.budget import Prices
+from model.engine.tree import DraftBudget
+from model.engine.verification import verify
 from model.recycling import native_row_guesses
 from model.recycling.native_row_guesses import NativeRowGuesses, row_guesses_class
 from model.recycling.row_guesses import RowGuesses
-from model.verification import verify
 
 CPU = torch.device("cpu")
 SIZES = (1, 2, 4, 6, 8, 12, 24)

@@ -15,8 +15,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from model.decoding import generate
-from model.hf import TargetModel
+from model.engine.loop import generate
+from model.engine.target import TargetModel
 from model.recycling.tree_template import load_template
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.family import Family

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from model.best_first import CENTRES
-from model.draft_tree import DraftBudget, DraftTree
-from model.prices import Prices
+from model.engine.budget import Prices
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import verify
 from model.recycling.native_row_guesses import row_guesses_class
 from model.recycling.row_guesses import RowGuesses
 from model.recycling.text_so_far import AFTER_TOKEN, OF_ANSWER, OF_PROMPT, TextSoFar
-from model.verification import verify
 
 CPU = torch.device("cpu")
 ONE_NODE = DraftBudget(1, prices=Prices((1, 2), (1.0, 1.0)))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from model.draft_tree import DraftBudget
+from model.engine.tree import DraftBudget
 from model.recycling.drafter import RecyclingConfig
 from model.recycling.tree_template import TreeTemplate, load_template, template_names
 from model.recycling.tree_template_ import choose_tree_template

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from model.decoding import generate
-from model.draft_tree import DraftBudget
-from model.drafter import VerifiedStep, drafter_class
+from model.engine.drafter import VerifiedStep, drafter_class
+from model.engine.loop import generate
+from model.engine.tree import DraftBudget
+from model.engine.verification import verify
 from model.samd.drafter import FALLBACKS, SamdConfig, SamdDrafter
-from model.verification import verify
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.samd.test_static_automaton import built
 from tests.model.test_chain_rates import CHEAP, DEAR

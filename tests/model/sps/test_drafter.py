@@ -13,15 +13,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from model.decoding import generate
-from model.draft_tree import DraftBudget
-from model.hf import TargetModel
+from model.engine.loop import generate
+from model.engine.rules import sampling_processors
+from model.engine.target import TargetModel
+from model.engine.tree import DraftBudget
+from model.engine.verification import SamplingRule
 from model.retries import FIRST_WAIT
-from model.sampling import sampling_processors
 from model.sps import drafter as sps_module
 from model.sps.drafter import SpsConfig, SpsDrafter
 from model.step_costs import StepCosts
-from model.verification import SamplingRule
 from tests.model.decoded import draft_folder, drafter_for, random_ids, referee, target_of
 from tests.model.family import VOCAB, Family
 from tests.model.test_chain_rates import CHEAP, DEAR

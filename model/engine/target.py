@@ -1,10 +1,10 @@
 """The target model: a stock Hugging Face causal LM, unmodified, that can verify draft trees.
 
 All that decoding asks of transformers' models is here; caches, attention functions and what models
-declare have modules of their own (`model.kv_cache`, `model.kernels.attention`, `model.support`). A tree goes
+declare have modules of their own (`model.engine.cache`, `model.kernels.attention`, `model.engine.support`). A tree goes
 into the model as an additive 4-D float mask (a dict of masks for models with `layer_types`),
 explicit positions and a `TreeCache`. What the model can verify is read off what it declares
-(`model.support`), and proved by `model.self_test`.
+(`model.engine.support`), and proved by `model.engine.self_test`.
 
 Shapes: N nodes, T cached tokens, V vocabulary, L tokens of a plain pass, C prompt tokens in a
 chunk.
@@ -22,13 +22,8 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from model.draft_tree import DraftTree, TreeTopology
-from model.kernels.attention import Attention, attention
-from model.kernels.choice import linear_kernels
-from model.kernels.linear import LinearKernels
-from model.kv_cache import BufferShape, LayerShape, TreeCache
-from model.step_costs import StepCosts, step_costs
-from model.support import (
+from model.engine.cache import BufferShape, LayerShape, TreeCache
+from model.engine.support import (
     UnsupportedModelError,
     cache_argument,
     context_limit,
@@ -38,9 +33,14 @@ from model.support import (
     use_masked_attention,
     why_chain_only,
 )
+from model.engine.tree import DraftTree, TreeTopology
+from model.kernels.attention import Attention, attention
+from model.kernels.choice import linear_kernels
+from model.kernels.linear import LinearKernels
+from model.step_costs import StepCosts, step_costs
 
 if TYPE_CHECKING:
-    from model.drafter import Drafter
+    from model.engine.drafter import Drafter
     from model.whole_step import WholeStep
 
 # Prompt tokens C in one forward pass, at most, and how many logits [C, V] may be held at once. The

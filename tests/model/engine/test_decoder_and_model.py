@@ -1,6 +1,6 @@
 """What a decoder asks of its model: unchanged since, and its alone for a pass, whatever threads do.
 
-Run: pytest tests/model/test_decoder_and_model.py
+Run: pytest tests/model/engine/test_decoder_and_model.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from model import SpeculativeDecoder, TokenRecycling
-from model.drafter import METHODS
+from model.engine.drafter import METHODS
 from model.kernels import attention
 from model.kernels import choice as kernel_choice
 from tests.model.decoded import known, random_ids, referee

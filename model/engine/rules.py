@@ -1,4 +1,4 @@
-"""Settings of sampling, as what chooses each token (`model.verification`)."""
+"""Settings of sampling, as what chooses each token (`model.engine.verification`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from model.hf import TargetModel
-from model.verification import GreedyRule, Processor, SamplingRule, TokenRule
+from model.engine.target import TargetModel
+from model.engine.verification import GreedyRule, Processor, SamplingRule, TokenRule
 
 # They count their calls, and in float32 a near-tie asks twice about one token.
 STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)

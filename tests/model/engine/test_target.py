@@ -1,6 +1,6 @@
 """The target model: attention fallback, context borders, and prompts read in chunks.
 
-Run: pytest tests/model/test_hf.py
+Run: pytest tests/model/engine/test_target.py
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import model.hf
-from model.decoding import generate
-from model.draft_tree import DraftTree
-from model.drafter import METHODS
-from model.hf import TargetModel, UnsupportedModelError
-from model.self_test import plain_logits, self_test
-from model.support import ATTENTION
+import model.engine.target
+from model.engine.drafter import METHODS
+from model.engine.loop import generate
+from model.engine.self_test import plain_logits, self_test
+from model.engine.support import ATTENTION
+from model.engine.target import TargetModel, UnsupportedModelError
+from model.engine.tree import DraftTree
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.family import Family
 
@@ -73,7 +73,7 @@ def test_prompts_read_in_chunks_give_the_same_tokens(
     target = TargetModel(Family("any", "MistralConfig", {"sliding_window": 8}).build())
     prompt = random_ids(30)
     expected = generate(target, drafter_for(method, target), prompt, max_new_tokens=20)
-    monkeypatch.setattr(model.hf, "PREFILL_CHUNK", chunk)
+    monkeypatch.setattr(model.engine.target, "PREFILL_CHUNK", chunk)
     answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=20)
     assert answer.token_ids == expected.token_ids == referee(target, prompt, 20)
     assert answer.accept_lengths == expected.accept_lengths, "harvested rows depend on the chunks"
@@ -117,7 +117,7 @@ def test_prompts_beyond_the_longrope_border_equal_generate(
 ) -> None:
     target = TargetModel(known("Phi 3, longrope").build())
     # Chunks in front of the border would be read with the frequencies of short texts.
-    monkeypatch.setattr(model.hf, "PREFILL_CHUNK", 7)
+    monkeypatch.setattr(model.engine.target, "PREFILL_CHUNK", 7)
     for length in (BORDER + 2, BORDER + 20):
         prompt = random_ids(length)
         answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=30)

@@ -1,6 +1,6 @@
 """The self-test passes right models, and notices every kind of bug that it is there for.
 
-Run: pytest tests/model/test_self_test.py
+Run: pytest tests/model/engine/test_self_test.py
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from model import self_test as module
-from model.decoding import generate
-from model.draft_tree import TreeTopology
-from model.hf import TargetModel, UnsupportedModelError
-from model.kv_cache import TreeCache
-from model.self_test import CHAIN, TREE, Comparison, Probe, compare, expected_logits, self_test
+from model.engine import self_test as module
+from model.engine.cache import TreeCache
+from model.engine.loop import generate
+from model.engine.self_test import (
+    CHAIN,
+    TREE,
+    Comparison,
+    Probe,
+    compare,
+    expected_logits,
+    self_test,
+)
+from model.engine.target import TargetModel, UnsupportedModelError
+from model.engine.tree import TreeTopology
 from tests.model.decoded import drafter_for, random_ids, referee
 from tests.model.family import Family
 

@@ -1,6 +1,6 @@
 """Laws of every method: what `start`, `reset`, `memory` and `propose` promise.
 
-Run: pytest tests/model/test_drafter.py
+Run: pytest tests/model/engine/test_drafter.py
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import random
 import pytest
 import torch
 
-from model.decoding import Generation, generate
-from model.draft_tree import DraftBudget
-from model.drafter import METHODS, Drafter, drafter_class
+from model.engine.drafter import METHODS, Drafter, drafter_class
+from model.engine.loop import Generation, generate
+from model.engine.tree import DraftBudget
 from tests.model.decoded import drafter_for, random_ids, target_of
 
 LLAMA = "Llama, grouped heads"

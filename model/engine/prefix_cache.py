@@ -3,7 +3,7 @@
 A prompt that repeats what was read or written before is not read again: the rows of the common
 prefix stay, whatever follows is computed. Rows that other shapes of passes computed differ by
 rounding from those of a fresh prompt, so that nothing here counts as plain: in float32 the first
-near-tie reads the whole prompt again (see `model.decoding`), and the tokens stay equal to the last
+near-tie reads the whole prompt again (see `model.engine.loop`), and the tokens stay equal to the last
 one.
 
 Shapes: T rows in use.
@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from model.hf import TargetModel
-from model.kv_cache import TreeCache
-from model.support import rope_border
+from model.engine.cache import TreeCache
+from model.engine.support import rope_border
+from model.engine.target import TargetModel
 
 # What peft's layers say about the adapters that take part.
 ADAPTER_STATE = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")

@@ -1,6 +1,6 @@
 """Verification accepts exactly what plain decoding would have emitted.
 
-Run: pytest tests/model/test_verification.py
+Run: pytest tests/model/engine/test_verification.py
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from model import verification as module
-from model.draft_tree import DraftTree
-from model.probes import probed
-from model.verification import (
+from model.engine import verification as module
+from model.engine.state_sketch import probed
+from model.engine.tree import DraftTree
+from model.engine.verification import (
     Acceptance,
     GreedyRule,
     InvalidLogitsError,

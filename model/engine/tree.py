@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from model.prices import Prices
+from model.engine.budget import Prices
 
 
 class TreeTopology:
@@ -179,7 +179,7 @@ class DraftBudget:
 
     Attributes:
         max_depth: deepest node allowed: the context left after the root. 0 allows the root alone.
-        chain_only: whether the model can verify chains only (see `model.hf`).
+        chain_only: whether the model can verify chains only (see `model.engine.target`).
         prices: what a step costs against its nodes; only for drafters that ask (`wants_prices`).
     """
 

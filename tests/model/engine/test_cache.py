@@ -1,6 +1,6 @@
 """The tree cache holds, after `keep`, what a fresh cache of the kept text holds.
 
-Run: pytest tests/model/test_kv_cache.py
+Run: pytest tests/model/engine/test_cache.py
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.draft_tree import DraftTree
-from model.hf import TargetModel
-from model.kv_cache import BufferShape, LayerShape, TreeCache
+from model.engine.cache import BufferShape, LayerShape, TreeCache
+from model.engine.target import TargetModel
+from model.engine.tree import DraftTree
 from tests.model.decoded import random_ids, target_of
 
 PARENTS = (-1, 0, 0, 1, 2, 2, 5)

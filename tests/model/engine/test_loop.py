@@ -1,6 +1,6 @@
 """The loop: exact lengths, ends and limits for every method.
 
-Run: pytest tests/model/test_decoding.py
+Run: pytest tests/model/engine/test_loop.py
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from model.decoding import decode, generate
-from model.draft_tree import DraftBudget, DraftTree
-from model.drafter import METHODS, Drafter, drafter_class
-from model.hf import TargetModel
+from model.engine.drafter import METHODS, Drafter, drafter_class
+from model.engine.loop import decode, generate
+from model.engine.target import TargetModel
+from model.engine.tree import DraftBudget, DraftTree
 from model.pace import CREDIT
 from model.static import StaticTarget
 from model.step_costs import StepCosts
@@ -223,7 +223,7 @@ def test_rests_change_no_token_and_what_follows_knows_the_text(
         flat = (1.0 if model is target else 0.01,) * 3  # a draft model is cheap
         return EveryOtherRests((1, 8, 64), flat, flat)
 
-    monkeypatch.setattr("model.hf.step_costs", flat_costs)
+    monkeypatch.setattr("model.engine.target.step_costs", flat_costs)
     options = drafter_class(method).auto_options
     drafter = drafter_for(method, target, **options)
     prompt = random_ids(30, seed=3)
@@ -237,7 +237,9 @@ def test_rests_change_no_token_and_what_follows_knows_the_text(
 
 def test_what_one_drafter_loses_makes_no_other_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = (1.0, 1.0, 1.0)
-    monkeypatch.setattr("model.hf.step_costs", lambda _: StepCosts((1, 8, 64), flat, flat))
+    monkeypatch.setattr(
+        "model.engine.target.step_costs", lambda _: StepCosts((1, 8, 64), flat, flat)
+    )
     target = TargetModel(target_of(LLAMA).model)
     one, other = (drafter_for("hybrid", target) for _ in range(2))
     for drafter in (one, other):

@@ -1,6 +1,6 @@
 """The cache of the last text: a known beginning is not read again, and changes no token.
 
-Run: pytest tests/model/test_prefix_cache.py
+Run: pytest tests/model/engine/test_prefix_cache.py
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.nn.utils import prune
 
-import model.decoding
-from model.decoding import generate
-from model.drafter import METHODS
-from model.hf import TargetModel
-from model.kv_cache import TreeCache
-from model.prefix_cache import PrefixCache
+import model.engine.loop
+from model.engine.cache import TreeCache
+from model.engine.drafter import METHODS
+from model.engine.loop import generate
+from model.engine.prefix_cache import PrefixCache
+from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
-from tests.model.test_near_ties import model_with_twins
+from tests.model.engine.test_near_ties import model_with_twins
 
 LLAMA = "Llama, grouped heads"
 FAMILIES = [
@@ -167,7 +167,7 @@ def test_a_text_that_is_left_or_fails_in_a_step_leaves_usable_rows() -> None:
     target = TargetModel(known(LLAMA).build())
     drafter, cache = drafter_for("recycling", target), PrefixCache()
     options = {"max_new_tokens": 20, "prefix_cache": cache}
-    steps = model.decoding.decode(target, drafter, PROMPT, **options)
+    steps = model.engine.loop.decode(target, drafter, PROMPT, **options)
     text = [*PROMPT, *next(steps).tokens, *next(steps).tokens]
     forward = target.run
 
@@ -201,12 +201,12 @@ def test_near_ties_fall_as_without_a_cache() -> None:
 
 
 def test_without_reading_the_prompt_again_they_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain_token = model.decoding._plain_token
+    plain_token = model.engine.loop._plain_token
 
     def trusting(
         target: TargetModel, cache: TreeCache, text: list[int], start: int, plain: int, rule: None
     ) -> int:
         return plain_token(target, cache, text, start, max(plain, start - 1), rule)
 
-    monkeypatch.setattr(model.decoding, "_plain_token", trusting)
+    monkeypatch.setattr(model.engine.loop, "_plain_token", trusting)
     assert num_differing() > 0, "nothing differs: the test above proves nothing"

@@ -1,6 +1,6 @@
 """Long texts: the cache is as large as the text needs, and 16,000 tokens decode as any other.
 
-Run: pytest tests/model/test_long_context.py
+Run: pytest tests/model/engine/test_long_context.py
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.decoding import generate
-from model.hf import TargetModel
+from model.engine.loop import generate
+from model.engine.target import TargetModel
 from model.static import NODE_STEP, StaticTarget, length_bucket
 from tests.model.decoded import drafter_for, random_ids, referee
 from tests.model.family import Family

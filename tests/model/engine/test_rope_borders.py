@@ -1,7 +1,7 @@
 """Rotary embeddings whose frequencies depend on the largest position of a call: no text crosses
 their border, whatever the config calls it.
 
-Run: pytest tests/model/test_rope_borders.py
+Run: pytest tests/model/engine/test_rope_borders.py
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import model.hf
-from model.decoding import generate
-from model.drafter import METHODS
-from model.hf import TargetModel
+import model.engine.target
+from model.engine.drafter import METHODS
+from model.engine.loop import generate
+from model.engine.self_test import self_test
+from model.engine.target import TargetModel
 from model.recycler import SpeculativeDecoder
-from model.self_test import self_test
 from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee
 from tests.model.families_with_trees import LONGROPE
 from tests.model.family import IS_VERSION_4, VERSION, Family
@@ -115,7 +115,7 @@ def test_beyond_the_border_a_draft_would_change_the_text(
     target = TargetModel(known(name).build())
     prompt = random_ids(30)
     expected = referee(target, prompt, NUM_NEW)
-    monkeypatch.setattr(model.hf, "context_limit", lambda *_: 4 * BORDER)
+    monkeypatch.setattr(model.engine.target, "context_limit", lambda *_: 4 * BORDER)
     answer = generate(
         target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW
     ).token_ids

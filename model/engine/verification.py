@@ -19,9 +19,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from model.draft_tree import DraftTree, TreeTopology
+from model.engine.state_sketch import probed
+from model.engine.tree import DraftTree, TreeTopology
 from model.kernels.largest_logits import top_k
-from model.probes import probed
 
 # Logits count as at least this large where near-ties are looked for: the largest may be near 0, while what
 # is summed up for it, and rounds, is not. The margin leaves room for sums some forty times as large.
@@ -59,7 +59,7 @@ class Acceptance:
         node_tokens: token of every node [N], copied in the same transfer.
         predictions: the likeliest token after every node [N]; among equals any one.
         candidates: the likeliest tokens after every node, copied in the same transfer.
-        probes: the probes of every node (`model.probes`), copied in the same transfer, float32 [N, S];
+        probes: the probes of every node (`model.engine.state_sketch`), copied in the same transfer, float32 [N, S];
             None if the drafter wants none.
         is_decided: False where the walk stopped at a near-tie: `path` ends at the node whose next
             token is open, and `tokens` lacks that token.

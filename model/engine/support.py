@@ -1,6 +1,6 @@
 """What a model declares about itself: refused, chains only, or trees, and how long a text may grow.
 
-Declarations give readable reasons before anything runs; `model.self_test` is the proof. A model
+Declarations give readable reasons before anything runs; `model.engine.self_test` is the proof. A model
 whose past cannot be rolled back is refused. One whose positions or windows follow the key index instead
 of `position_ids` verifies chains only.
 """

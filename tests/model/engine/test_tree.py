@@ -1,6 +1,6 @@
 """Draft trees: what follows from the parents, and what is refused.
 
-Run: pytest tests/model/test_draft_tree.py
+Run: pytest tests/model/engine/test_tree.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 
-from model.draft_tree import DraftBudget, DraftTree, TreeTopology
+from model.engine.tree import DraftBudget, DraftTree, TreeTopology
 
 CPU = torch.device("cpu")
 RANDOM_TREES = [

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from model.draft_tree import DraftBudget, DraftTree
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import Acceptance
 from model.step_costs import StepCosts
-from model.verification import Acceptance
 
 if TYPE_CHECKING:
     from model.whole_step import DeviceDrafting
@@ -73,7 +73,7 @@ class Drafter:
     is_cold: bool = False
     # Likeliest tokens that `observe` finds after every node (it may find one or two more).
     num_candidates: int = 0
-    # Whether `observe` finds the probes of every node (`model.probes`).
+    # Whether `observe` finds the probes of every node (`model.engine.state_sketch`).
     wants_probes: bool = False
     # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
     max_nodes: int = 1

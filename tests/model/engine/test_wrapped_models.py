@@ -1,6 +1,6 @@
 """Models that other packages have changed: adapters, quantised weights, compiled, spread over devices.
 
-Run: pytest tests/model/test_wrapped_models.py
+Run: pytest tests/model/engine/test_wrapped_models.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from model import SpeculativeDecoder
 from model.custom_generate import speculative
-from model.drafter import METHODS
+from model.engine.drafter import METHODS
 from tests.model.decoded import known, random_ids, required_options
 from tests.model.family import VOCAB
 

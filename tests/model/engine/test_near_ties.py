@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import model.decoding
-from model.decoding import generate
-from model.drafter import METHODS
-from model.hf import TargetModel
+import model.engine.loop
+from model.engine.drafter import METHODS
+from model.engine.loop import generate
+from model.engine.target import TargetModel
 from model.kernels.attention import Attention
 from model.kernels.short_pass import few_rows_kernel
 from tests.model.decoded import drafter_for
@@ -105,5 +105,5 @@ def test_a_criterion_is_asked_about_a_token_that_plain_decoding_decides(method: 
 
 
 def test_the_models_have_near_ties_that_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model.decoding, "TIE_STEPS", 0)
+    monkeypatch.setattr(model.engine.loop, "TIE_STEPS", 0)
     assert num_differing(2) > 0, "without the rule nothing differs: the test above proves nothing"

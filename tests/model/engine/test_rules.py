@@ -1,7 +1,7 @@
 """Sampling is ancestral sampling: the same text as plain decoding from the same random numbers. Its
 distribution is checked in tests/evaluation/test_sampling_check.py.
 
-Run: pytest tests/model/test_sampling.py
+Run: pytest tests/model/engine/test_rules.py
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.decoding import generate
-from model.drafter import METHODS
-from model.sampling import sampling_processors
-from model.verification import SamplingRule
+from model.engine.drafter import METHODS
+from model.engine.loop import generate
+from model.engine.rules import sampling_processors
+from model.engine.verification import SamplingRule
 from tests.model.decoded import drafter_for, random_ids, target_of
 
 SETTINGS = [(1.0, 0, 1.0), (0.7, 0, 0.9), (1.5, 12, 1.0)]
