@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.command_line import UserError, first_line
 from evaluation.run_config import RunConfig
+from model.compiled.target import CompiledTarget
 from model.engine.self_test import self_test
 from model.engine.support import UnsupportedModelError
 from model.engine.target import TargetModel
-from model.static import CompiledTarget
 
 # Threads for each processor, at most: far more exhaust the memory before anything runs.
 MOST_THREADS = 8

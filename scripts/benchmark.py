@@ -34,10 +34,10 @@ from evaluation.question_frame import task_of
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import json_line
+from model.compiled.target import CompiledTarget
 from model.engine.target import TargetModel, eos_ids_of
 from model.machine.measurements import device_name
 from model.options import DTYPES
-from model.static import CompiledTarget
 from scripts.benchmark_methods import (
     Method,
     Setting,

@@ -20,7 +20,7 @@ from model.engine.verification import Acceptance
 from model.step_costs import StepCosts
 
 if TYPE_CHECKING:
-    from model.whole_step import DeviceDrafting
+    from model.compiled.device_step import DeviceDrafting
 
 METHODS: dict[str, str] = {
     "vanilla": "model.vanilla.drafter:VanillaDrafter",

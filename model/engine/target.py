@@ -40,8 +40,8 @@ from model.kernels.linear import LinearKernels
 from model.step_costs import StepCosts, step_costs
 
 if TYPE_CHECKING:
+    from model.compiled.device_step import WholeStep
     from model.engine.drafter import Drafter
-    from model.whole_step import WholeStep
 
 # Prompt tokens C in one forward pass, at most, and how many logits [C, V] may be held at once. The
 # same for all methods, whether they want logits or not: other passes would round otherwise. A

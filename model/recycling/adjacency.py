@@ -54,7 +54,7 @@ class AdjacencyMatrix:
 
 
 class DeviceTemplate:
-    """Token Recycling within a step, for `model.whole_step`: the template is filled, and rows written,
+    """Token Recycling within a step, for `model.compiled.device_step`: the template is filled, and rows written,
     on the device.
 
     Args:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from evaluation import loading
 from evaluation.command_line import UserError
 from evaluation.run_config import RunConfig
-from model.static import CompiledTarget
+from model.compiled.target import CompiledTarget
 from tests.evaluation.conftest import read_meta, run, token_ids
 
 OPTIONS = ("--threads", 1, "--max-new-tokens", 16, "--question-end", 2)

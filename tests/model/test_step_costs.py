@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from model import step_costs as module
+from model.compiled.target import NODE_BUCKETS, StaticTarget
 from model.engine.budget import MARGIN, Prices
 from model.engine.loop import generate
 from model.engine.target import TargetModel
-from model.static import NODE_BUCKETS, StaticTarget
 from model.step_costs import (
     CONTEXTS,
     LARGEST,

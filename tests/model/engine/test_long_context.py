@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from model.compiled.target import NODE_STEP, StaticTarget, length_bucket
 from model.engine.loop import generate
 from model.engine.target import TargetModel
-from model.static import NODE_STEP, StaticTarget, length_bucket
 from tests.model.decoded import drafter_for, random_ids, referee
 from tests.model.family import Family
 

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 import model.kernels.attention as module
+from model.compiled.target import CompiledTarget
 from model.engine.cache import BufferShape, LayerShape
 from model.engine.drafter import METHODS
 from model.engine.loop import generate
@@ -37,7 +38,6 @@ from model.kernels.attention import (
 from model.kernels.choice import suitable_layers
 from model.kernels.linear import FEW_ROWS, ROWS, LinearKernels, size_of
 from model.kernels.short_pass import DTYPES, few_rows_kernel
-from model.static import CompiledTarget
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.test_families import PREFIX_LENGTH
 

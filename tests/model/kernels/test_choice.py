@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import nn
 
+from model.compiled.target import CompiledTarget
 from model.engine.target import TargetModel
 from model.kernels import choice as module
 from model.kernels.choice import measure, suitable_layers
 from model.kernels.linear import KERNELS, PACKED, ROWS, Forward, Kernel
 from model.kernels.short_pass import few_rows_kernel
-from model.static import CompiledTarget
 from tests.model.decoded import known
 
 LLAMA = "Llama, grouped heads"

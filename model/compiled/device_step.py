@@ -2,7 +2,7 @@
 
 A GPU waits for the host wherever the host decides something. Here it decides nothing: it says which
 token is the root, and reads in one transfer what was drafted, chosen and accepted. The function has
-the same static shapes as a pass of `model.static`, and is compiled, or replayed as one graph, like it.
+the same static shapes as a pass of `model.compiled.target`, and is compiled, or replayed as one graph, like it.
 
 What is accepted is what `model.engine.verification.verify` accepts in greedy decoding, near-ties, the end of
 the text and the limit included; drafters that can work so say so (`Drafter.on_device`).
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from model.compiled.cache import StaticTreeCache, StaticView, move_rows
 from model.engine.tree import DraftBudget, DraftTree, TreeTopology
 from model.engine.verification import LEAST_SIZE, Acceptance, Candidates, check_finite
 from model.kernels.largest_logits import top_k
-from model.static_cache import StaticTreeCache, StaticView, move_rows
 
 if TYPE_CHECKING:
-    from model.static import StaticTarget
+    from model.compiled.target import StaticTarget
 
 # Columns of what the host reads for every node; the last holds the bits of its largest logit.
 TOKEN, CHOSEN, IS_OPEN, LAST_ACCEPTED, LARGEST = range(5)

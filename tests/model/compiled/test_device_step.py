@@ -1,6 +1,6 @@
 """Whole steps on the device accept, keep and learn what the host would.
 
-Run: pytest tests/model/test_whole_step.py
+Run: pytest tests/model/compiled/test_device_step.py
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from model.compiled.device_step import WholeStep
+from model.compiled.target import CompiledTarget, StaticTarget
 from model.engine.loop import Generation, decode, generate
 from model.engine.target import TargetModel
 from model.engine.tree import DraftBudget
@@ -18,8 +20,6 @@ from model.engine.verification import InvalidLogitsError, SamplingRule
 from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
 from model.recycling.drafter import RecyclingDrafter
 from model.recycling.tree_template import TreeTemplate, load_template
-from model.static import CompiledTarget, StaticTarget
-from model.whole_step import WholeStep
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins
 from tests.model.family import Family

@@ -1,6 +1,6 @@
 """What runs again without torch's look-ups gives what the function gives, or goes through torch.
 
-Run: pytest tests/model/test_compiled_shape.py
+Run: pytest tests/model/compiled/test_shape.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from model.compiled_shape import CompiledShape
+from model.compiled.shape import CompiledShape
 
 
 @pytest.fixture(autouse=True)

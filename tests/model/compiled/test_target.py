@@ -1,6 +1,6 @@
 """Static shapes: padding changes no logits, and a text that grows compiles nothing anew.
 
-Run: pytest tests/model/test_static.py
+Run: pytest tests/model/compiled/test_target.py
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-import model.static
-from model.compiled_shape import CompiledShape
+import model.compiled.target
+from model.compiled.shape import CompiledShape
+from model.compiled.target import CompiledTarget, StaticTarget, length_bucket, node_bucket
 from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.self_test import Probe, expected_logits, self_test, verified_logits
@@ -23,7 +24,6 @@ from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree, TreeTopology
 from model.kernels import short_pass as few_rows
 from model.kernels.short_pass import few_rows_kernel
-from model.static import CompiledTarget, StaticTarget, length_bucket, node_bucket
 from model.step_costs import StepCosts
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
@@ -52,7 +52,7 @@ def num_compiled() -> int:
 def test_buckets_hold_what_they_are_asked_for() -> None:
     sizes = range(1, 400)
     assert all(node_bucket(size) >= size for size in sizes)
-    assert all(node_bucket(size) - size < model.static.NODE_STEP for size in sizes)
+    assert all(node_bucket(size) - size < model.compiled.target.NODE_STEP for size in sizes)
     assert [node_bucket(size) for size in (1, 9, 81, 129)] == [1, 16, 88, 192]
     assert all(length_bucket(size) >= size for size in sizes)
     assert [length_bucket(size) for size in (1, 512, 513, 1025)] == [512, 512, 1024, 2048]
@@ -89,7 +89,7 @@ def test_a_node_that_sees_padding_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 def test_tokens_equal_generate_across_buckets(
     name: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model.static, "SHORTEST_LENGTH", 16)
+    monkeypatch.setattr(model.compiled.target, "SHORTEST_LENGTH", 16)
     target = StaticTarget(known(name).build())
     for prompt in ([5], random_ids(28)):
         answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=NUM_NEW)
@@ -123,7 +123,7 @@ def test_lengths_of_any_family_may_be_symbols(name: str) -> None:
 def test_a_growing_text_is_compiled_once_for_a_bucket(
     compiled: CompiledTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model.static, "SHORTEST_LENGTH", 64)
+    monkeypatch.setattr(model.compiled.target, "SHORTEST_LENGTH", 64)
     drafter = drafter_for("vanilla", compiled)
     before = num_compiled()
     generate(compiled, drafter, random_ids(3), max_new_tokens=60)
@@ -263,7 +263,7 @@ def test_a_model_that_changes_between_texts_is_compiled_anew(
 def test_torch_is_asked_once_in_a_text_for_every_length(
     compiled: CompiledTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model.static, "SHORTEST_LENGTH", 16)
+    monkeypatch.setattr(model.compiled.target, "SHORTEST_LENGTH", 16)
     num_asked = 0
 
     def counted(self: CompiledShape, *given: Any) -> Any:

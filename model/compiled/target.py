@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from model.compiled_shape import Again, CompiledShape
+from model.compiled.cache import StaticStorage, StaticTreeCache, StaticView, move_rows
+from model.compiled.device_step import WholeStep
+from model.compiled.shape import Again, CompiledShape
 from model.engine.cache import TreeCache
 from model.engine.drafter import Drafter
 from model.engine.support import UnsupportedModelError
 from model.engine.target import PromptChunk, TargetModel
 from model.engine.tree import DraftTree, TreeTopology
-from model.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
-from model.whole_step import WholeStep
 
 # Kernels work in tiles of 8 rows, and every bucket is compiled; 88 holds the paper's 81 nodes.
 NODE_BUCKETS = (1, 4, 8, 16, 32, 48, 64, 88, 128)
