@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from model.budget.cost_model import StepCosts
 from model.engine.drafter import Drafter, VerifiedStep
 from model.engine.tree import DraftBudget, DraftTree
-from model.step_costs import StepCosts
 
 # Tokens of the longest chain: logits and cache rows of a few nodes instead of a whole tree.
 LEAN_DEPTH = 4

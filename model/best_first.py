@@ -3,7 +3,7 @@
 A drafter says, for a node's context, which tokens may follow and how probable each is. A node is
 accepted if its whole path is, so that its probability is the product along the path. Growing in the
 order of these probabilities gives nested trees: the first n nodes are the best tree of n nodes, and
-the number to keep can be chosen while growing (`model.step_costs`).
+the number to keep can be chosen while growing (`model.budget.cost_model`).
 """
 
 from __future__ import annotations

@@ -31,13 +31,13 @@ from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, versions
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
+from model.budget.cost_model import draft_of, has_room
 from model.engine.cache import TreeCache
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels import short_pass as few_rows
 from model.machine.measurements import device_name
 from model.options import DTYPES
-from model.step_costs import draft_of, has_room
 from scripts.device_costs import choose_contexts
 
 NUM_ROUNDS = 7

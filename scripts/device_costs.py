@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation.command_line import UserError
+from model.budget.cost_model import draft_of, has_room
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
-from model.step_costs import draft_of, has_room
 
 # Of the cost curve, in cached tokens.
 CONTEXTS = (128, 512, 1536)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from model.step_costs import StepCosts
+from model.budget.cost_model import StepCosts
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from model.budget.cost_model import StepCosts
 from model.engine.tree import DraftBudget, DraftTree
 from model.engine.verification import Acceptance
-from model.step_costs import StepCosts
 
 if TYPE_CHECKING:
     from model.compiled.device_step import DeviceDrafting

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from model.budget.cost_model import StepCosts, step_costs
 from model.engine.cache import BufferShape, LayerShape, TreeCache
 from model.engine.support import (
     UnsupportedModelError,
@@ -37,7 +38,6 @@ from model.engine.tree import DraftTree, TreeTopology
 from model.kernels.attention import Attention, attention
 from model.kernels.choice import linear_kernels
 from model.kernels.linear import LinearKernels
-from model.step_costs import StepCosts, step_costs
 
 if TYPE_CHECKING:
     from model.compiled.device_step import WholeStep

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
+from model.budget.cost_model import LARGEST
 from model.engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
 from model.engine.state_sketch import probed
 from model.engine.tree import DraftBudget, DraftTree
@@ -29,7 +30,6 @@ from model.hybrid.native_market import market_class
 from model.hybrid.row_tables import LONGEST_KEY
 from model.kernels.largest_logits import top_k
 from model.options import STARTS, budget_option, check_options, option
-from model.step_costs import LARGEST
 
 MAX_DEPTH = 24
 

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from model.budget.cost_model import LARGEST
 from model.engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
 from model.engine.tree import DraftBudget, DraftTree
 from model.kernels.largest_logits import top_k
@@ -32,7 +33,6 @@ from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
 from model.recycling.native_row_guesses import row_guesses_class
 from model.recycling.row_guesses import RowGuesses
 from model.recycling.tree_template import TreeTemplate, load_template
-from model.step_costs import LARGEST
 
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
 AUTO = "auto"

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from model.best_first import CENTRES, MEMORY, MINUS_EDGES
+from model.budget.cost_model import LARGEST
 from model.engine.tree import DraftBudget, DraftTree
 from model.engine.verification import Acceptance
 from model.native_growth import (
@@ -27,7 +28,6 @@ from model.native_growth import (
     loaded,
 )
 from model.recycling.row_guesses import RowGuesses
-from model.step_costs import LARGEST
 
 SOURCE = Path(__file__).with_name("row_guesses.cpp")
 

@@ -24,6 +24,7 @@ from types import MappingProxyType
 
 import torch
 
+from model.budget.cost_model import StepCosts
 from model.chain_rates import ChainRates
 from model.engine.budget import Prices
 from model.engine.cache import TreeCache
@@ -32,7 +33,6 @@ from model.engine.tree import DraftBudget, DraftTree, TreeTopology
 from model.options import DTYPES, budget_option, check_options, option
 from model.retries import Retries
 from model.sps.draft_model import check_draft_model, load_draft_model
-from model.step_costs import StepCosts
 
 # Rows that the draft model's cache gains when it is full: it is not told how long the text gets.
 MORE_ROWS = 512

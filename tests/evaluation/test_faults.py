@@ -17,9 +17,9 @@ import torch
 
 from evaluation import method_answerer
 from evaluation.lean_drafter import LEAN_DEPTH, LeanDrafter
+from model.budget.cost_model import StepCosts
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
-from model.step_costs import StepCosts
 from tests.evaluation.conftest import (
     QUESTIONS,
     ROOT,

@@ -15,6 +15,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import model.compiled.target
+from model.budget.cost_model import StepCosts
 from model.compiled.shape import CompiledShape
 from model.compiled.target import CompiledTarget, StaticTarget, length_bucket, node_bucket
 from model.engine.drafter import METHODS
@@ -24,7 +25,6 @@ from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree, TreeTopology
 from model.kernels import short_pass as few_rows
 from model.kernels.short_pass import few_rows_kernel
-from model.step_costs import StepCosts
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
 from tests.model.families import CHAINS, TREES

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from model.budget.cost_model import StepCosts
+from model.budget.switch import CREDIT
 from model.compiled.target import StaticTarget
 from model.engine.drafter import METHODS, Drafter, drafter_class
 from model.engine.loop import decode, generate
 from model.engine.target import TargetModel
 from model.engine.tree import DraftBudget, DraftTree
-from model.pace import CREDIT
-from model.step_costs import StepCosts
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.family import VOCAB, Family
 

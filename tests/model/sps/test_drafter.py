@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from model.budget.cost_model import StepCosts
 from model.engine.loop import generate
 from model.engine.rules import sampling_processors
 from model.engine.target import TargetModel
@@ -21,7 +22,6 @@ from model.engine.verification import SamplingRule
 from model.retries import FIRST_WAIT
 from model.sps import drafter as sps_module
 from model.sps.drafter import SpsConfig, SpsDrafter
-from model.step_costs import StepCosts
 from tests.model.decoded import draft_folder, drafter_for, random_ids, referee, target_of
 from tests.model.family import VOCAB, Family
 from tests.model.test_chain_rates import CHEAP, DEAR

@@ -1,6 +1,6 @@
 """Prices decide how many nodes are drafted; costs are measured once and kept.
 
-Run: pytest tests/model/test_step_costs.py
+Run: pytest tests/model/budget/test_cost_model.py
 """
 
 from __future__ import annotations
@@ -12,12 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from model import step_costs as module
-from model.compiled.target import NODE_BUCKETS, StaticTarget
-from model.engine.budget import MARGIN, Prices
-from model.engine.loop import generate
-from model.engine.target import TargetModel
-from model.step_costs import (
+from model.budget import cost_model as module
+from model.budget.cost_model import (
     CONTEXTS,
     LARGEST,
     PLAN,
@@ -27,6 +23,10 @@ from model.step_costs import (
     measure,
     step_costs,
 )
+from model.compiled.target import NODE_BUCKETS, StaticTarget
+from model.engine.budget import MARGIN, Prices
+from model.engine.loop import generate
+from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.family import Family
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from model.budget.device_speed import Tempo
+from model.budget.switch import Pace
 from model.engine.budget import Prices
 from model.engine.tree import DraftTree
 from model.engine.verification import read_out
 from model.machine.measurements import machine_key, read_measured, write_measured
-from model.pace import Pace
-from model.tempo import Tempo
 
 if TYPE_CHECKING:
     from model.engine.cache import TreeCache

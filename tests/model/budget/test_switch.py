@@ -1,6 +1,6 @@
 """Where drafting loses, steps are plain for a while; where it wins, nearly none is.
 
-Run: pytest tests/model/test_pace.py
+Run: pytest tests/model/budget/test_switch.py
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from model.pace import CREDIT, LONGEST_REST, REST, Pace
+from model.budget.switch import CREDIT, LONGEST_REST, REST, Pace
 
 
 def shares(saved: list[float]) -> tuple[float, float]:

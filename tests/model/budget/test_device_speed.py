@@ -1,6 +1,6 @@
 """What drafting adds to a step is told from what the device is just now.
 
-Run: pytest tests/model/test_tempo.py
+Run: pytest tests/model/budget/test_device_speed.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from model.tempo import Tempo
+from model.budget.device_speed import Tempo
 
 EXTRA = 1.3
 
