@@ -31,7 +31,7 @@ import torch
 from model.engine.drafter import Drafter
 from model.engine.loop import decode
 from model.engine.target import TargetModel
-from model.vanilla.drafter import VanillaConfig, VanillaDrafter
+from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
 
 NOISE_QUANTILE = 0.999
 # Chosen before it was tried: clean runs stay below, injected bugs lie far above.

@@ -39,7 +39,7 @@ from model.engine.loop import generate
 from model.engine.rules import sampling_processors
 from model.engine.target import TargetModel
 from model.engine.verification import Processor, SamplingRule, TokenRule
-from model.vanilla.drafter import VanillaConfig, VanillaDrafter
+from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
 
 VOCAB_SIZE = 8
 PROMPT = (1, 2, 3)

@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 
 from evaluation.command_line import OptionParser, UserError, first_line, run_command
 from evaluation.files import check_output, parse_json, refuse_outputs
-from model.samd.static_automaton import BOUNDARY, StaticAutomaton
-from model.samd.suffix_automaton import SuffixAutomaton
+from model.methods.samd.static_automaton import BOUNDARY, StaticAutomaton
+from model.methods.samd.suffix_automaton import SuffixAutomaton
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -30,8 +30,8 @@ import torch
 from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.files import check_output, refuse_outputs, write_whole
 from model.engine.tree import DraftBudget, DraftTree
-from model.recycling.drafter import RecyclingConfig, RecyclingDrafter
-from model.recycling.tree_template import MAX_PATHS, load_template
+from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
+from model.methods.recycling.tree_template import MAX_PATHS, load_template
 from scripts.replay import load_recorded_model
 from scripts.replay_recording import RecordedTurn, Recording
 from scripts.replay_scores import Figures, check_replayable, figures, score

@@ -15,7 +15,7 @@ from model.engine.loop import generate
 from model.engine.rules import sampling_processors
 from model.engine.target import TargetModel
 from model.engine.verification import SamplingRule
-from model.recycling.tree_template import load_template
+from model.methods.recycling.tree_template import load_template
 from scripts.replay_recording import RecordedTurn, Recording
 from scripts.replay_scores import (
     Figures,

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from model.compiled.device_step import DeviceDrafting
 
 METHODS: dict[str, str] = {
-    "vanilla": "model.vanilla.drafter:VanillaDrafter",
-    "recycling": "model.recycling.drafter:RecyclingDrafter",
-    "pld": "model.pld.drafter:PldDrafter",
-    "lookahead": "model.lookahead.drafter:LookaheadDrafter",
-    "samd": "model.samd.drafter:SamdDrafter",
-    "sps": "model.sps.drafter:SpsDrafter",
-    "hybrid": "model.hybrid.drafter:HybridDrafter",
+    "vanilla": "model.methods.vanilla.drafter:VanillaDrafter",
+    "recycling": "model.methods.recycling.drafter:RecyclingDrafter",
+    "pld": "model.methods.pld.drafter:PldDrafter",
+    "lookahead": "model.methods.lookahead.drafter:LookaheadDrafter",
+    "samd": "model.methods.samd.drafter:SamdDrafter",
+    "sps": "model.methods.sps.drafter:SpsDrafter",
+    "hybrid": "model.methods.hybrid.drafter:HybridDrafter",
 }
 
 

@@ -21,7 +21,7 @@ from evaluation.command_line import UserError
 from evaluation.compare_states import main, state_figures, states_of
 from evaluation.questions import Question
 from evaluation.run_config import RunConfig
-from model.samd.drafter import SamdConfig
+from model.methods.samd.drafter import SamdConfig
 from tests.evaluation.answer_rows import failed_row, make_row
 from tests.evaluation.conftest import read_meta, read_rows, run, token_ids, write_rows
 

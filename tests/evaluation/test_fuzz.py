@@ -26,7 +26,7 @@ from evaluation.questions import load_questions
 from evaluation.read_answers import is_failed, read_answers, read_meta
 from evaluation.run_config import RunConfig
 from model.engine.drafter import drafter_class
-from model.recycling.tree_template import load_template
+from model.methods.recycling.tree_template import load_template
 from scripts.sweep import read_sweep
 
 CASES = int(os.environ.get("FUZZ_CASES", "100"))

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from evaluation.command_line import UserError
 from evaluation.run_config import RunConfig
-from model.samd.static_automaton import BOUNDARY, Follower, StaticAutomaton
+from model.methods.samd.static_automaton import BOUNDARY, Follower, StaticAutomaton
 from scripts.build_automaton import main
 
 MODEL = RunConfig().model_path

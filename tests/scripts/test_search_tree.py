@@ -14,8 +14,8 @@ import torch
 
 from evaluation.command_line import UserError
 from model.engine.tree import DraftBudget
-from model.recycling.drafter import RecyclingConfig
-from model.recycling.tree_template import TreeTemplate
+from model.methods.recycling.drafter import RecyclingConfig
+from model.methods.recycling.tree_template import TreeTemplate
 from scripts.replay_recording import RecordedTurn, Recording, Source
 from scripts.replay_target import ReplayTarget
 from scripts.search_tree import TracingDrafter, learn, main, most_probable

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.command_line import UserError
-from model.recycling.tree_template import TreeTemplate
+from model.methods.recycling.tree_template import TreeTemplate
 from scripts import studies_catalogue
 from scripts.replay_scores import Figures
 from scripts.studies import chart, main, page

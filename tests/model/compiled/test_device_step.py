@@ -17,9 +17,9 @@ from model.engine.loop import Generation, decode, generate
 from model.engine.target import TargetModel
 from model.engine.tree import DraftBudget
 from model.engine.verification import InvalidLogitsError, SamplingRule
-from model.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
-from model.recycling.drafter import RecyclingDrafter
-from model.recycling.tree_template import TreeTemplate, load_template
+from model.methods.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
+from model.methods.recycling.drafter import RecyclingDrafter
+from model.methods.recycling.tree_template import TreeTemplate, load_template
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins
 from tests.model.family import Family

@@ -1,0 +1,47 @@
+"""How far a chain of guesses comes true, learned while decoding: what makes its length pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from model.engine.budget import Prices
+from model.methods.growth.best_first import AcceptanceRates
+
+# Share of right guesses before anything is known; soon replaced by what is seen.
+PRIOR = 0.5
+
+
+class ChainRates:
+    """For every kind of chain and every place in it, how often that guess is right after the others.
+
+    Args:
+        num_kinds: kinds of chains, such as lengths of the match behind them.
+        length: longest chain.
+    """
+
+    def __init__(self, num_kinds: int, length: int) -> None:
+        self._num_kinds = num_kinds
+        self._length = length
+        self._rates = AcceptanceRates([PRIOR] * (num_kinds * length))
+
+    def paying(self, kind: int, length: int, prices: Prices) -> int:
+        """Return how many guesses of a chain of this kind, at most `length`, are worth their price."""
+        first = self._first(kind)
+        return prices.worth(accumulate(self._rates.rates[first : first + length], mul))
+
+    def learn(self, kind: int, guess: Sequence[int], tokens: Sequence[int]) -> None:
+        """Compare a chain with the tokens that came."""
+        first = self._first(kind)
+        for place, (guessed, token) in enumerate(zip(guess, tokens, strict=False)):
+            self._rates.learn(first + place, guessed == token)
+            if guessed != token:
+                break
+
+    def reset(self) -> None:
+        """Forget what was learned."""
+        self._rates.reset()
+
+    def _first(self, kind: int) -> int:
+        return min(kind, self._num_kinds - 1) * self._length

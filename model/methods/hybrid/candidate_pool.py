@@ -1,0 +1,257 @@
+"""The market of the hybrid: what every source bids for the next token, and trees of the best bids.
+
+This is the market in Python. Where there is a C++ compiler the same is done by `candidate_pool.cpp` (see
+`model.methods.hybrid.native_candidate_pool`), node by node and number by number.
+
+Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S probes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import Acceptance
+from model.methods.growth.best_first import CENTRES, MINUS_EDGES, AcceptanceRates, Growth, Guess
+from model.methods.hybrid.frequent_tokens import NUM_TOKENS, FrequentTokens
+from model.methods.hybrid.neighbours import NOBODY, NUM_STEPS, Neighbours, states_of
+from model.methods.hybrid.row_tables import LONGEST_KEY as LONGEST_ROW_KEY
+from model.methods.hybrid.row_tables import NUM_CODES, RowTables, row_of
+from model.methods.hybrid.suffix_index import LONGEST_KEY, Match, SuffixIndex
+
+# Weights of the pool, fitted on a 7M model and 120 Spec-Bench questions; flat around these values.
+ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4
+MATCH_OFFSET, MATCH_SLOPE = 1.0, 0.08
+IN_TEXT_WEIGHT = math.exp(0.4)
+# How much more a neighbour's row counts than one of tokens, by how much alike the states are. Slopes of 1
+# to 3, and 0.3 more throughout, change the tokens of a step by 0.2% at most (480 questions).
+LIKENESS_SLOPE, LIKENESS_CENTRE = 2.0, 0.5
+# How much a match of m tokens counts, by m; longer ones count as the last.
+MATCH_STEPS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 7, 8, 8, 8, 8, *(9,) * 8, 10)
+# Weight of a row's entry by its code: a probability's bucket, those of the row's first token last.
+ROW_WEIGHTS = tuple(
+    math.exp(ROW_OFFSET + bonus) * centre**ROW_SLOPE
+    for bonus in (0.0, FIRST_BONUS)
+    for centre in (1.0, *CENTRES)
+)
+MATCH_WEIGHTS = tuple(math.exp(MATCH_OFFSET + MATCH_SLOPE * step) for step in MATCH_STEPS)
+NEIGHBOUR_WEIGHTS = tuple(
+    math.exp(LIKENESS_SLOPE * ((step + 0.5) / NUM_STEPS - LIKENESS_CENTRE))
+    for step in range(NUM_STEPS)
+)
+# What a pooled probability is worth depends on who agreed on it. A kind of guess is one of these and
+# a bucket of the probability.
+SOURCES = ("rows", "text", "rows and text")
+KIND_CENTRES = CENTRES * len(SOURCES)
+# Frequent tokens, guessed where there is no source, are one kind for each rank.
+FIRST_FREQUENT = len(KIND_CENTRES)
+FREQUENT_PRIORS = tuple(0.05 / (1 + rank) for rank in range(NUM_TOKENS))
+KIND_SOURCES = (
+    *(source for source in SOURCES for _ in CENTRES),
+    *("frequent tokens" for _ in FREQUENT_PRIORS),
+)
+
+
+class _Context(NamedTuple):
+    """What a node's guesses depend on.
+
+    Attributes:
+        last: last tokens of its path, itself included, at most `LONGEST_KEY`.
+        match: the place in the text that agrees with them.
+        neighbour: record of the last token after the likest state, if there is one; the state after
+            the token is not known yet, and the record's stands in.
+        likeness: of the two states.
+    """
+
+    last: tuple[int, ...]
+    match: Match | None
+    neighbour: int = NOBODY
+    likeness: int = 0
+
+
+class Market:
+    """All sources, and what their guesses were worth.
+
+    Args:
+        num_slots: slots of the table of rows.
+        k: tokens in a row.
+        vocab_size: V.
+        num_neighbours: records that are compared for a node; 0: none.
+    """
+
+    def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
+        self._k = k
+        self._vocab_size = vocab_size
+        self.tables = RowTables(num_slots, k)
+        self.neighbours = Neighbours(num_neighbours, k, vocab_size)
+        self._end: np.ndarray | None = None  # state after the text's last token but one, if known
+        self._rates = AcceptanceRates(KIND_CENTRES + FREQUENT_PRIORS)
+        self._frequent = FrequentTokens(vocab_size)
+        self._index = SuffixIndex()
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text: index the prompt."""
+        self._index = SuffixIndex(prompt_ids)
+        self._end = None
+
+    def write_rows(
+        self,
+        text: Sequence[int],
+        begin: int,
+        token_ids: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+        probes: torch.Tensor | None = None,
+    ) -> None:
+        """Make rows of what follows each token of a text from `begin` on: k tokens and their logits, and
+        the probes of all [C, S].
+        """
+        rows = [row_of(*row) for row in zip(token_ids, logits, strict=True)]
+        for end, row in zip(range(begin + 1, len(text) + 1), rows, strict=True):
+            self.tables.write(tuple(text[max(0, end - LONGEST_ROW_KEY) : end]), row)
+        if probes is not None:
+            states = states_of(probes)
+            self._add(text[begin:], range(-1, len(rows) - 1), states, rows)
+            self._end = states[-1]
+
+    def grow(
+        self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
+    ) -> DraftTree:
+        """Return the tree of the most probable nodes: at most `num_nodes`, without the root, and as many
+        as are worth their price.
+        """
+        self._growth = growth = Growth(
+            *(root, self._context_at_end(), self._guesses, self._follow),
+            *(budget.max_depth, budget.chain_only),
+        )
+        gains = islice(growth, num_nodes)
+        num_drafted = budget.prices.worth(gains) if budget.prices else sum(1 for _ in gains)
+        return growth.tree(num_drafted, device, KIND_SOURCES)
+
+    def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
+        """Learn from the last tree that was grown: what guesses were worth, a row of every node, the
+        accepted path last, and the new tokens.
+        """
+        self._growth.teach(self._rates, acceptance)
+        tokens, parents = acceptance.node_tokens, tree.topology.parents
+        contexts = [tuple(self._index.text[-LONGEST_ROW_KEY:])]
+        for node in range(1, len(tokens)):
+            contexts.append((*contexts[parents[node]][1 - LONGEST_ROW_KEY :], tokens[node]))
+        (token_ids, logits), k = acceptance.candidates, self._k
+        rows = [row_of(ids[:k], of_ids[:k]) for ids, of_ids in zip(token_ids, logits, strict=True)]
+        # Of equal contexts the last written wins.
+        for node in acceptance.accepted_last(tree.topology):
+            self.tables.write(contexts[node], rows[node])
+        end = None
+        if acceptance.probes is not None:
+            states = states_of(acceptance.probes)
+            self._add(tokens, parents, states, rows)
+            end = states[acceptance.path[-1]]
+        self.append(acceptance.tokens)
+        self._end = end
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Take over new tokens of the text, of whose states nothing is known."""
+        tokens = list(tokens)
+        self._index.append(tokens)
+        self._frequent.append(tokens)
+        self._end = None
+
+    def reset(self) -> None:
+        """Forget the rows, the states, and what guesses were worth."""
+        self.tables.reset()
+        self.neighbours.reset()
+        self._rates.reset()
+        self._frequent.reset()
+        self._end = None
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the rows, the states, what guesses were worth, and the counts of tokens."""
+        learned = {"rates": self._rates.state(), "counts": self._frequent.state().clone()}
+        return {**self.tables.memory(), **self.neighbours.memory(), **learned}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned; all of it or, if something does not fit, nothing.
+
+        Raises:
+            ValueError: if shapes or values do not fit.
+        """
+        self.tables.check_memory(tensors, self._vocab_size)
+        self.neighbours.check_memory(tensors)
+        self._frequent.check_state(tensors["counts"])
+        self._rates.load_state(tensors["rates"])  # which checks it, too
+        self._frequent.load_state(tensors["counts"])
+        self.tables.load_memory(tensors)
+        self.neighbours.load_memory(tensors)
+        self._end = None
+
+    def _add(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        states: np.ndarray,
+        rows: Sequence[Sequence[int]],
+    ) -> None:
+        """Add records of nodes after the end of the text: N tokens, parents, states [N, S] and rows."""
+        for token, parent, after, row in zip(tokens, parents, states, rows, strict=True):
+            before = self._end if parent < 0 else states[parent]
+            if before is not None:
+                self.neighbours.add(token, before, after, row)
+
+    def _context_at_end(self) -> _Context:
+        last = tuple(self._index.text[-LONGEST_KEY:])
+        return _Context(last, self._index.match_end(), *self.neighbours.find(last[-1], self._end))
+
+    def _guesses(self, context: _Context) -> list[Guess]:
+        """Pool what the sources say about the token after a context."""
+        weights: dict[int, float] = {}
+        for row in self.tables.find(context.last[-LONGEST_ROW_KEY:]):
+            for entry in row:
+                token = entry // NUM_CODES
+                weight = ROW_WEIGHTS[entry % NUM_CODES]
+                weights[token] = weights[token] * weight if token in weights else weight
+        if context.neighbour != NOBODY:
+            of_likeness = NEIGHBOUR_WEIGHTS[context.likeness]
+            for entry in self.neighbours.row(context.neighbour):
+                token = entry // NUM_CODES
+                weights[token] = weights.get(token, 1.0) * (
+                    ROW_WEIGHTS[entry % NUM_CODES] * of_likeness
+                )
+        matching, kind_of_match = -1, 0
+        if context.match:
+            matching = self._index.text[context.match.position]
+            step = min(context.match.length, len(MATCH_WEIGHTS) - 1)
+            kind_of_match = len(CENTRES) * (2 if matching in weights else 1)
+            weights[matching] = weights.get(matching, 1.0) * MATCH_WEIGHTS[step]
+        rates = self._rates.rates
+        if not weights:
+            frequent = enumerate(self._frequent.top, FIRST_FREQUENT)
+            return sorted(((rates[kind], token, kind) for kind, token in frequent), reverse=True)
+        for token in weights.keys() & self._index.tokens:
+            weights[token] *= IN_TEXT_WEIGHT
+        total = 1.0  # "none of these"
+        for weight in weights.values():  # one by one: `sum` rounds otherwise from Python 3.12 on
+            total += weight
+        guesses = []
+        for token, weight in weights.items():
+            probability = weight / total
+            kind = bisect_left(MINUS_EDGES, -probability)
+            if token == matching:
+                kind += kind_of_match
+            expected = probability * rates[kind] / KIND_CENTRES[kind]
+            guesses.append((expected if expected < 1.0 else 1.0, token, kind))
+        guesses.sort(reverse=True)
+        return guesses
+
+    def _follow(self, context: _Context, token: int) -> _Context:
+        """Return the context after one more token."""
+        last = (*context.last, token)[-LONGEST_KEY:]
+        match = self._index.follow(context.match, token, last)
+        state = self.neighbours.after(context.neighbour)
+        return _Context(last, match, *self.neighbours.find(token, state))

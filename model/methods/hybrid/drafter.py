@@ -1,0 +1,144 @@
+"""Hybrid: every source bids for every node, and one calibrated probability decides.
+
+Sources are rows of likely next tokens, recycled from every verified node (rejected ones included) and
+keyed by the last one, two and three tokens, the row of the node with the same token before which the
+model was in the likest state, and the place in the text that agrees with its end. A candidate's weight
+is a product over the sources that name it (a product of experts), a little larger for a token of the
+text, normalised over the node's candidates and the outcome "none of these". Where no source knows a
+context, the tokens written most often stand in. The tree takes the nodes with the largest probability
+of being accepted, as many as pay on this device.
+
+Sources: Token Recycling (arXiv 2408.08696) for the rows; log-linear pooling of expert opinions
+(Genest and Zidek 1986); prompt lookup and suffix automata (arXiv 2411.10666) for the text's own past;
+nearest-neighbour language models (arXiv 1911.00172) for rows found by the state.
+
+Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from model.budget.cost_model import LARGEST
+from model.engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
+from model.engine.state_sketch import probed
+from model.engine.tree import DraftBudget, DraftTree
+from model.kernels.largest_logits import top_k
+from model.methods.hybrid.native_candidate_pool import market_class
+from model.methods.hybrid.row_tables import LONGEST_KEY
+from model.options import STARTS, budget_option, check_options, option
+
+MAX_DEPTH = 24
+
+
+@dataclass(frozen=True, slots=True)
+class HybridConfig:
+    """Options of the hybrid."""
+
+    num_nodes: int = option(LARGEST - 1, "drafted nodes of a step, at most", least=1)
+    budget: str = budget_option("auto")
+    output_id_topk: int = option(8, "tokens kept in a row (k)", least=1)
+    start: str = option(
+        "hot", "hot: the rows live across questions; cold: cleared before each", choices=STARTS
+    )
+    table_bits: int = option(18, "log2 of the slots of the table of rows; 18 take 10 MB")
+    neighbours: int = option(
+        32,
+        "verified nodes with the same token among which the likest state is looked for; 0: none",
+        least=0,
+    )
+    harvest_prompt: bool | None = option(
+        None,
+        "make rows of the prompt's logits too (default: yes; with --budget auto where the "
+        "output head is a small part of the model)",
+    )
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+        if not 8 <= self.table_bits <= 24:
+            raise ValueError(f"table_bits: got {self.table_bits}; allowed: 8 to 24")
+
+
+class HybridDrafter(Drafter):
+    """Drafts the tree on which all sources agree best."""
+
+    config_class = HybridConfig
+
+    def __init__(self, config: HybridConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        check_topk(config.output_id_topk, vocab_size)
+        self.num_candidates = config.output_id_topk
+        self.is_cold = config.start == "cold"
+        self.wants_prices = config.budget == "auto"
+        self.harvests_prompt = config.harvest_prompt
+        if config.harvest_prompt is None and not self.wants_prices:
+            self.harvests_prompt = True
+        self.max_nodes = 1 + config.num_nodes
+        self._market = market_class()(
+            2**config.table_bits, self.num_candidates, vocab_size, config.neighbours
+        )
+        self.wants_probes = config.neighbours > 0
+        self._before: tuple[int, ...] = ()  # last tokens of the prompt's chunks so far
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Index the prompt."""
+        self._market.start(prompt_ids)
+        self._before = ()
+
+    def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+        """Make rows of a chunk of the prompt."""
+        values, top_ids = top_k(logits, self.num_candidates)
+        text = (*self._before, *token_ids)
+        probes = probed(logits).cpu() if self.wants_probes else None
+        begin = len(self._before)
+        self._market.write_rows(text, begin, top_ids.tolist(), values.tolist(), probes)
+        self._before = text[1 - LONGEST_KEY :]
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Grow the tree of the most probable nodes."""
+        depth = min(budget.max_depth, MAX_DEPTH)
+        limits = DraftBudget(depth, budget.chain_only, budget.prices)
+        return self._market.grow(context[-1], self.config.num_nodes, limits, self.device)
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Make rows of every node, the accepted path last, and index the new tokens."""
+        self._market.learn(step.tree, step.acceptance)
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Index the new tokens."""
+        self._market.append(tokens)
+
+    def reset(self) -> None:
+        """Forget the rows, and what guesses were worth."""
+        self._market.reset()
+
+    def describe(self) -> str:
+        """Return the size of the tables."""
+        size = self._market.tables.num_bytes / 2**20
+        text = f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MB"
+        if self.wants_probes:
+            text += f"; rows by state: {self._market.neighbours.num_bytes / 2**20:.1f} MB"
+        counts = 4 * self.vocab_size / 2**20
+        return f"{text}; counts of tokens: {counts:.1f} MB"
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the rows, the states, what guesses were worth, and the counts of tokens."""
+        return self._market.memory()
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over saved tables.
+
+        Raises:
+            ValueError: if names, shapes or values do not fit.
+        """
+        if set(tensors) != set(self.memory()):
+            raise ValueError(wrong_tensors(tensors, self.memory()))
+        self._market.load_memory(tensors)

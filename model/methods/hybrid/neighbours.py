@@ -1,0 +1,183 @@
+"""Rows of likely next tokens, found by the token and by how much the model's state before it is alike.
+
+A row of the last one to three tokens knows no more of its context than these. The state after the token before
+knows all of it: of the nodes verified with the same token, the one before which the model was in the likest state
+says best what follows. States are compared by their probes (`model.engine.state_sketch`), which every pass brings along.
+
+A ring of records, one for each verified node, so that memory is bounded: the newest overwrites the oldest.
+
+Shapes: E records, k entries in a row, S probes, V vocabulary, N nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from model.engine.state_sketch import probe_ids
+from model.methods.hybrid.row_tables import check_entries
+
+# Records, at most, and what they and the tokens take with the default k: beside 10 MB of rows of tokens, the
+# hybrid stays within 16 MB.
+NUM_RECORDS, MOST_BYTES = 2**15, 6 * 2**20
+# Of a token: its latest record, its count (int32) and whether it is in the text (C++, one byte).
+BYTES_OF_TOKEN = 8 + 4 + 1
+NOBODY = -1
+# Length of a state, whose numbers thus fit int8.
+LENGTH = 127
+# Likeness, a cosine from 0 (and below) to 1, in steps.
+NUM_STEPS = 16
+# Logits count up to this size, in steps of 1 / LOGIT_STEPS.
+LARGEST_LOGIT, LOGIT_STEPS = 1000.0, 256.0
+NAMES = ("states_before", "states_after", "state_tokens", "state_rows")
+
+
+class Neighbours:
+    """Verified nodes: each with its token, the states before and after it, and its row.
+
+    A record has a number; they count up, and a record stands at its number modulo E.
+
+    Args:
+        num_compared: of the records with a token, the newest that are compared; 0 keeps none.
+        k: entries in a row.
+        vocab_size: V.
+    """
+
+    def __init__(self, num_compared: int, k: int, vocab_size: int) -> None:
+        self._num_compared = num_compared
+        num_probes = len(probe_ids(vocab_size))
+        bytes_of_record = 2 * num_probes + 4 + 4 * k + 8
+        bytes_left = MOST_BYTES - vocab_size * BYTES_OF_TOKEN - 8  # of the count
+        num_records = max(1, min(NUM_RECORDS, bytes_left // bytes_of_record))
+        self._num_records = num_records = num_records if num_compared else 0
+        self._before = np.zeros((num_records, num_probes), dtype=np.int8)
+        self._after = np.zeros((num_records, num_probes), dtype=np.int8)
+        self._tokens = np.zeros(num_records, dtype=np.int32)
+        self._rows = np.zeros((num_records, k), dtype=np.int32)
+        self._previous = np.full(num_records, NOBODY)  # with the same token, by number
+        self._latest = np.full(vocab_size, NOBODY)  # by token
+        self._count = np.zeros(1, dtype=np.int64)  # of all records so far
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """States before and after [E, S], tokens [E], rows [E, k], previous [E], latest [V] and the
+        count [1], to write into.
+        """
+        states = (self._before, self._after)
+        return (*states, self._tokens, self._rows, self._previous, self._latest, self._count)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in bytes."""
+        return sum(values.nbytes for values in self.arrays)
+
+    def add(self, token: int, before: np.ndarray, after: np.ndarray, row: Sequence[int]) -> None:
+        """Add the record of a node: the states before and after its token [S], and its row [k]."""
+        if token >= len(self._latest):  # some prompts' tokens have no logit
+            return
+        number = int(self._count[0])
+        place = number % self._num_records
+        self._before[place], self._after[place] = before, after
+        self._tokens[place], self._rows[place] = token, row
+        self._previous[place], self._latest[token] = self._latest[token], number
+        self._count[0] = number + 1
+
+    def find(self, token: int, state: np.ndarray | None) -> tuple[int, int]:
+        """Return the record of a token before which the state was most like a state [S]; of equal ones
+        the newest.
+
+        Returns:
+            Its number, `NOBODY` if there is none, and how much alike the states are, 0 to
+            `NUM_STEPS` - 1.
+        """
+        if state is None or token >= len(self._latest):
+            return NOBODY, 0
+        mine = state.astype(np.int64)
+        found, highest = NOBODY, -(LENGTH**2) * 2
+        number = int(self._latest[token])
+        for _ in range(self._num_compared):
+            if number < max(0, int(self._count[0]) - self._num_records):
+                break  # overwritten since
+            product = int(mine @ self._before[number % self._num_records])
+            if product > highest:
+                found, highest = number, product
+            number = int(self._previous[number % self._num_records])
+        return found, min(max(highest * NUM_STEPS // LENGTH**2, 0), NUM_STEPS - 1)
+
+    def after(self, number: int) -> np.ndarray | None:
+        """Return the state after a record's token [S]; None of `NOBODY`."""
+        return None if number == NOBODY else self._after[number % self._num_records]
+
+    def row(self, number: int) -> list[int]:
+        """Return the row of a record: k entries."""
+        row: list[int] = self._rows[number % self._num_records].tolist()
+        return row
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._latest.fill(NOBODY)
+        self._count[0] = 0
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the U records, the oldest first: states before and after their tokens, int8 [U, S], the
+        tokens, int32 [U], and rows, int32 [U, k].
+        """
+        count = int(self._count[0])
+        numbers = np.arange(max(0, count - self._num_records), count)
+        places = numbers % max(1, self._num_records)
+        kept: tuple[np.ndarray, ...] = (self._before, self._after, self._tokens, self._rows)
+        return {
+            name: torch.from_numpy(values[places]) for name, values in zip(NAMES, kept, strict=True)
+        }
+
+    def check_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raise ValueError if shapes, types or values are not those of `memory`."""
+        *_, tokens, rows = given = [tensors[name] for name in NAMES]
+        count = tokens.numel()
+        states = (count, self._before.shape[1])
+        shapes = (states, states, (count,), (count, self._rows.shape[1]))
+        dtypes = (torch.int8, torch.int8, torch.int32, torch.int32)
+        for name, tensor, shape, dtype in zip(NAMES, given, shapes, dtypes, strict=True):
+            if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+                raise ValueError(
+                    f"matrix: got {name} {tensor.dtype} of shape {list(tensor.shape)}; allowed: {dtype} "
+                    f"of shape {list(shape)} (--output-id-topk)"
+                )
+        if count > self._num_records:
+            raise ValueError(
+                f"matrix: got {count} states; allowed: {self._num_records} (--neighbours)"
+            )
+        vocab_size = len(self._latest)
+        if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+            raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}")
+        check_entries(rows, vocab_size)
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned and `check_memory` allows."""
+        self.reset()
+        before, after, tokens, rows = (tensors[name] for name in NAMES)
+        for record in zip(
+            tokens.tolist(), before.numpy(), after.numpy(), rows.tolist(), strict=True
+        ):
+            self.add(*record)
+
+
+def states_of(probes: torch.Tensor) -> np.ndarray:
+    """Return the states of probes [N, S]: their differences from the mean, in whole numbers and of length
+    `LENGTH`, int8 [N, S].
+
+    What all logits share says nothing, since probabilities do not depend on it, and a token that a model
+    rules out (minus infinity) says nothing either. `candidate_pool.cpp` works out the same numbers: all sums are
+    of whole numbers.
+    """
+    values: np.ndarray = probes.numpy()
+    values = np.where(np.isfinite(values), values, np.float32(0))
+    values = np.clip(values, np.float32(-LARGEST_LOGIT), np.float32(LARGEST_LOGIT))
+    whole = np.rint(values * np.float32(LOGIT_STEPS)).astype(np.int64)
+    differences = whole * whole.shape[1] - whole.sum(axis=1, keepdims=True)
+    squares = np.maximum((differences**2).sum(axis=1, keepdims=True), 1)
+    scaled = differences * (LENGTH / np.sqrt(squares.astype(np.float64)))
+    states: np.ndarray = np.rint(scaled).astype(np.int8)
+    return states

@@ -1,0 +1,135 @@
+"""Rows of likely next tokens, found by the last one, two or three tokens of their context.
+
+A fixed-size hash table: a row overwrites whatever its slot held, so that memory is bounded and the
+newest row wins. A stored key tells a hit from a collision. A row's entry holds a token and a code of
+its probability in one number, so that a lookup is one short list.
+
+Shapes: S slots, k entries in a row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from model.methods.growth.best_first import CENTRES, probability_codes
+
+LONGEST_KEY = 3
+# An entry is token * NUM_CODES + code; the code of a row's first token is larger by FIRST.
+NUM_CODES = 32
+FIRST = len(CENTRES) + 1
+assert 2 * FIRST <= NUM_CODES
+
+
+def row_of(tokens: Sequence[int], logits: Sequence[float]) -> list[int]:
+    """Return the entries of k likely next tokens, whose logits fall."""
+    entries = [
+        token * NUM_CODES + code
+        for token, code in zip(tokens, probability_codes(logits), strict=True)
+    ]
+    entries[0] += FIRST
+    return entries
+
+
+def check_entries(rows: torch.Tensor, vocab_size: int) -> None:
+    """Raise ValueError if entries of rows [rows, k] hold no tokens of the vocabulary, or no codes."""
+    if not rows.numel():
+        return
+    if not 0 <= int(rows.min()) <= int(rows.max()) < vocab_size * NUM_CODES:
+        raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}")
+    if int((rows % NUM_CODES).max()) >= 2 * FIRST:
+        raise ValueError(f"matrix: holds a code above {2 * FIRST - 1}")
+
+
+class RowTables:
+    """The rows of all three lengths of key, in one table.
+
+    Args:
+        num_slots: slots S, a power of two.
+        k: entries in a row.
+    """
+
+    def __init__(self, num_slots: int, k: int) -> None:
+        self._last_slot = num_slots - 1
+        # A key is Python's hash of a tuple of tokens, 64 bits, the same in every process; its lowest
+        # bits choose the slot. 0: empty.
+        self._keys = np.zeros(num_slots, dtype=np.int64)
+        self._rows = np.zeros((num_slots, k), dtype=np.int32)
+        # Single keys and rows are read and written through these, in a third of numpy's time.
+        self._key_at = memoryview(self._keys.data)
+        self._entry_at = memoryview(self._rows.reshape(-1).data)  # of row r from r * k on
+        self._k = k
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys [S] and rows [S, k], to write into."""
+        return self._keys, self._rows
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in bytes."""
+        return self._keys.nbytes + self._rows.nbytes
+
+    def find(self, context: tuple[int, ...]) -> list[list[int]]:
+        """Return the rows known for the end of a context, the shortest key first; k entries each."""
+        rows, k = [], self._k
+        for length in range(1, 1 + min(LONGEST_KEY, len(context))):
+            key = hash(context[-length:])
+            slot = key & self._last_slot
+            if self._key_at[slot] == key:
+                rows.append(self._entry_at[slot * k : slot * k + k].tolist())
+        return rows
+
+    def write(self, context: tuple[int, ...], entries: Sequence[int]) -> None:
+        """Write a row under all lengths of key.
+
+        Args:
+            context: one to three tokens, the last token last.
+            entries: k, as `row_of` returns them.
+        """
+        row, k = array("i", entries), self._k
+        for length in range(1, 1 + len(context)):
+            key = hash(context[-length:])
+            slot = key & self._last_slot
+            self._key_at[slot] = key
+            self._entry_at[slot * k : slot * k + k] = row
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._keys.fill(0)
+        self._rows.fill(0)
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return what is in use: U keys as int64 [U], and their rows as int32 [U, k]."""
+        used = np.flatnonzero(self._keys)
+        return {
+            "keys": torch.from_numpy(self._keys[used]),
+            "rows": torch.from_numpy(self._rows[used]),
+        }
+
+    def check_memory(self, tensors: Mapping[str, torch.Tensor], vocab_size: int) -> None:
+        """Raise ValueError if shapes, types or values are not those of `memory`."""
+        keys, rows = tensors["keys"], tensors["rows"]
+        num_rows = keys.numel()
+        shapes = {"keys": (num_rows,), "rows": (num_rows, self._rows.shape[1])}
+        for name, dtype in (("keys", torch.int64), ("rows", torch.int32)):
+            given = tensors[name]
+            if tuple(given.shape) != shapes[name] or given.dtype != dtype:
+                raise ValueError(
+                    f"matrix: got {name} {given.dtype} of shape {list(given.shape)}; allowed: {dtype} "
+                    f"of shape {list(shapes[name])} (--output-id-topk)"
+                )
+        check_entries(rows, vocab_size)
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned and `check_memory` allows; of a larger table, what finds a
+        slot.
+        """
+        self.reset()
+        keys = tensors["keys"].numpy()
+        slots = keys & self._last_slot
+        self._keys[slots] = keys
+        self._rows[slots] = tensors["rows"].numpy()

@@ -1,0 +1,179 @@
+// The guesses of `--tree-version auto`: what row_guesses.py does, node by node and number by number, in a tenth of the
+// time.
+//
+// The matrix, codes and rates are Python's, which saves and loads them; the tree under way is kept here.
+//
+// Shapes: N nodes of a tree, V vocabulary, k successors kept for a token.
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <unordered_set>
+#include <vector>
+
+#include "../growth/best_first.h"
+
+using namespace best_first;
+
+// What Python knows and keeps; arrays belong to it.
+struct Shared {
+  int64_t vocab_size, k, num_buckets, num_kinds, is_average;
+  double most_observations;
+  const double* minus_edges;  // [num_buckets - 1], rising
+  const double* centres;      // [num_buckets]
+  int32_t* matrix;            // [V, k]
+  uint8_t* codes;             // [V, k]; 0: no row yet
+  double* rates;              // [2, num_kinds]: rates, and the observations they rest on
+};
+
+// As `TextSoFar` in text_so_far.py.
+class TextSoFar {
+ public:
+  static constexpr int64_t NUM_LEVELS = 4;
+
+  explicit TextSoFar(int64_t vocab_size) : levels_(vocab_size) {}
+
+  void start() {
+    std::fill(levels_.begin(), levels_.end(), 0);
+    pairs_.clear();
+    last_ = -1;
+  }
+
+  void append(const int32_t* tokens, int64_t count, bool is_answer) {
+    for (int64_t i = 0; i < count; ++i) {
+      // A token without a logit is nobody's successor.
+      if (tokens[i] < int64_t(levels_.size())) levels_[tokens[i]] = is_answer ? OF_ANSWER : OF_PROMPT;
+      pairs_.insert(pair(last_, tokens[i]));
+      last_ = tokens[i];
+    }
+  }
+
+  int32_t level(int32_t token, int32_t successor) const {
+    return pairs_.count(pair(token, successor)) ? AFTER_TOKEN : levels_[successor];
+  }
+
+ private:
+  enum : int32_t { OF_PROMPT = 1, OF_ANSWER, AFTER_TOKEN };
+
+  static int64_t pair(int64_t token, int64_t successor) { return token * (int64_t(1) << 32) + successor; }
+
+  std::vector<uint8_t> levels_;  // [V]
+  std::unordered_set<int64_t> pairs_;
+  int32_t last_ = -1;
+};
+
+struct RowGuesses {
+  Shared shared;
+  Rates rates;
+  Buckets buckets;
+  TextSoFar text;
+  Growth<RowGuesses, int32_t> growth;  // the context of a node is its token
+
+  explicit RowGuesses(const Shared& shared)
+      : shared(shared),
+        rates{shared.rates, shared.num_kinds, shared.most_observations},
+        buckets{shared.minus_edges, shared.num_buckets},
+        text(shared.vocab_size) {}
+
+  int32_t follow(int32_t, int32_t token) const { return token; }
+
+  // A kind of guess is a rank, a bucket of its probability and how familiar the text is with it.
+  void guess(int32_t token, std::vector<Guess>& guesses) const {
+    const int64_t k = shared.k;
+    const uint8_t* codes = shared.codes + token * k;
+    if (!codes[0]) return;
+    const size_t first = guesses.size();
+    for (int64_t rank = 0; rank < k; ++rank) {
+      const int32_t successor = shared.matrix[token * k + rank];
+      const int32_t bucket = rank * shared.num_buckets + codes[rank] - 1;
+      const int32_t kind = bucket * TextSoFar::NUM_LEVELS + text.level(token, successor);
+      guesses.push_back({rates[kind], successor, kind});
+    }
+    std::sort(guesses.begin() + first, guesses.end(), std::greater<>());
+  }
+
+  void write(int32_t token, const int32_t* successors, const double* logits) {
+    const int64_t k = shared.k;
+    int32_t* row = shared.matrix + token * k;
+    uint8_t* codes = shared.codes + token * k;
+    weights_.resize(k);
+    const double total = buckets.weigh(logits, k, weights_.data());
+    if (!shared.is_average || !codes[0]) {
+      std::copy_n(successors, k, row);
+      for (int64_t i = 0; i < k; ++i) codes[i] = buckets.code(weights_[i], total);
+      return;
+    }
+    shares_.clear();
+    for (int64_t i = 0; i < k; ++i) add(row[i], shared.centres[codes[i] - 1]);
+    for (int64_t i = 0; i < k; ++i) add(successors[i], weights_[i] / total);
+    std::stable_sort(shares_.begin(), shares_.end(), [](const Share& a, const Share& b) { return a.share > b.share; });
+    double sum = 0.0;
+    for (int64_t i = 0; i < k; ++i) sum += shares_[i].share;
+    for (int64_t i = 0; i < k; ++i) {
+      row[i] = shares_[i].token;
+      codes[i] = buckets.code(shares_[i].share, sum);
+    }
+  }
+
+ private:
+  struct Share {
+    int32_t token;
+    double share;
+  };
+
+  void add(int32_t token, double share) {
+    for (Share& known : shares_) {
+      if (known.token == token) {
+        known.share += share;
+        return;
+      }
+    }
+    shares_.push_back({token, share});
+  }
+
+  std::vector<double> weights_;
+  std::vector<Share> shares_;
+};
+
+extern "C" {
+
+RowGuesses* rows_new(const Shared* shared) { return new RowGuesses(*shared); }
+
+void rows_free(RowGuesses* rows) { delete rows; }
+
+// Grow a tree: tokens, parents and kinds [N], the root first; returns N.
+int64_t rows_grow(
+    RowGuesses* rows, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_prices,
+    const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
+  const Prices prices{num_prices, sizes, milliseconds, margin};
+  const int64_t N = rows->growth.grow(*rows, root, root, num_drafted, max_depth, chain_only, prices);
+  rows->growth.put_in_order(N, tokens, parents, kinds);
+  return N;
+}
+
+// Begin a text with a prompt.
+void rows_start(RowGuesses* rows, const int32_t* tokens, int64_t count) {
+  rows->text.start();
+  rows->text.append(tokens, count, false);
+}
+
+// Add tokens of the answer.
+void rows_append(RowGuesses* rows, const int32_t* tokens, int64_t count) { rows->text.append(tokens, count, true); }
+
+// Learn what the last tree's guesses were worth, from the accepted path and the tokens that came along it.
+void rows_teach(RowGuesses* rows, const int64_t* path, const int32_t* tokens, int64_t count) {
+  rows->growth.teach(rows->rates, path, tokens, count);
+}
+
+// Write rows of nodes, those in `order` [count], one after the other: tokens of all, and their likeliest successors with
+// their logits, `width` of each, k of which are written.
+void rows_write(
+    RowGuesses* rows, const int32_t* tokens, const int64_t* order, int64_t count, const int32_t* successors,
+    const double* logits, int64_t width) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t node = order[i];
+    rows->write(tokens[node], successors + node * width, logits + node * width);
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,277 @@
+"""Token Recycling: the candidate tokens that decoding throws away are kept and drafted from.
+
+An adjacency matrix holds, for every token of the vocabulary, the top-k tokens predicted after its
+last occurrence. A step fills a static tree template from it, level by level (`child =
+matrix[token(parent), rank]`), verifies the tree in one forward pass, and writes the top-k of every
+node's logits back, rejected nodes included.
+
+Source: X. Luo et al., Turning Trash into Treasure: Accelerating Inference of LLMs with Token
+Recycling, arXiv 2408.08696 (M, the adjacency matrix -> `_matrix`; k -> `output_id_topk`; the static
+tree of section 3.2 -> `TreeTemplate`).
+
+Shapes: N nodes (root included), V vocabulary, k successors kept for a token, C prompt tokens in a
+chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from model.budget.cost_model import LARGEST
+from model.engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
+from model.engine.tree import DraftBudget, DraftTree
+from model.kernels.largest_logits import top_k
+from model.methods.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
+from model.methods.recycling.auto_tree import RowGuesses
+from model.methods.recycling.native_auto_tree import row_guesses_class
+from model.methods.recycling.tree_template import TreeTemplate, load_template
+from model.options import STARTS, check_options, option
+
+POLICIES = ("accepted-last", "accepted-only", "average", "original")
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class RecyclingConfig:
+    """Options of Token Recycling.
+
+    With `policy="original"` the drafter does what the published code does: the prompt is not
+    harvested, rows are written in tree order after every step but the one that stops, warm-up
+    passes count, and nothing is ever reset.
+    """
+
+    output_id_topk: int = option(8, "successors kept for each token (k)", least=1)
+    tree_version: str = option(
+        "2.2.2",
+        "name of a tree template, a JSON file of rank paths, or auto: each step the tree "
+        "that promises the most tokens per millisecond on this device",
+    )
+    start: str = option(
+        "hot", "hot: the matrix lives across questions; cold: cleared before each", choices=STARTS
+    )
+    policy: str | None = option(
+        None,
+        "write-back. accepted-last: of every node, accepted ones last; accepted-only: of these alone; "
+        "average: as accepted-last, but half of a row stays as it was; original: as the published code, "
+        "to compare with its figures (default: accepted-last; average with --tree-version auto)",
+        choices=POLICIES,
+    )
+    harvest_prompt: bool | None = option(
+        None,
+        "seed the matrix from the prompt's logits (default: yes; no with --policy original; "
+        "with --tree-version auto where the output head is a small part of the model)",
+    )
+
+    def __post_init__(self) -> None:
+        """Validate, the tree template included.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+        if self.policy == "original" and self.harvest_prompt:
+            raise ValueError(
+                "harvest_prompt: got yes with policy original, which never harvests; leave one out"
+            )
+        if self.policy == "original" and self.start == "cold":
+            raise ValueError(
+                "start: got cold with policy original, which never resets; leave one out"
+            )
+        if self.tree_version != AUTO:
+            load_template(self.tree_version).check_ranks(self.output_id_topk)
+        elif self.policy == "original":
+            raise ValueError("tree_version: got auto with policy original, whose tree is static")
+
+    @property
+    def write_back(self) -> str:
+        """The policy: what was given, else what suits the tree."""
+        if self.policy is not None:
+            return self.policy
+        return "average" if self.tree_version == AUTO else "accepted-last"
+
+
+class _Level(NamedTuple):
+    """The nodes of one depth, their parents and their ranks, each int64 [nodes of the level]."""
+
+    nodes: np.ndarray
+    parents: np.ndarray
+    ranks: np.ndarray
+
+
+class RecyclingDrafter(Drafter):
+    """Drafts from the adjacency matrix: a static tree, or with `tree_version="auto"` the tree that
+    pays.
+    """
+
+    config_class = RecyclingConfig
+    auto_options = MappingProxyType({"tree_version": AUTO})
+
+    def __init__(self, config: RecyclingConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        check_topk(config.output_id_topk, vocab_size)
+        self._is_original = config.policy == "original"
+        self._writes_accepted_only = config.policy == "accepted-only"
+        is_average = config.write_back == "average"
+        self.harvests_prompt = config.harvest_prompt
+        if config.harvest_prompt is None and config.tree_version != AUTO:
+            self.harvests_prompt = not self._is_original
+        self.keeps_warmup = self._is_original
+        self.is_cold = config.start == "cold"
+        # The published loop stops once more than max_new_tokens + 1 tokens stand; the steps beyond
+        # the limit still write rows that later questions draft from.
+        self.overrun = 2 if self._is_original else 0
+        self._guesses: RowGuesses | None = None
+        self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device)
+        self.wants_prices = config.tree_version == AUTO
+        if self.wants_prices or is_average:
+            self._guesses = row_guesses_class()(self._matrix, is_average)
+        if self.wants_prices:
+            self.max_nodes = LARGEST
+        else:
+            self._template = load_template(config.tree_version)
+            self.max_nodes = self._template.topology.num_nodes
+        self._levels: dict[TreeTemplate, list[_Level]] = {}
+        self._on_device: DeviceTemplate | None = None
+        self.num_candidates = config.output_id_topk
+
+    @property
+    def _matrix(self) -> np.ndarray:
+        """The matrix on the host: filling a tree there takes microseconds, and verification brings the
+        rows to write in its one transfer.
+        """
+        return self._adjacency.host
+
+    def on_device(self) -> DeviceTemplate | None:
+        """Return the static template's part of whole steps; not where rows are written in another way: the
+        published order depends on why a text stops.
+        """
+        if self._guesses or self._is_original or self._writes_accepted_only:
+            return None
+        if self._on_device is None:
+            self._on_device = DeviceTemplate(self._adjacency, self._template, self.device)
+        return self._on_device
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text."""
+        if self._guesses:
+            self._guesses.start(prompt_ids)
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Fill the template from the matrix, level by level; or grow a tree as long as it pays."""
+        if context[-1] >= self.vocab_size:  # some prompts' tokens have no logit, and no row
+            return DraftTree.chain(context[-1:], self.device)
+        if self._guesses and self.wants_prices:  # --tree-version auto
+            return self._guesses.grow(context[-1], budget, self.device)
+        template = self._template.within(budget)
+        token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
+        token_ids[0] = context[-1]
+        for level in self._levels_of(template):
+            token_ids[level.nodes] = self._matrix[token_ids[level.parents], level.ranks]
+        return DraftTree(torch.from_numpy(token_ids).to(self.device), template.topology)
+
+    def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+        """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""
+        values, top_ids = top_k(logits, self.config.output_id_topk)  # [C, k]
+        has_row = [token < self.vocab_size for token in token_ids]
+        tokens, rows, logits_of_rows = (
+            list(compress(column, has_row))
+            for column in (token_ids, top_ids.tolist(), values.tolist())
+        )
+        if self._guesses:
+            self._guesses.write(tokens, rows, logits_of_rows)
+            return
+        for token, row in zip(tokens, rows, strict=True):
+            self._matrix[token] = row
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Write back the top-k after every node; of nodes with the same token the last one written
+        wins.
+        """
+        acceptance, k = step.acceptance, self.config.output_id_topk
+        order = acceptance.path
+        if not self._writes_accepted_only:
+            order = acceptance.accepted_last(step.tree.topology)
+        if self._is_original:
+            if step.stop_reason is not None and not self._stops_after_update(step):
+                return
+            order.sort()
+        tokens = acceptance.node_tokens
+        order = [node for node in order if tokens[node] < self.vocab_size]
+        if self._guesses:
+            self._guesses.learn(acceptance, order)
+            return
+        token_ids, _ = acceptance.candidates
+        for node in order:
+            self._matrix[tokens[node]] = token_ids[node][:k]
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Take over new tokens of the text."""
+        if self._guesses:
+            self._guesses.append(tokens)
+
+    def reset(self) -> None:
+        """Clear the matrix."""
+        self._matrix.fill(0)
+        if self._guesses:
+            self._guesses.reset()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the matrix, int32 [V, k], and what `auto` knows beside it."""
+        extra = self._guesses.memory() if self._guesses else {}
+        return {"adjacency": torch.from_numpy(self._matrix.copy()), **extra}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over a saved matrix.
+
+        Raises:
+            ValueError: if vocabulary, k, type or token ids do not fit.
+        """
+        if set(tensors) != set(self.memory()):
+            raise ValueError(
+                f"{wrong_tensors(tensors, self.memory())} (rows with probabilities, of --tree-version "
+                "auto or --policy average, are another kind)"
+            )
+        matrix = tensors["adjacency"]
+        if tuple(matrix.shape) != self._matrix.shape or matrix.dtype != torch.int32:
+            raise ValueError(
+                f"matrix: got {matrix.dtype} of shape {list(matrix.shape)}; allowed: int32 of shape "
+                f"{list(self._matrix.shape)} (vocabulary of the model, --output-id-topk)"
+            )
+        if matrix.numel() and not 0 <= int(matrix.min()) <= int(matrix.max()) < self.vocab_size:
+            raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {self.vocab_size - 1}")
+        if self._guesses:
+            self._guesses.load_memory(tensors)
+        self._matrix[:] = matrix.cpu().numpy()
+
+    def describe(self) -> str:
+        """Return the size of the matrix."""
+        rows, k = self._matrix.shape
+        return f"adjacency matrix {rows} x {k} int32: {self._matrix.nbytes / 2**20:.2f} MB"
+
+    @staticmethod
+    def _stops_after_update(step: VerifiedStep) -> bool:
+        """Whether the published code would have written rows before it stopped: end of text as
+        bonus token.
+        """
+        is_bonus = len(step.acceptance.tokens) == len(step.acceptance.path)
+        return step.stop_reason == "eos" and is_bonus
+
+    def _levels_of(self, template: TreeTemplate) -> list[_Level]:
+        if template not in self._levels:
+            topology = template.topology
+            parents, ranks, depths = (
+                np.array(values) for values in (topology.parents, template.ranks, topology.depths)
+            )
+            self._levels[template] = [
+                _Level(nodes, parents[nodes], ranks[nodes])
+                for depth in range(1, topology.max_depth + 1)
+                for nodes in [np.flatnonzero(depths == depth)]
+            ]
+        return self._levels[template]

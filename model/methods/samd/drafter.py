@@ -1,0 +1,231 @@
+"""SAMD: continue where the text's end was seen before, else draft another method's tree.
+
+A suffix automaton over prompt and answer finds the longest suffix that occurred earlier (dynamic);
+another one, built beforehand, the longest that occurs in a corpus (static). What followed there is
+a chain of guesses, the longer the longer the match. A short match promises little: then the tree of
+the fallback method is drafted, which learns from every step all the same.
+
+Source: Y. Hu et al., SAM Decoding: Speculative Decoding via Suffix Automaton, arXiv 2411.10666
+(l_threshold -> `threshold`, l_bias -> `bias`, 5 each). SAM[TR] of the paper is the fallback
+`recycling`, with a corpus given as `automaton`; the paper's SAM alone, which has no tree to fall
+back to and no bias, is the fallback `none`. The length of a chain by its match is from the authors'
+code (alpha -> `tokens_per_match`). The latest occurrence is ours: measured beside the first, it
+accepted more tokens with fewer nodes.
+
+Shapes: C prompt tokens in a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+
+from model.engine.drafter import Drafter, VerifiedStep, drafter_class
+from model.engine.tree import DraftBudget, DraftTree
+from model.methods.growth.chain_acceptance import ChainRates
+from model.methods.samd.static_automaton import Follower, StaticAutomaton
+from model.methods.samd.suffix_automaton import SuffixAutomaton
+from model.options import STARTS, budget_option, check_options, option
+
+FALLBACKS = ("recycling", "none")
+# Matches from this length on are of one kind to the automatic budget.
+LONGEST_KIND = 16
+FALLBACK_OPTIONS = ("output_id_topk", "tree_version", "start")
+
+
+@dataclass(frozen=True, slots=True)
+class SamdConfig:
+    """Options of SAMD; those left at None take the default of the fallback."""
+
+    fallback: str = option(
+        "recycling", "what is drafted when the match is short", choices=FALLBACKS
+    )
+    threshold: int | None = option(
+        None, "shortest match continued (default: 5, 1 with --fallback none)", least=1
+    )
+    num_pred_tokens: int = option(40, "length of the longest chain", least=1)
+    tokens_per_match: int = option(4, "tokens drafted for each token of the match", least=1)
+    match: str = option(
+        "latest",
+        "which earlier occurrence to continue; first: as in the paper",
+        choices=("first", "latest"),
+    )
+    automaton: str | None = option(None, "a corpus's automaton, made by scripts.build_automaton")
+    bias: int | None = option(
+        None,
+        "tokens that a match in the corpus must be longer to count as much as one in "
+        "the text (default: 5, 0 with --fallback none)",
+        least=0,
+    )
+    output_id_topk: int | None = option(None, "of the fallback: successors kept for each token (k)")
+    tree_version: str | None = option(None, "of the fallback: tree template, JSON file, or auto")
+    start: str | None = option(None, "of the fallback: hot or cold", choices=STARTS)
+    budget: str = budget_option("fixed")
+
+    def __post_init__(self) -> None:
+        """Validate, the fallback's options included.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+        if self.bias is not None and self.automaton is None:
+            raise ValueError(f"bias: got {self.bias} without an automaton; leave it out")
+        if self.fallback != "none":
+            self.fallback_config()
+            return
+        for name in FALLBACK_OPTIONS:
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)!r} with fallback none; leave it out"
+                )
+
+    def fallback_config(self) -> object:
+        """Return the config of the fallback: what was given, else what the budget asks for."""
+        cls = drafter_class(self.fallback)
+        given = {name: getattr(self, name) for name in FALLBACK_OPTIONS}
+        options = dict(cls.auto_options) if self.budget == "auto" else {}
+        options |= {name: value for name, value in given.items() if value is not None}
+        return cls.config_class(**options)
+
+
+class _Chain(NamedTuple):
+    """A continuation that was found.
+
+    Attributes:
+        tokens: the guesses.
+        length: tokens of the match, the bias taken off.
+        source: where it was found, "text" or "corpus".
+    """
+
+    tokens: Sequence[int]
+    length: int
+    source: str
+
+
+class SamdDrafter(Drafter):
+    """Drafts the continuation of the longest match, or the fallback's tree."""
+
+    config_class = SamdConfig
+    auto_options = MappingProxyType({"budget": "auto"})
+
+    def __init__(self, config: SamdConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        self._fallback: Drafter | None = None
+        if config.fallback != "none":
+            cls = drafter_class(config.fallback)
+            self._fallback = cls(config.fallback_config(), vocab_size, device)
+        self._threshold, self._bias = (5, 5) if self._fallback else (1, 0)
+        if config.threshold is not None:
+            self._threshold = config.threshold
+        if config.bias is not None:
+            self._bias = config.bias
+        self._corpus = StaticAutomaton.load(config.automaton) if config.automaton else None
+        if self._corpus is not None and self._corpus.largest_token >= vocab_size:
+            raise ValueError(
+                f"automaton: got {config.automaton} with token {self._corpus.largest_token}; allowed: "
+                f"0 to {vocab_size - 1}; build it with the tokenizer of this model"
+            )
+        inner = self._fallback or Drafter(None, vocab_size, device)
+        self.max_nodes = max(1 + config.num_pred_tokens, inner.max_nodes)
+        self.harvests_prompt = inner.harvests_prompt
+        self.num_candidates = inner.num_candidates
+        self.wants_prices = inner.wants_prices or config.budget == "auto"
+        self.is_cold = inner.is_cold
+        self._text = SuffixAutomaton()
+        self._follower: Follower | None = None
+        self._chain: _Chain | None = None
+        self._rates = ChainRates(LONGEST_KIND, config.num_pred_tokens)
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Read the prompt into the text's automaton, and follow it through the corpus's."""
+        self._text = SuffixAutomaton(prefers_latest=self.config.match == "latest")
+        self._follower = Follower(self._corpus) if self._corpus is not None else None
+        self._extend(prompt_ids)
+        if self._fallback:
+            self._fallback.start(prompt_ids)
+
+    def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+        """Let the fallback learn from a chunk of the prompt, C tokens and logits [C, V]."""
+        if self._fallback:
+            self._fallback.observe_prompt(token_ids, logits)
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return the chain after the match if that is long enough, and pays, else the fallback's tree."""
+        chain = self._best_chain(min(self.config.num_pred_tokens, budget.max_depth))
+        self._chain = chain if chain.length >= self._threshold and chain.tokens else None
+        drafted = len(chain.tokens) if self._chain else 0
+        if drafted and budget.prices and self.config.budget == "auto":
+            drafted = self._rates.paying(chain.length - 1, drafted, budget.prices)
+        if drafted:
+            tree = DraftTree.chain([context[-1], *chain.tokens[:drafted]], self.device)
+            return replace(tree, sources=(chain.source,) * (1 + drafted))
+        if self._fallback:
+            tree = self._fallback.propose(context, budget)
+            return replace(tree, sources=(self.config.fallback,) * tree.topology.num_nodes)
+        return DraftTree.chain([context[-1]], self.device)
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Append the new tokens; the fallback learns from chains too."""
+        tokens = step.acceptance.tokens
+        if self._chain:
+            self._rates.learn(self._chain.length - 1, self._chain.tokens, tokens)
+        self._extend(tokens)
+        if self._fallback:
+            self._fallback.observe(step)
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Append the new tokens."""
+        self._extend(tokens)
+        if self._fallback:
+            self._fallback.skip(tokens)
+
+    def reset(self) -> None:
+        """Clear the fallback's memory and how far chains came true; the corpus stays."""
+        self._rates.reset()
+        if self._fallback:
+            self._fallback.reset()
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether the fallback's memory lives on from question to question in a run."""
+        return self._fallback is not None and self._fallback.is_hot
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the fallback's memory."""
+        return self._fallback.memory() if self._fallback else {}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over the fallback's memory.
+
+        Raises:
+            ValueError: if it does not fit the fallback, or there is none.
+        """
+        (self._fallback or Drafter(None, self.vocab_size, self.device)).load_memory(tensors)
+
+    def describe(self) -> str:
+        """Return the size of the corpus's automaton and of the fallback's memory."""
+        parts = [self._fallback.describe()] if self._fallback else []
+        if self._corpus is not None:
+            size = self._corpus.num_bytes / 2**20
+            parts.append(f"automaton of {len(self._corpus.tokens)} tokens: {size:.2f} MB")
+        return "; ".join(parts)
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        self._text.extend(tokens)
+        if self._follower:
+            self._follower.extend(tokens)
+
+    def _best_chain(self, max_tokens: int) -> _Chain:
+        """Return what follows the longer match; one in the corpus counts as shorter by the bias."""
+        length, tokens = self._text.match(max_tokens)
+        chain = _Chain(tokens, length, "text")
+        if self._follower:
+            length, tokens = self._follower.match(max_tokens)
+            if tokens and length - self._bias > chain.length:
+                chain = _Chain(tokens, length - self._bias, "corpus")
+        return chain._replace(tokens=chain.tokens[: self.config.tokens_per_match * chain.length])

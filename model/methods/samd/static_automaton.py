@@ -1,0 +1,181 @@
+"""The suffix automaton of a corpus: built once, saved as arrays, followed token by token.
+
+Documents are set apart by a token that no text holds, so that no match and no draft runs from one
+into the next.
+
+Shapes: n corpus tokens (boundaries included), S states, E transitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from model.machine.files import replaced, written_state
+from model.methods.samd.suffix_automaton import ROOT, Match, SuffixAutomaton
+
+BOUNDARY = -1
+NAMES = ("tokens", "links", "lengths", "ends", "first_edges", "edge_tokens", "edge_states")
+FORMAT = "suffix-automaton-1"
+
+
+class StaticAutomaton:
+    """A read-only suffix automaton; shared by all that follow a text through it.
+
+    Args:
+        arrays: int32 arrays by name: `tokens` [n], `links`, `lengths` and `ends` [S], and the
+            transitions, sorted by state and token: those of state s are `edge_tokens` and
+            `edge_states` [E] from `first_edges[s]` to `first_edges[s + 1]` [S + 1].
+
+    Raises:
+        ValueError: if arrays are missing or do not fit together.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        _check(arrays)
+        self.arrays = dict(arrays)
+        self.tokens, self.links, self.lengths, self.ends = (arrays[name] for name in NAMES[:4])
+        self._first_edges, self._edge_tokens, self._edge_states = (
+            arrays[name] for name in NAMES[4:]
+        )
+
+    @classmethod
+    def from_automaton(cls, automaton: SuffixAutomaton) -> StaticAutomaton:
+        """Freeze an automaton."""
+        edges = [sorted(transitions.items()) for transitions in automaton.transitions]
+        lists = {
+            "tokens": automaton.text,
+            "links": automaton.links,
+            "lengths": automaton.lengths,
+            "ends": automaton.ends,
+            "first_edges": np.cumsum([0, *map(len, edges)]),
+            "edge_tokens": [token for pairs in edges for token, _ in pairs],
+            "edge_states": [state for pairs in edges for _, state in pairs],
+        }
+        return cls({name: np.array(values, dtype=np.int32) for name, values in lists.items()})
+
+    @property
+    def largest_token(self) -> int:
+        """The largest token id in the corpus; -1 if it has none."""
+        return int(self.tokens.max(initial=BOUNDARY))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def step(self, state: int, token: int) -> int:
+        """Return the state after one more token, -1 if the corpus has no such string."""
+        begin, end = self._first_edges[state], self._first_edges[state + 1]
+        edge = begin + int(self._edge_tokens[begin:end].searchsorted(token))
+        found = edge < end and self._edge_tokens[edge] == token
+        return int(self._edge_states[edge]) if found else -1
+
+    def save(self, file: Path) -> None:
+        """Save as safetensors; a reader sees the whole file or none."""
+        with replaced(file) as temporary:
+            save_file(self.arrays, temporary, metadata={"format": FORMAT})
+
+    @staticmethod
+    def load(file: str) -> StaticAutomaton:
+        """Load a saved automaton; the last one stays in memory, as long as its file is the same.
+
+        Raises:
+            ValueError: if the file cannot be read, or is not a saved automaton.
+        """
+        return _loaded(file, written_state(file))
+
+
+@lru_cache(maxsize=1)
+def _loaded(file: str, state: tuple[object, ...]) -> StaticAutomaton:
+    """Load a saved automaton whose file is in this state."""
+    try:
+        with safe_open(file, framework="numpy") as content:
+            is_ours = (content.metadata() or {}).get("format") == FORMAT
+            names = content.keys()
+            arrays = {name: content.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"automaton {file}: cannot be read: {error}") from error
+    if not is_ours:
+        raise ValueError(
+            f"automaton {file}: is not a saved automaton; make one with scripts.build_automaton"
+        )
+    try:
+        return StaticAutomaton(arrays)
+    except ValueError as error:
+        raise ValueError(f"automaton {file}: {error}") from error
+
+
+class Follower:
+    """Follows a text through a static automaton.
+
+    Attributes:
+        length: tokens of the longest suffix of the text that occurs in the corpus.
+    """
+
+    def __init__(self, automaton: StaticAutomaton) -> None:
+        self._automaton = automaton
+        self._state = ROOT
+        self.length = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Go on with these tokens: amortised constant time each."""
+        automaton = self._automaton
+        for token in tokens:
+            state = automaton.step(self._state, token)
+            while state < 0 and self._state != ROOT:
+                self._state = int(automaton.links[self._state])
+                self.length = int(automaton.lengths[self._state])
+                state = automaton.step(self._state, token)
+            if state >= 0:
+                self._state = state
+                self.length += 1
+
+    def match(self, max_tokens: int) -> Match:
+        """Return where the text's end was seen first in the corpus, with up to `max_tokens` of what
+        followed in that document.
+        """
+        if not self.length:
+            return Match(0, [])
+        end = int(self._automaton.ends[self._state])
+        following = self._automaton.tokens[end : end + max_tokens].tolist()
+        if BOUNDARY in following:
+            following = following[: following.index(BOUNDARY)]
+        return Match(self.length, following)
+
+
+def _check(arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError unless the arrays are an automaton that can be followed safely."""
+    if set(arrays) != set(NAMES):
+        raise ValueError(f"got arrays {sorted(arrays)}; allowed: {', '.join(NAMES)}")
+    if any(array.dtype != np.int32 or array.ndim != 1 for array in arrays.values()):
+        raise ValueError("got arrays that are not one-dimensional int32")
+    tokens, links, lengths, ends, first, edge_tokens, edge_states = (arrays[name] for name in NAMES)
+    num_states = len(links)
+    fits = (
+        num_states > 0
+        and len(lengths) == len(ends) == num_states == len(first) - 1
+        and len(edge_tokens) == len(edge_states)
+        and first[0] == 0
+        and first[-1] == len(edge_tokens)
+        and bool((np.diff(first) >= 0).all())
+        and _within(edge_states, 0, num_states)
+        and _within(ends, 0, len(tokens) + 1)
+        and links[0] == -1
+        and lengths[0] == 0
+        and _within(links[1:], 0, num_states)
+        # Links lead to shorter strings, so that following them ends.
+        and bool((lengths[links[1:]] < lengths[1:]).all())
+        and _within(tokens, BOUNDARY, np.iinfo(np.int32).max)
+    )
+    if not fits:
+        raise ValueError("its arrays do not fit together; build it again")
+
+
+def _within(values: np.ndarray, lowest: int, end: int) -> bool:
+    return not len(values) or (lowest <= int(values.min()) and int(values.max()) < end)

@@ -1,0 +1,163 @@
+"""SpS, speculative sampling: a smaller model of the same vocabulary writes the guesses.
+
+The classic baseline. The draft model continues the text greedily by a few tokens, a chain that the
+target model verifies. Guesses are certain (one token, not a distribution), so that the one rule of
+verification keeps greedy decoding and sampling exact; the accept/reject ratio of the papers, which
+sampled guesses need, is not.
+
+The draft model has a KV cache of its own. What verification rejects is rolled back, so that every
+token of the text is read once.
+
+Source: Y. Leviathan et al., Fast Inference from Transformers via Speculative Decoding, arXiv
+2211.17192; C. Chen et al., Accelerating LLM Decoding with Speculative Sampling, arXiv 2302.01318
+(gamma, K -> `num_draft_tokens`).
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from model.budget.cost_model import StepCosts
+from model.engine.budget import Prices
+from model.engine.cache import TreeCache
+from model.engine.drafter import Drafter, VerifiedStep
+from model.engine.tree import DraftBudget, DraftTree, TreeTopology
+from model.methods.growth.backoff import Retries
+from model.methods.growth.chain_acceptance import ChainRates
+from model.methods.sps.draft_model import check_draft_model, load_draft_model
+from model.options import DTYPES, budget_option, check_options, option
+
+# Rows that the draft model's cache gains when it is full: it is not told how long the text gets.
+MORE_ROWS = 512
+# Tokens that a draft begins with in one pass: the last guess, if it was right, and the one after it.
+MOST_UNREAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SpsConfig:
+    """Options of speculative sampling."""
+
+    draft_model: str | None = option(None, "folder or hub name of the draft model (required)")
+    num_draft_tokens: int = option(5, "tokens that the draft model writes in a step", least=1)
+    draft_dtype: str = option(
+        "auto", "of the draft model; auto: float32 on CPU, float16 elsewhere", choices=DTYPES
+    )
+    budget: str = budget_option("fixed")
+
+    def __post_init__(self) -> None:
+        """Validate what needs no file.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+
+
+class SpsDrafter(Drafter):
+    """Drafts what a smaller model would write.
+
+    Raises:
+        ValueError: if the draft model is missing, cannot be loaded or has another vocabulary.
+    """
+
+    config_class = SpsConfig
+    auto_options = MappingProxyType({"budget": "auto"})
+
+    def __init__(self, config: SpsConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        if config.draft_model is None:
+            raise ValueError(
+                "draft_model: got none; give the folder or hub name of a smaller model"
+            )
+        check_draft_model(config.draft_model, vocab_size)
+        self._model = load_draft_model(config.draft_model, config.draft_dtype, device)
+        self.max_nodes = 1 + config.num_draft_tokens
+        self._num_tokens = len(self._model.model.get_input_embeddings().weight)
+        self._cache = self._model.new_cache(0)
+        self._context_limit = math.inf
+        self.wants_prices = config.budget == "auto"
+        self._rates = ChainRates(1, config.num_draft_tokens)
+        self._retries = Retries()
+
+    @torch.inference_mode()
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Read the prompt up to its last token; where drafting does not pay, the first draft will."""
+        limit = self._model.context_limit(len(prompt_ids))
+        self._context_limit = math.inf if limit is None else limit
+        if max(prompt_ids) >= self._num_tokens:
+            self._context_limit = 0  # a token without a logit, which the draft model lacks
+        self._cache = self._model.new_cache(len(prompt_ids) + MORE_ROWS)
+        if not self._retries.is_waiting and len(prompt_ids) <= self._context_limit:
+            self._read(prompt_ids, self._cache)
+
+    @torch.inference_mode()
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Continue the text greedily."""
+        # The draft model reads the text and its guesses but the last.
+        room = self._context_limit + 1 - len(context)
+        length = int(min(self.config.num_draft_tokens, budget.max_depth, room))
+        if length >= 1 and budget.prices and self.wants_prices:
+            length = self._paying(length, budget.prices)
+        if length < 1:
+            return DraftTree.chain([context[-1]], self.device)
+        cache = self._roomy_cache(len(context) + length)
+        cache.keep(min(cache.length, len(context) - 1), ())
+        if len(context) - cache.length > MOST_UNREAD:
+            self._read(context, cache)
+        unread = DraftTree.chain(context[cache.length :], self.device)
+        guesses = [unread.token_ids[-1:]]
+        for _ in range(length):
+            # Stays on the device: the next guess does not wait for the host.
+            guess = self._model.forward(unread, cache)[-1:].argmax(dim=-1)
+            guesses.append(guess)
+            unread = DraftTree(guess, TreeTopology.chain(1))
+        return DraftTree(torch.cat(guesses), TreeTopology.chain(1 + length))
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Roll the cache back to the accepted guesses: they begin the rows after the root's."""
+        num_drafted = step.tree.topology.num_nodes - 1
+        guess = step.acceptance.node_tokens[1:]
+        self._rates.learn(0, guess, step.acceptance.tokens)
+        num_rejected = num_drafted - (len(step.acceptance.path) - 1)
+        if num_drafted and num_rejected:
+            # The last guess has no row.
+            self._cache.keep(self._cache.length - (num_rejected - 1), ())
+
+    def reset(self) -> None:
+        """Forget how often guesses were right."""
+        self._rates.reset()
+        self._retries.reset()
+
+    def draft_costs(self) -> StepCosts:
+        """Return what the draft model's passes cost: one is taken for every guess."""
+        return self._model.step_costs
+
+    def describe(self) -> str:
+        """Return the size of the draft model."""
+        parameters = sum(part.numel() for part in self._model.model.parameters())
+        return f"draft model of {parameters / 1e6:.1f}M parameters, {self._model.dtype}"
+
+    def _paying(self, length: int, prices: Prices) -> int:
+        """Return how many guesses are worth their price; now and then one that is not, to learn."""
+        paying = self._rates.paying(0, length, prices)
+        return (paying or 1) if self._retries.allow(paying > 0) else 0
+
+    def _read(self, token_ids: Sequence[int], cache: TreeCache) -> None:
+        """Read a text up to its last token, from where the cache's rows end."""
+        for _ in self._model.prefill(token_ids, cache, with_logits=False):
+            pass
+
+    def _roomy_cache(self, num_rows: int) -> TreeCache:
+        """Return the cache, with room for this many rows."""
+        if num_rows > self._cache.capacity:
+            larger = self._model.new_cache(num_rows + MORE_ROWS)
+            larger.copy_rows(self._cache, self._cache.length)
+            self._cache = larger
+        return self._cache

@@ -1,0 +1,155 @@
+"""The market in C++ does what the one in Python does: equal trees, equal memory, after any text.
+
+Run: pytest tests/model/methods/hybrid/test_native_candidate_pool.py
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from model.engine.budget import Prices
+from model.engine.state_sketch import probed
+from model.engine.tree import DraftBudget, DraftTree
+from model.engine.verification import Acceptance, verify
+from model.methods.hybrid import neighbours
+from model.methods.hybrid.candidate_pool import Market
+from model.methods.hybrid.native_candidate_pool import NativeMarket, market_class
+
+CPU = torch.device("cpu")
+SIZES = (1, 2, 4, 6, 8, 12, 24)
+
+
+@pytest.fixture
+def _native() -> None:
+    if market_class() is not NativeMarket:
+        pytest.skip("the market cannot be built here")
+
+
+class Pair:
+    """Both markets, told the same; what they say is compared."""
+
+    def __init__(self, seed: int, k: int, vocab_size: int, num_slots: int) -> None:
+        self.source = random.Random(seed)
+        self.k, self.vocab_size = k, vocab_size
+        self.num_neighbours = self.source.choice((0, 1, 4, 32))
+        sizes = (num_slots, k, vocab_size, self.num_neighbours)
+        self.markets = [kind(*sizes) for kind in (Market, NativeMarket)]
+
+    def tokens(self, count: int) -> list[int]:
+        """Return random tokens: some often, so that n-grams repeat."""
+        draw = self.source.random
+        return [int(self.vocab_size * draw() ** 3) for _ in range(count)]
+
+    def prices(self) -> Prices | None:
+        """Return random prices, rising, or none."""
+        if self.source.random() < 0.3:
+            return None
+        costs = sorted(1.0 + self.source.random() * size / 8 for size in SIZES)
+        return Prices(SIZES, tuple(costs))
+
+    def verified(self, tree: DraftTree) -> Acceptance:
+        """Return what a model with random logits accepts, along the tree more often than not."""
+        num_nodes = tree.topology.num_nodes
+        logits = torch.randn(
+            num_nodes,
+            self.vocab_size,
+            generator=torch.Generator().manual_seed(self.source.getrandbits(30)),
+        )
+        for child in range(1, num_nodes):
+            if self.source.random() < 0.6:
+                logits[tree.topology.parents[child], tree.token_ids[child]] = 6.0
+        limit = self.source.choice((None, 1, 2))  # a path may be longer than what is emitted
+        # As decoding asks where near-ties are decided: for two candidates at least.
+        options = {"num_candidates": max(self.k, 2), "with_probes": self.num_neighbours > 0}
+        return verify(tree, logits, max_tokens=limit, **options)
+
+    def start(self) -> None:
+        """Begin a text in both, with rows of a part of it."""
+        prompt = self.tokens(self.source.choice((1, 2, 5, 300)))
+        begin = self.source.randrange(len(prompt))
+        logits = torch.randn(len(prompt) - begin, self.vocab_size)
+        values, ids = logits.topk(self.k)
+        probes = probed(logits) if self.num_neighbours and self.source.random() < 0.5 else None
+        for market in self.markets:
+            market.start(prompt)
+            market.write_rows(prompt, begin, ids.tolist(), values.tolist(), probes)
+
+    def step(self) -> None:
+        """Draft in both, and teach both."""
+        root, num_nodes = self.tokens(1)[0], self.source.choice((1, 3, 7, 30))
+        max_depth, chain_only = self.source.choice((0, 1, 3, 24)), self.source.random() < 0.2
+        budget = DraftBudget(max_depth, chain_only, self.prices())
+        trees = [market.grow(root, num_nodes, budget, CPU) for market in self.markets]
+        assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
+        assert trees[0].topology is trees[1].topology
+        assert trees[0].sources == trees[1].sources
+        acceptance = self.verified(trees[0])
+        for market, tree in zip(self.markets, trees, strict=True):
+            market.learn(tree, acceptance)
+
+    def compare(self) -> dict[str, torch.Tensor]:
+        """Compare the memories, and return them."""
+        memories = [market.memory() for market in self.markets]
+        assert set(memories[0]) == set(memories[1])
+        for name, tensor in memories[0].items():
+            assert torch.equal(tensor, memories[1][name]), name
+        return {name: tensor.clone() for name, tensor in memories[0].items()}
+
+
+@pytest.mark.usefixtures("_native")
+@pytest.mark.parametrize(
+    ("k", "vocab_size", "num_slots"), [(8, 67, 256), (2, 20, 2**12), (30, 500, 2**10), (1, 3, 256)]
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_both_markets_draft_and_learn_the_same(
+    seed: int, k: int, vocab_size: int, num_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seed % 2:  # a ring that goes round
+        monkeypatch.setattr(neighbours, "NUM_RECORDS", 50)
+    pair = Pair(seed, k, vocab_size, num_slots)
+    for text in range(4):
+        pair.start()
+        for _ in range(40):
+            if pair.source.random() < 0.3:
+                skipped = pair.tokens(pair.source.randrange(4))
+                for market in pair.markets:
+                    market.append(skipped)
+            else:
+                pair.step()
+        memory = pair.compare()
+        if text == 1:
+            for market in pair.markets:
+                market.reset()
+            pair.compare()
+            for market in pair.markets:
+                market.load_memory(memory)
+            assert all(torch.equal(memory[name], tensor) for name, tensor in pair.compare().items())
+
+
+@pytest.mark.usefixtures("_native")
+def test_prompts_may_hold_tokens_without_a_logit() -> None:
+    pair = Pair(0, k=4, vocab_size=50, num_slots=256)
+    for market in pair.markets:
+        market.start([3, 4000, 5, 3])
+    pair.step()
+    pair.compare()
+
+
+def test_without_a_compiler_python_drafts_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from model.methods.hybrid import native_candidate_pool as native_market
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: "no-such-compiler")
+    monkeypatch.setattr(native_market, "_library", native_market._library.__wrapped__)
+    assert market_class.__wrapped__() is Market
+    assert (
+        "the hybrid drafts in Python, which takes longer: no C++ compiler"
+        in capsys.readouterr().err
+    )

@@ -1,0 +1,102 @@
+"""The guesses in C++ are those in Python: equal trees, equal memory, after any steps.
+
+Run: pytest tests/model/methods/recycling/test_native_auto_tree.py
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from model.engine.budget import Prices
+from model.engine.tree import DraftBudget
+from model.engine.verification import verify
+from model.methods.recycling import native_auto_tree as native_row_guesses
+from model.methods.recycling.auto_tree import RowGuesses
+from model.methods.recycling.native_auto_tree import NativeRowGuesses, row_guesses_class
+
+CPU = torch.device("cpu")
+SIZES = (1, 2, 4, 6, 8, 12, 24)
+VOCAB = 67
+
+
+@pytest.fixture
+def _native() -> None:
+    if row_guesses_class() is not NativeRowGuesses:
+        pytest.skip("the guesses cannot be built here")
+
+
+@pytest.mark.usefixtures("_native")
+@pytest.mark.parametrize("k", [1, 2, 8])
+@pytest.mark.parametrize("is_average", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> None:
+    source, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    matrices = [np.zeros((VOCAB, k), dtype=np.int32) for _ in range(2)]
+    both = RowGuesses(matrices[0], is_average), NativeRowGuesses(matrices[1], is_average)
+    for step in range(80):
+        if step % 20 == 0:  # a prompt
+            tokens = [source.randrange(VOCAB) for _ in range(30)]
+            values, ids = (3 * torch.randn(30, VOCAB, generator=generator)).topk(k)
+            prompt = [*tokens, VOCAB, source.randrange(VOCAB)]  # VOCAB: a token without a logit
+            for guesses in both:
+                guesses.start(prompt)
+                guesses.write(tokens, ids.tolist(), values.tolist())
+        costs = sorted(1.0 + source.random() * size / 8 for size in SIZES)
+        depth, chain_only = source.choice((0, 1, 3, 24)), source.random() < 0.2
+        budget = DraftBudget(depth, chain_only, Prices(SIZES, tuple(costs)))
+        root = source.randrange(VOCAB)
+        trees = [guesses.grow(root, budget, CPU) for guesses in both]
+        assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
+        assert trees[0].topology is trees[1].topology
+        num_nodes = trees[0].topology.num_nodes
+        logits = 3 * torch.randn(num_nodes, VOCAB, generator=generator)
+        for child in range(1, num_nodes):
+            if source.random() < 0.6:
+                logits[trees[0].topology.parents[child], trees[0].token_ids[child]] = 15.0
+        acceptance = verify(trees[0], logits, num_candidates=k, tie_margin=1e-9)
+        order = acceptance.accepted_last(trees[0].topology)
+        for guesses in both:
+            for _ in range(1 + (step % 3 == 0)):  # the second time as another drafter's tree
+                guesses.learn(acceptance, order)
+        if step % 7 == 0:  # decoded plainly
+            plain = [source.randrange(VOCAB) for _ in range(3)]
+            for guesses in both:
+                guesses.append(plain)
+        memories = [guesses.memory() for guesses in both]
+        for name, tensor in memories[0].items():
+            assert torch.equal(tensor, memories[1][name]), name
+        assert np.array_equal(*matrices)
+        if step == 50:
+            for guesses in both:
+                guesses.reset()
+            assert torch.equal(both[0].memory()["rates"], both[1].memory()["rates"])
+            for guesses in both:
+                guesses.load_memory(memories[0])
+
+
+@pytest.mark.usefixtures("_native")
+def test_a_token_without_a_row_is_refused() -> None:
+    guesses = NativeRowGuesses(np.zeros((9, 2), dtype=np.int32), True)
+    with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
+        guesses.grow(9, DraftBudget(3, prices=Prices((1, 2), (1.0, 1.1))), CPU)
+    with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
+        guesses.write([3, 9], [[1, 2]] * 2, [[0.0, -1.0]] * 2)
+
+
+def test_without_a_compiler_python_grows_trees_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: "no-such-compiler")
+    monkeypatch.setattr(native_row_guesses, "_library", native_row_guesses._library.__wrapped__)
+    assert row_guesses_class.__wrapped__() is RowGuesses
+    assert (
+        "Token Recycling drafts in Python, which takes longer: no C++ compiler"
+        in capsys.readouterr().err
+    )
