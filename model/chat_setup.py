@@ -13,9 +13,9 @@ from evaluation.command_line import UserError, first_line, user_errors
 from evaluation.files import check_output
 from evaluation.loading import check_model, load_target
 from evaluation.memory_file import read_memory, save_memory
+from model.api.decoder import SpeculativeDecoder
 from model.dialogue import Dialogue, default_drafter, render
 from model.engine.support import context_limit
-from model.recycler import SpeculativeDecoder
 from model.terminal import printable
 
 NO_TEMPLATE = "the tokenizer has no chat template: the model gets the messages line by line"

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from model.api.decoder import SpeculativeDecoder, StreamPiece
 from model.engine.drafter import Drafter, drafter_class
-from model.recycler import SpeculativeDecoder, StreamPiece
 
 
 class Dialogue:

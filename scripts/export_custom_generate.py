@@ -23,11 +23,11 @@ GENERATE = '''\
 """Speculative decoding in place of `generate`; what it learns lives with the model.
 
 Arguments are those of `generate`, and `method` and `method_options`: see
-`model.custom_generate.generate_from_folder` of the package token-recycling.
+`model.api.custom_generate.generate_from_folder` of the package token-recycling.
 """
 
 try:
-    from model.custom_generate import generate_from_folder as generate
+    from model.api.custom_generate import generate_from_folder as generate
 except ImportError as error:
     raise ImportError(
         "custom_generate: the package token-recycling is not installed; "

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from model import chat, terminal
+from model.api.decoder import SpeculativeDecoder, StreamPiece
 from model.chat import Chat
 from model.dialogue import default_drafter
-from model.recycler import SpeculativeDecoder, StreamPiece
 from tests.model.test_dialogue import DEMO
 
 SHORT = ("--threads", "1", "--max-new-tokens", "12")

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from evaluation import loading
 from evaluation.command_line import UserError
 from model import chat, chat_setup
-from model.recycler import SpeculativeDecoder
+from model.api.decoder import SpeculativeDecoder
 from tests.model.test_chat import QUESTION, SHORT, figures_of
 from tests.model.test_dialogue import DEMO
 

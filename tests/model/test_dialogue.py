@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from model.api.decoder import SpeculativeDecoder
 from model.dialogue import Dialogue, render
 from model.engine.cache import TreeCache
 from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.prefix_cache import PrefixCache
-from model.recycler import SpeculativeDecoder
 from tests.model.decoded import drafter_for
 
 DEMO = Path(__file__).resolve().parents[2] / "data/demo/model"

@@ -18,8 +18,8 @@ from model import SpeculativeDecoder, TokenRecycling
 from model.engine.drafter import METHODS
 from model.kernels import attention
 from model.kernels import choice as kernel_choice
+from tests.model.api.test_decoder import LLAMA, PROMPT, decoder_for, demo
 from tests.model.decoded import known, random_ids, referee
-from tests.model.test_recycler import LLAMA, PROMPT, decoder_for, demo
 
 
 def test_a_model_in_training_mode_is_refused() -> None:

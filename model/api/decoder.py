@@ -30,7 +30,10 @@ from transformers import (
     StopStringCriteria,
 )
 
-from model.checkpoint_settings import shaping_settings
+from model.api.checkpoint_settings import shaping_settings
+from model.api.prompts import prompt_ids_of
+from model.api.saved_memory import load_memory, save_memory
+from model.api.text_stream import TextStream
 from model.engine.drafter import Drafter, drafter_class, unknown_name
 from model.engine.loop import StepRecord, decode
 from model.engine.prefix_cache import PrefixCache
@@ -38,9 +41,6 @@ from model.engine.rules import token_rule
 from model.engine.self_test import self_test
 from model.engine.target import IN_TRAINING, TargetModel, eos_ids_of
 from model.engine.verification import Processor, TokenRule
-from model.memory_file import load_memory, save_memory
-from model.prompts import prompt_ids_of
-from model.text_stream import TextStream
 
 logger = logging.getLogger(__name__)
 

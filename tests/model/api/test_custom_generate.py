@@ -2,7 +2,7 @@
 
 That tokens equal those of `generate` is in `test_custom_generate_laws.py`.
 
-Run: pytest tests/model/test_custom_generate.py
+Run: pytest tests/model/api/test_custom_generate.py
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import model.engine.loop
-from model.custom_generate import Speculative, generate_from_folder, recycling, speculative
+from model.api.custom_generate import Speculative, generate_from_folder, recycling, speculative
 from model.engine.drafter import METHODS
 from model.engine.support import cache_argument
+from tests.model.api.test_decoder import PROMPT, demo
 from tests.model.decoded import known, random_ids, required_options
 from tests.model.engine.test_near_ties import model_with_twins
 from tests.model.family import VOCAB
-from tests.model.test_recycler import PROMPT, demo
 
 LLAMA = "Llama, grouped heads"
 IDS = torch.tensor([random_ids(12, seed=8)])

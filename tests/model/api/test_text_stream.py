@@ -1,6 +1,6 @@
 """Streamed text: pieces that never break a character, and together are the whole.
 
-Run: pytest tests/model/test_text_stream.py
+Run: pytest tests/model/api/test_text_stream.py
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from model.text_stream import REPLACEMENT, TextStream
+from model.api.text_stream import REPLACEMENT, TextStream
 
-DEMO = Path(__file__).resolve().parents[2] / "data/demo/model"
+DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"
 TEXT = "Naïve café — 日本語のテキスト, 👩‍🚀 and 🏳️‍🌈! Здравствуй, мир. \t x² ≤ √2 …\n\nend 😀😀"
 
 

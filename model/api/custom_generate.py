@@ -9,7 +9,7 @@ refused. Three arguments never reach a callable, because transformers drops them
 - `tokenizer`: give it to `recycling(tokenizer=...)` if there are `stop_strings`;
 - `assistant_model`: has no effect.
 
-    from model.custom_generate import recycling
+    from model.api.custom_generate import recycling
 
     decode = recycling()
     model.generate(**inputs, custom_generate=decode, max_new_tokens=100)
@@ -37,11 +37,11 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from model.api.decoder import SpeculativeDecoder, stop_strings_of
+from model.api.prompts import num_padding
 from model.engine.loop import StepRecord
 from model.engine.rules import refuse_stateful
 from model.engine.verification import GreedyRule, SamplingRule, TokenRule, as_in_transformers
-from model.prompts import num_padding
-from model.recycler import SpeculativeDecoder, stop_strings_of
 
 MODES = ("greedy_search", "sample")
 # What transformers passes on that is a default, or that has no meaning here.

@@ -1,6 +1,6 @@
 """The library object: prompts in, text out, and what lives from one prompt to the next.
 
-Run: pytest tests/model/test_recycler.py
+Run: pytest tests/model/api/test_decoder.py
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from transformers import (
 
 import model as package
 from model import SpeculativeDecoder, TokenRecycling
-from model.custom_generate import recycling
+from model.api.custom_generate import recycling
 from model.engine.drafter import METHODS
 from model.kernels import attention
 from model.kernels import choice as kernel_choice
 from tests.model.decoded import known, random_ids, referee, required_options
 
-DEMO = Path(__file__).resolve().parents[2] / "data/demo/model"
+DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"
 PROMPT = "USER: Tell me about the sea. ASSISTANT:"
 LLAMA = "Llama, grouped heads"
 

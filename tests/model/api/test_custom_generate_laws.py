@@ -3,7 +3,7 @@
 Families, methods and option sets are all combined; in float32 nothing may differ. Sampling begins
 with the same seed of torch's global generator, as a user would set it.
 
-Run: pytest tests/model/test_custom_generate_laws.py
+Run: pytest tests/model/api/test_custom_generate_laws.py
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from model.custom_generate import Speculative, speculative
+from model.api.custom_generate import Speculative, speculative
 from model.engine.drafter import METHODS
 from tests.model.decoded import known, random_ids, required_options
 
