@@ -24,10 +24,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from evaluation.command_line import UserError, first_line
-from evaluation.files import write_tensors, write_whole
 from evaluation.questions import Question
 from evaluation.read_answers import is_failed, read_answers, read_meta, sidecar_path
+from model.commands.command_line import UserError, first_line
+from model.commands.files import write_tensors, write_whole
 
 # What may differ between the parts of a resumed run.
 NOT_COMPARED = frozenset(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 
 
 class Benchmark(NamedTuple):

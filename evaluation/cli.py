@@ -14,9 +14,9 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from evaluation.command_line import OptionParser, run_command, user_errors
 from evaluation.questions import DATA_FOLDER
 from evaluation.run_config import RunConfig
+from model.commands.command_line import OptionParser, run_command, user_errors
 from model.engine.drafter import drafter_class
 
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}

@@ -30,11 +30,8 @@ import pandas as pd
 from tqdm import tqdm
 
 from evaluation import cli
-from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import choose_conversation
 from evaluation.intervals import Interval, paired_interval, ratio_of_rates
-from evaluation.loading import check_model
-from evaluation.memory_file import make_drafter, read_memory
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
 from evaluation.metrics import OVERALL, in_task_order
 from evaluation.question_frame import question_frame
@@ -42,6 +39,9 @@ from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.read_answers import Row
 from evaluation.run_config import RunConfig
 from evaluation.tables import cell, json_line, markdown_table, task_title
+from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.loading import check_model
+from model.commands.matrix_file import make_drafter, read_memory
 from model.engine.drafter import METHODS, drafter_class
 
 # Options of an inference command that mean nothing where no answer file is written.

@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.defects import ERROR_TEXT
 from evaluation.read_answers import Row, is_failed, read_answers
 from evaluation.tables import json_line
+from model.commands.command_line import OptionParser, UserError, run_command
 
 TOKENS_AROUND = 5
 CHARACTERS_AROUND = 30

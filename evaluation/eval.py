@@ -19,13 +19,13 @@ from tqdm import tqdm
 
 from evaluation.answer_row import Answerer, Turn, answer_row, warm_up
 from evaluation.answers import AnswerLog
-from evaluation.command_line import FINISHING
 from evaluation.conversation import Conversation, choose_conversation
-from evaluation.files import write_whole
 from evaluation.provenance import file_hash, git_commit, versions
 from evaluation.questions import Question, load_questions
 from evaluation.read_answers import Row
-from model.terminal import Interrupt
+from model.chat.terminal import Interrupt
+from model.commands.command_line import FINISHING
+from model.commands.files import write_whole
 
 
 class Finished(NamedTuple):

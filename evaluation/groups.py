@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evaluation.command_line import UserError
 from evaluation.defects import limit_of
 from evaluation.metrics import (
     CODE,
@@ -33,6 +32,7 @@ from evaluation.metrics import (
 )
 from evaluation.question_frame import question_frame, used_defects_text
 from evaluation.read_answers import Row, read_lines, read_meta
+from model.commands.command_line import UserError
 
 DEFAULT_BASELINE = "vanilla"
 MBPP = "mbpp"

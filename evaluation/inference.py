@@ -19,17 +19,17 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from evaluation.answers import AnswerLog
-from evaluation.command_line import UserError
 from evaluation.conversation import Conversation, choose_conversation
 from evaluation.eval import answer_questions, record
-from evaluation.files import check_output, refuse_outputs
-from evaluation.loading import check_model
-from evaluation.memory_file import make_drafter, read_memory, save_memory
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
 from evaluation.provenance import file_hash, git_commit, model_fingerprint, versions
 from evaluation.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from evaluation.read_answers import sidecar_path
 from evaluation.run_config import RunConfig
+from model.commands.command_line import UserError
+from model.commands.files import check_output, refuse_outputs
+from model.commands.loading import check_model
+from model.commands.matrix_file import make_drafter, read_memory, save_memory
 from model.machine.measurements import device_name
 
 # The options that make a run what it is, beside the method's own.

@@ -25,8 +25,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from evaluation.benchmark_reports import Benchmark, read_benchmark
-from evaluation.command_line import OptionParser, run_command
-from evaluation.files import refuse_outputs, write_whole
 from evaluation.groups import SPEC_BENCH, Group, group_answers, load_answers
 from evaluation.leaderboard_tables import (
     baseline_of,
@@ -48,6 +46,8 @@ from evaluation.report_options import (
     make_folder,
 )
 from evaluation.tables import Table, json_line
+from model.commands.command_line import OptionParser, run_command
+from model.commands.files import refuse_outputs, write_whole
 
 TITLE = "Speculative decoding leaderboard"
 PUBLISHED_HEADING = "Published figures (other people's measurements, not ours)"

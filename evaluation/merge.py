@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.answers import NOT_COMPARED
-from evaluation.command_line import OptionParser, UserError, run_command
-from evaluation.files import write_whole
 from evaluation.read_answers import Row, is_failed, read_answers, read_meta, sidecar_path
+from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.files import write_whole
 
 EXAMPLES = """\
 examples:

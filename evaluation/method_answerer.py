@@ -14,12 +14,12 @@ import torch
 from evaluation.answer_row import Answerer, Turn, answer_row
 from evaluation.conversation import Conversation
 from evaluation.lean_drafter import LeanDrafter
-from evaluation.loading import CheckedModel, load_target
-from evaluation.memory_file import make_drafter
 from evaluation.questions import Question
 from evaluation.read_answers import Row
 from evaluation.run_config import RunConfig
 from evaluation.step_counts import step_counts
+from model.commands.loading import CheckedModel, load_target
+from model.commands.matrix_file import make_drafter
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import sampling_processors

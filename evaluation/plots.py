@@ -21,8 +21,6 @@ import pandas as pd
 
 from evaluation import chart_style, charts
 from evaluation.benchmark_reports import Benchmark, read_benchmark
-from evaluation.command_line import OptionParser, UserError, run_command
-from evaluation.files import replace_file, write_whole
 from evaluation.groups import AnswerFile, Group, group_answers, load_answers
 from evaluation.metrics import CODE
 from evaluation.report_options import (
@@ -33,6 +31,8 @@ from evaluation.report_options import (
 )
 from evaluation.step_figures import node_counts
 from evaluation.tree_chart import tree_chart
+from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.files import replace_file, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

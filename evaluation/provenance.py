@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 PACKAGES = ("transformers", "tokenizers", "fschat", "numpy", "safetensors")

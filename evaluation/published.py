@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from evaluation.command_line import UserError
 from evaluation.metrics import CODE, SPEC_BENCH_TASKS
+from model.commands.command_line import UserError
 
 PUBLISHED_DIR = Path(__file__).resolve().parents[1] / "data" / "published"
 SPEC_BENCH_FILE = "spec_bench_leaderboard.csv"

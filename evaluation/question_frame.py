@@ -14,9 +14,9 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.command_line import UserError
 from evaluation.defects import Effect, row_flaws
 from evaluation.read_answers import Row, is_failed
+from model.commands.command_line import UserError
 
 MT_BENCH_CATEGORIES = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

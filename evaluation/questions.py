@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.command_line import UserError
-from evaluation.files import parse_json, read_text
 from evaluation.pinned_data import download_command
+from model.commands.command_line import UserError
+from model.commands.files import parse_json, read_text
 
 DATA_FOLDER = Path(__file__).resolve().parent.parent / "data"
 # Spec-Bench has 1 MB; the whole file is held in memory.

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evaluation.command_line import UserError
-from evaluation.files import parse_json
+from model.commands.command_line import UserError
+from model.commands.files import parse_json
 
 Row = dict[str, Any]
 

@@ -11,16 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.command_line import UserError, user_errors
 from evaluation.conversation import Conversation, Message, choose_conversation
 from evaluation.divergence import Judge, Verdict
 from evaluation.intervals import proportion_interval
-from evaluation.loading import check_model, load_target
-from evaluation.memory_file import make_drafter
 from evaluation.provenance import check_weights, file_hash
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.read_answers import Row, read_meta
 from evaluation.run_config import RunConfig
+from model.commands.command_line import UserError, user_errors
+from model.commands.loading import check_model, load_target
+from model.commands.matrix_file import make_drafter
 from model.engine.drafter import Drafter, drafter_class
 from model.engine.target import TargetModel
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 
 
 def answer_paths(names: Sequence[str], base: str | None) -> list[Path]:

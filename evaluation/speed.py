@@ -19,7 +19,6 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.command_line import OptionParser, UserError, first_line, run_command
 from evaluation.defects import check_limit, limit_of
 from evaluation.metrics import (
     COUNTS,
@@ -36,6 +35,7 @@ from evaluation.question_frame import Tokenizer, question_frame, used_defects_te
 from evaluation.read_answers import Row, read_lines, read_meta
 from evaluation.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
 from evaluation.tables import json_line
+from model.commands.command_line import OptionParser, UserError, first_line, run_command
 
 # A ratio of two speeds means something only when these were the same on both sides.
 CONDITIONS = (

@@ -27,10 +27,10 @@ import torch
 from ray.exceptions import RayError
 
 from evaluation.answer_row import make_row, warm_up
-from evaluation.command_line import UserError, first_line
 from evaluation.eval import Finished
 from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
 from evaluation.questions import Question
+from model.commands.command_line import UserError, first_line
 
 # A question whose worker dies may itself be the cause.
 MAX_RETRIES = 2

@@ -25,15 +25,15 @@ from collections.abc import Callable, Sequence
 import torch
 from tqdm import tqdm
 
-from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.conversation import choose_conversation
-from evaluation.files import check_output, refuse_outputs, write_whole
-from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, versions
 from evaluation.question_frame import task_of
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import json_line
+from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.files import check_output, refuse_outputs, write_whole
+from model.commands.loading import check_model, load_target
 from model.compiled.target import CompiledTarget
 from model.engine.target import TargetModel, eos_ids_of
 from model.machine.measurements import device_name

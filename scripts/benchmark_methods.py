@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.command_line import UserError, user_errors
 from evaluation.conversation import Conversation
-from evaluation.loading import CheckedModel
 from evaluation.questions import Question
 from evaluation.run_config import RunConfig
+from model.commands.command_line import UserError, user_errors
+from model.commands.loading import CheckedModel
 from model.engine.drafter import METHODS, Drafter, drafter_class, unknown_name
 from model.engine.loop import generate
 from model.engine.support import context_limit

@@ -17,8 +17,8 @@ from pathlib import Path
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from evaluation.command_line import OptionParser, UserError, first_line, run_command
-from evaluation.files import check_output, parse_json, refuse_outputs
+from model.commands.command_line import OptionParser, UserError, first_line, run_command
+from model.commands.files import check_output, parse_json, refuse_outputs
 from model.methods.samd.static_automaton import BOUNDARY, StaticAutomaton
 from model.methods.samd.suffix_automaton import SuffixAutomaton
 

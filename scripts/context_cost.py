@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from evaluation.command_line import OptionParser, UserError, run_command, user_errors
-from evaluation.files import check_output, replace_file
-from evaluation.loading import check_model, load_target
 from evaluation.provenance import git_commit, versions
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
 from model.budget.cost_model import draft_of, has_room
+from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.files import check_output, replace_file
+from model.commands.loading import check_model, load_target
 from model.engine.cache import TreeCache
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree

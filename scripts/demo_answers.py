@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from evaluation.command_line import OptionParser, run_command, user_errors
-from evaluation.files import check_output, write_whole
+from model.commands.command_line import OptionParser, run_command, user_errors
+from model.commands.files import check_output, write_whole
 from scripts.demo_corpus import read_rows
 from scripts.demo_model_report import DTYPES, Speaker
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.command_line import OptionParser, UserError, run_command, user_errors
-from evaluation.files import check_output, replace_file
+from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.files import check_output, replace_file
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d9761a", "#777777"
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from evaluation.files import write_whole
+from model.commands.files import write_whole
 from model.machine.files import replaced
 from scripts.demo_corpus import CorpusConfig, Packed, Split, Turn, pack_epoch
 from scripts.demo_recipe import TrainConfig, build_model, build_optimizers

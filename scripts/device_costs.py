@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.command_line import UserError
 from model.budget.cost_model import draft_of, has_room
+from model.commands.command_line import UserError
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
 

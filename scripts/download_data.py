@@ -21,8 +21,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.pinned_data import PINNED, PinnedFile
+from model.commands.command_line import OptionParser, UserError, run_command
 from model.machine.files import replaced
 
 DATA_DIR = Path(__file__).resolve().parents[1] / "data"

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.command_line import OptionParser, UserError, run_command
-from evaluation.files import write_whole
+from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.files import write_whole
 
 GENERATE = '''\
 """Speculative decoding in place of `generate`; what it learns lives with the model.

@@ -21,14 +21,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.conversation import Conversation, Message, choose_conversation
-from evaluation.files import check_output, refuse_outputs
-from evaluation.loading import check_model, load_target
 from evaluation.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.questions import Question, load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import cell, json_line, markdown_table
+from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.files import check_output, refuse_outputs
+from model.commands.loading import check_model, load_target
 from model.engine.target import TargetModel, eos_ids_of
 from model.options import DTYPES
 from scripts.benchmark import spread

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from evaluation.cli import parse
-from evaluation.command_line import UserError
 from evaluation.run_config import RunConfig
+from model.commands.command_line import UserError
 from model.engine.drafter import Drafter, drafter_class
 from model.engine.loop import Generation, generate
 from scripts.loops import find_loop

@@ -19,7 +19,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from model.engine.cache import TreeCache
 from model.engine.state_sketch import probe_ids, probed
 from model.engine.target import PREFILL_CHUNK, PromptChunk, TargetModel

@@ -27,8 +27,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from evaluation.command_line import OptionParser, UserError, run_command
-from evaluation.files import check_output, refuse_outputs, write_whole
+from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.files import check_output, refuse_outputs, write_whole
 from model.engine.tree import DraftBudget, DraftTree
 from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
 from model.methods.recycling.tree_template import MAX_PATHS, load_template

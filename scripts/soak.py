@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from evaluation.command_line import OptionParser, UserError, run_command, user_errors
 from evaluation.conversation import choose_conversation
-from evaluation.loading import check_model, load_target
 from evaluation.questions import load_questions, question_file_of
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
+from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.loading import check_model, load_target
 from model.engine.target import eos_ids_of
 from scripts.benchmark_methods import (
     Method,

@@ -21,14 +21,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from evaluation.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
-from evaluation.command_line import OptionParser, UserError, run_command
 from evaluation.conversation import choose_conversation
-from evaluation.files import write_whole
-from evaluation.loading import load_config_and_tokenizer
 from evaluation.provenance import git_commit
 from evaluation.report_options import make_folder
 from evaluation.run_config import RunConfig
 from evaluation.tables import cell, json_line, markdown_table
+from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.files import write_whole
+from model.commands.loading import load_config_and_tokenizer
 from model.engine.drafter import unknown_name
 from scripts.replay import add_model_options, load_recorded_model, record
 from scripts.replay_recording import Recording

@@ -23,15 +23,15 @@ from typing import Any
 import yaml
 
 from evaluation import cli
-from evaluation.command_line import FINISHING, OptionParser, UserError, run_command
-from evaluation.files import read_text
 from evaluation.groups import DEFAULT_BASELINE
 from evaluation.read_answers import read_meta
 from evaluation.report_options import make_folder
 from evaluation.run_config import RunConfig
 from evaluation.tables import markdown_table
+from model.chat.terminal import Interrupt
+from model.commands.command_line import FINISHING, OptionParser, UserError, run_command
+from model.commands.files import read_text
 from model.engine.drafter import METHODS, unknown_name
-from model.terminal import Interrupt
 
 EXAMPLE = """example of a file:
   out: results/first            # answers, and the report in report/

@@ -37,8 +37,8 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from evaluation.command_line import OptionParser, run_command, user_errors
-from evaluation.files import write_whole
+from model.commands.command_line import OptionParser, run_command, user_errors
+from model.commands.files import write_whole
 from scripts.demo_antiloop import AntiLoopConfig, unlearn_loops
 from scripts.demo_corpus import (
     CorpusConfig,

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation import cli, method_answerer
-from evaluation.command_line import run_command
+from model.commands.command_line import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "data" / "demo" / "model"

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from evaluation.answers import AnswerLog
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from tests.evaluation.conftest import read_meta, read_rows
 
 META = {"method": "some", "options": {"window": (1, 2)}, "start_time": 1.0}

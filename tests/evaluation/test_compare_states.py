@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import save_file
 
 from evaluation import compare_states
-from evaluation.command_line import UserError
 from evaluation.compare_states import main, state_figures, states_of
 from evaluation.questions import Question
 from evaluation.run_config import RunConfig
+from model.commands.command_line import UserError
 from model.methods.samd.drafter import SamdConfig
 from tests.evaluation.answer_rows import failed_row, make_row
 from tests.evaluation.conftest import read_meta, read_rows, run, token_ids, write_rows

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from evaluation import loading
-from evaluation.command_line import UserError
 from evaluation.run_config import RunConfig
+from model.commands import loading
+from model.commands.command_line import UserError
 from model.compiled.target import CompiledTarget
 from tests.evaluation.conftest import read_meta, run, token_ids
 

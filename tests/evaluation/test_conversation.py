@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.command_line import UserError
 from evaluation.conversation import Message, choose_conversation
+from model.commands.command_line import UserError
 from tests.evaluation.conftest import DEMO_MODEL
 
 VICUNA_SYSTEM = (

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from evaluation.command_line import UserError
 from evaluation.defects import Effect, find_defects, main
 from evaluation.question_frame import question_frame
 from evaluation.read_answers import read_lines
+from model.commands.command_line import UserError
 from tests.evaluation.answer_rows import Row, failed_row, make_row, random_rows, write_answers
 
 LISTED, UNSOUND, UNUSABLE = Effect

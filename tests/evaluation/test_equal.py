@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.command_line import UserError
 from evaluation.equal import compare, main
+from model.commands.command_line import UserError
 from tests.evaluation.answer_rows import Row, failed_row, make_row, write_answers
 
 ROOT = Path(__file__).resolve().parents[2]

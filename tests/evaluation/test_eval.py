@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.answers import AnswerLog
-from evaluation.command_line import UserError
 from evaluation.conversation import Message
 from evaluation.eval import Turn, answer_questions, reorg_answer_file, run_eval
 from evaluation.questions import DATA_FOLDER, Question
+from model.commands.command_line import UserError
 from model.recycling.tree_template_ import choose_tree_template
 from tests.evaluation.conftest import (
     CHOICE_KEYS,

@@ -19,12 +19,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluation.command_line import UserError
-from evaluation.memory_file import make_drafter, read_memory
 from evaluation.published import PUBLISHED_DIR, read_published
 from evaluation.questions import load_questions
 from evaluation.read_answers import is_failed, read_answers, read_meta
 from evaluation.run_config import RunConfig
+from model.commands.command_line import UserError
+from model.commands.matrix_file import make_drafter, read_memory
 from model.engine.drafter import drafter_class
 from model.methods.recycling.tree_template import load_template
 from scripts.sweep import read_sweep

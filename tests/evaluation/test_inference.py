@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from evaluation import inference
 from evaluation.cli import main, parse
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from model.engine.drafter import METHODS
 from tests.evaluation.conftest import (
     CHOICE_KEYS,

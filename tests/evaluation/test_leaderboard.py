@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 
 from evaluation import tables
-from evaluation.command_line import UserError
 from evaluation.leaderboard import PUBLISHED_HEADING, main
 from evaluation.published import COLUMNS, PUBLISHED_DIR, read_published
+from model.commands.command_line import UserError
 from tests.evaluation.answer_rows import failed_row, make_row, write_answers
 
 ROOT = Path(__file__).resolve().parents[2]

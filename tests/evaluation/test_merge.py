@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.command_line import UserError
 from evaluation.merge import main
 from evaluation.read_answers import sidecar_path
+from model.commands.command_line import UserError
 from tests.evaluation.conftest import figures, read_meta, read_rows, run
 
 COUNT = 3

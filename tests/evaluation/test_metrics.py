@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from evaluation.command_line import UserError
 from evaluation.metrics import (
     SPEC_BENCH_TASKS,
     RunFigures,
@@ -25,6 +24,7 @@ from evaluation.metrics import (
     run_figures,
 )
 from evaluation.question_frame import question_frame
+from model.commands.command_line import UserError
 from tests.evaluation.answer_rows import CATEGORIES, Row, failed_row, make_row, random_rows
 
 NAMES = ("pld.jsonl", "vanilla.jsonl")

@@ -23,10 +23,10 @@ from matplotlib.text import Text
 
 from evaluation import chart_style, charts
 from evaluation.benchmark_reports import read_benchmark
-from evaluation.command_line import UserError
 from evaluation.groups import group_answers, load_answers
 from evaluation.plots import Picture, group_pictures, main
 from evaluation.tree_chart import tree_chart
+from model.commands.command_line import UserError
 from tests.evaluation.answer_rows import failed_row, make_row, write_answers
 
 METHODS = (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.command_line import UserError
 from evaluation.questions import Question, load_questions, question_file_of
+from model.commands.command_line import UserError
 from tests.evaluation.conftest import write_rows
 
 ROWS = [

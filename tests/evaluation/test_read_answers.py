@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.command_line import UserError
 from evaluation.read_answers import is_failed, read_answers, read_meta, sidecar_path
+from model.commands.command_line import UserError
 from tests.evaluation.answer_rows import failed_row, make_row, write_answers
 
 GOOD = make_row(1, "qa", [2, 1], 0.5)

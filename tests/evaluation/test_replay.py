@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from evaluation.command_line import UserError
 from evaluation.divergence import TIE, Judge, Verdict
 from evaluation.equal import main
+from model.commands.command_line import UserError
 from tests.evaluation.conftest import read_rows, run, write_rows
 
 Capture = pytest.CaptureFixture[str]

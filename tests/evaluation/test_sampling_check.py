@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from evaluation import sampling_check
-from evaluation.command_line import UserError
 from evaluation.sampling_check import (
     SETTINGS,
     VOCAB_SIZE,
@@ -24,6 +23,7 @@ from evaluation.sampling_check import (
     p_value,
     total_variation,
 )
+from model.commands.command_line import UserError
 from model.engine.drafter import METHODS
 from model.engine.verification import Processor, SamplingRule
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.command_line import UserError
 from evaluation.speed import main
+from model.commands.command_line import UserError
 from tests.evaluation.answer_rows import failed_row, make_row, random_rows, write_answers
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from evaluation.command_line import UserError
 from evaluation.questions import Question
 from evaluation.run_config import RunConfig
+from model.commands.command_line import UserError
 from tests.evaluation.conftest import error_line, figures, read_meta, read_rows, run
 
 pytest.importorskip("ray", reason="workers need Ray")

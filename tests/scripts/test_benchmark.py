@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config
 
-from evaluation.command_line import UserError
 from evaluation.questions import DATA_FOLDER, Question
+from model.commands.command_line import UserError
 from model.engine.target import TargetModel
 from scripts.benchmark import main, measure, spread
 from scripts.benchmark_methods import Method, Setting, drafter_of, our_method, referee

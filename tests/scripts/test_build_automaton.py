@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.command_line import UserError
 from evaluation.run_config import RunConfig
+from model.commands.command_line import UserError
 from model.methods.samd.static_automaton import BOUNDARY, Follower, StaticAutomaton
 from scripts.build_automaton import main
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels import short_pass as few_rows

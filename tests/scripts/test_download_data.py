@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.command_line import UserError
 from evaluation.pinned_data import PINNED, PinnedFile, download_command
+from model.commands.command_line import UserError
 from scripts import download_data
 from scripts.download_data import DATA_DIR, NetworkError, main
 

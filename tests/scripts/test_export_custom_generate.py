@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from scripts.export_custom_generate import GENERATE, export, main
 
 DEMO = Path(__file__).resolve().parents[2] / "data/demo/model"

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from evaluation.command_line import UserError
 from evaluation.run_config import RunConfig
+from model.commands.command_line import UserError
 from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.target import TargetModel

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from scripts import scale_model
 from scripts.scale_model import SHAPES, ModelShape, scale_config, scaled_model, write_scaled
 

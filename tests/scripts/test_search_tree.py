@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from model.engine.tree import DraftBudget
 from model.methods.recycling.drafter import RecyclingConfig
 from model.methods.recycling.tree_template import TreeTemplate

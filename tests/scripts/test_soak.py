@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from scripts import benchmark
 from scripts.soak import Block, is_flat, main
 

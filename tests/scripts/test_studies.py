@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from model.methods.recycling.tree_template import TreeTemplate
 from scripts import studies_catalogue
 from scripts.replay_scores import Figures

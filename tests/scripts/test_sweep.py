@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from scripts import sweep
 from scripts.sweep import main, read_sweep
 

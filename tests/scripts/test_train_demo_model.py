@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from evaluation.command_line import UserError
+from model.commands.command_line import UserError
 from scripts import demo_answers, demo_loss_plot, demo_model_report, train_demo_model
 from scripts.demo_antiloop import (
     Answer,

@@ -1,6 +1,6 @@
 """What is checked before a chat begins, and the matrix that goes in and out.
 
-Run: pytest tests/model/test_chat_setup.py
+Run: pytest tests/model/chat/test_setup.py
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from evaluation import loading
-from evaluation.command_line import UserError
-from model import chat, chat_setup
 from model.api.decoder import SpeculativeDecoder
-from tests.model.test_chat import QUESTION, SHORT, figures_of
-from tests.model.test_dialogue import DEMO
+from model.chat import command as chat
+from model.chat import setup as chat_setup
+from model.commands import loading
+from model.commands.command_line import UserError
+from tests.model.chat.test_chat import QUESTION, SHORT, figures_of
+from tests.model.chat.test_dialogue import DEMO
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """How a command ends: one line on stderr, and the code that the error has.
 
-Run: pytest tests/evaluation/test_command_line.py
+Run: pytest tests/model/commands/test_command_line.py
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.command_line import BROKEN_PIPE, OptionParser, UserError, run_command
+from model.commands.command_line import BROKEN_PIPE, OptionParser, UserError, run_command
 from scripts.download_data import NetworkError
 from tests.evaluation.conftest import ROOT
 
@@ -54,7 +54,7 @@ def test_an_empty_value_is_refused(words: list[str], capsys: pytest.CaptureFixtu
 
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     command = (
-        "import evaluation.command_line as c; c.run_command(lambda _: print('x' * 10**6) or 0)"
+        "import model.commands.command_line as c; c.run_command(lambda _: print('x' * 10**6) or 0)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
@@ -69,9 +69,7 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("length", [1, 10**6])
 def test_a_full_disk_under_standard_output_is_one_line(length: int) -> None:
-    command = (
-        f"import evaluation.command_line as c; c.run_command(lambda _: print('x' * {length}) or 0)"
-    )
+    command = f"import model.commands.command_line as c; c.run_command(lambda _: print('x' * {length}) or 0)"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", command],

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from evaluation.command_line import UserError, first_line
 from evaluation.run_config import RunConfig
+from model.commands.command_line import UserError, first_line
 from model.compiled.target import CompiledTarget
 from model.engine.self_test import self_test
 from model.engine.support import UnsupportedModelError

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from evaluation.loading import load_config_and_tokenizer
+from model.commands.loading import load_config_and_tokenizer
 from model.engine.drafter import drafter_class
 from model.engine.loop import generate
 from model.engine.self_test import self_test
@@ -102,9 +102,9 @@ def test_code_that_comes_with_a_model_runs_only_when_it_is_trusted(
 def test_several_gpus_without_accelerate_are_refused(
     options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evaluation import loading
-    from evaluation.command_line import UserError
     from evaluation.run_config import RunConfig
+    from model.commands import loading
+    from model.commands.command_line import UserError
 
     monkeypatch.setattr(loading, "find_spec", lambda _: None)
     run_config = RunConfig(num_gpus_per_model=2, num_gpus_total=2)

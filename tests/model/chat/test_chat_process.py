@@ -1,6 +1,6 @@
 """The chat as a user has it: a process on a pseudo-terminal, keys and all.
 
-Run: pytest tests/model/test_chat_process.py
+Run: pytest tests/model/chat/test_chat_process.py
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.model.test_dialogue import DEMO
+from tests.model.chat.test_dialogue import DEMO
 
 pty = pytest.importorskip("pty", reason="pseudo-terminals need a Unix")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # More than a pseudo-terminal holds unread, so that an answer waits for Ctrl-C half-way.
 LONG = 4000
 PATIENCE = 60  # seconds without a byte until the test gives up

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from evaluation.command_line import UserError, first_line
+from model.commands.command_line import UserError, first_line
 from model.machine.files import replaced
 
 if TYPE_CHECKING:

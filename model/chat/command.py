@@ -1,6 +1,6 @@
 """A chat in the terminal: answers stream in, and what one step accepted shares a colour.
 
-The one front end in `model/`: no module here but this and `model.chat_setup` parses arguments or
+The one front end in `model/`: no module here but this and `model.chat.setup` parses arguments or
 imports from `evaluation/`.
 
 Run:
@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from evaluation.cli import add_options, config_of
-from evaluation.command_line import OptionParser, UserError, first_line, run_command
 from evaluation.run_config import RunConfig
+from model.chat.terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
+from model.commands.command_line import OptionParser, UserError, first_line, run_command
 from model.engine.drafter import METHODS, unknown_name
-from model.terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
 
 if TYPE_CHECKING:
-    from model.dialogue import Dialogue
+    from model.chat.dialogue import Dialogue
 
 COMMANDS = ("/reset", "/method", "/help", "/exit")
 HELP = f"""\
@@ -79,7 +79,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a stray byte ends no chat
     options = _parse(argv)
-    from model.chat_setup import ChatSetup  # late: it imports transformers, which takes seconds
+    from model.chat.setup import ChatSetup  # late: it imports transformers, which takes seconds
 
     setup = ChatSetup(options)
     if options.show_matrix is not None and options.prompt is None:
@@ -260,7 +260,3 @@ def _figures(method: str, lengths: Sequence[int], seconds: float, reason: str) -
         f"[{method}: {num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s, "
         f"{num_steps} steps, MAT {num_tokens / num_steps:.2f}{STOP_NOTES.get(reason, '')}]"
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A conversation: every turn is what plain decoding says after the same messages.
 
-Run: pytest tests/model/test_dialogue.py
+Run: pytest tests/model/chat/test_dialogue.py
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from model.api.decoder import SpeculativeDecoder
-from model.dialogue import Dialogue, render
+from model.chat.dialogue import Dialogue, render
 from model.engine.cache import TreeCache
 from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.prefix_cache import PrefixCache
 from tests.model.decoded import drafter_for
 
-DEMO = Path(__file__).resolve().parents[2] / "data/demo/model"
+DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"
 LIMIT = 16
 # The other one needs a second model.
 WITH_DEFAULTS = [method for method in METHODS if method != "sps"]

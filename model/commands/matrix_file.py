@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from evaluation.command_line import UserError, first_line, user_errors
-from evaluation.files import check_file
 from model.api import saved_memory as memory_file
+from model.commands.command_line import UserError, first_line, user_errors
+from model.commands.files import check_file
 from model.engine.drafter import Drafter, drafter_class
 
 # A matrix of Token Recycling takes a few megabytes; this leaves room for tables of other methods.

@@ -1,6 +1,6 @@
 """What the chat writes to a terminal: harmless text, colours only where they show, Ctrl-C.
 
-Run: pytest tests/model/test_terminal.py
+Run: pytest tests/model/chat/test_terminal.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from model.terminal import Interrupt, has_colours, painter, printable
+from model.chat.terminal import Interrupt, has_colours, painter, printable
 
 
 class Screen(io.StringIO):

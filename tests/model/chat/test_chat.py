@@ -1,6 +1,6 @@
 """The chat: answers, commands, colours and keys.
 
-Run: pytest tests/model/test_chat.py
+Run: pytest tests/model/chat/test_chat.py
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from model import chat, terminal
 from model.api.decoder import SpeculativeDecoder, StreamPiece
-from model.chat import Chat
-from model.dialogue import default_drafter
-from tests.model.test_dialogue import DEMO
+from model.chat import command as chat
+from model.chat import terminal
+from model.chat.command import Chat
+from model.chat.dialogue import default_drafter
+from tests.model.chat.test_dialogue import DEMO
 
 SHORT = ("--threads", "1", "--max-new-tokens", "12")
 QUESTION = "Tell me about the sea."
