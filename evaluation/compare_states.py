@@ -29,16 +29,16 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from evaluation import cli
-from evaluation.conversation import choose_conversation
-from evaluation.intervals import Interval, paired_interval, ratio_of_rates
-from evaluation.method_answerer import MethodAnswerer, Setup, load_answerer
-from evaluation.metrics import OVERALL, in_task_order
-from evaluation.question_frame import question_frame
-from evaluation.questions import Question, load_questions, question_file_of
-from evaluation.read_answers import Row
-from evaluation.run_config import RunConfig
-from evaluation.tables import cell, json_line, markdown_table, task_title
+from evaluation.answering import command as cli
+from evaluation.answering.config import RunConfig
+from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
+from evaluation.answers.rows import Row
+from evaluation.questions.conversation import choose_conversation
+from evaluation.questions.questions import Question, load_questions, question_file_of
+from evaluation.reporting.tables import cell, json_line, markdown_table, task_title
+from evaluation.scoring.figures import OVERALL, in_task_order
+from evaluation.scoring.intervals import Interval, paired_interval, ratio_of_rates
+from evaluation.scoring.per_question import question_frame
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.loading import check_model
 from model.commands.matrix_file import make_drafter, read_memory

@@ -20,8 +20,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evaluation.read_answers import Row, is_failed, read_lines, read_meta
-from evaluation.tables import json_line
+from evaluation.answers.rows import Row, is_failed, read_lines, read_meta
+from evaluation.reporting.tables import json_line
 from model.commands.command_line import OptionParser, UserError, run_command
 
 # What Spec-Bench's writer puts in the place of the text when a turn raised an error.

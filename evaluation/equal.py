@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from evaluation.answers.rows import Row, is_failed, read_answers
 from evaluation.defects import ERROR_TEXT
-from evaluation.read_answers import Row, is_failed, read_answers
-from evaluation.tables import json_line
+from evaluation.reporting.tables import json_line
 from model.commands.command_line import OptionParser, UserError, run_command
 
 TOKENS_AROUND = 5
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     judged: dict[str, Any] = {}
     is_harmless = not differences
     if options.model_path is not None and differences:
-        from evaluation.replay import Replay, judge, judged_text  # imported late: torch
+        from evaluation.checking.rerun import Replay, judge, judged_text  # imported late: torch
 
         replay = Replay((paths[0], paths[1]), rows, options.model_path, options.question_file)
         judged = judge(replay, differences, comparison.num_questions)

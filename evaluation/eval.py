@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from evaluation.answer_row import Answerer, Turn, answer_row, warm_up
-from evaluation.answers import AnswerLog
-from evaluation.conversation import Conversation, choose_conversation
-from evaluation.provenance import file_hash, git_commit, versions
-from evaluation.questions import Question, load_questions
-from evaluation.read_answers import Row
+from evaluation.answering.question import Answerer, Turn, answer_row, warm_up
+from evaluation.answers.log import AnswerLog
+from evaluation.answers.provenance import file_hash, git_commit, versions
+from evaluation.answers.rows import Row
+from evaluation.questions.conversation import Conversation, choose_conversation
+from evaluation.questions.questions import Question, load_questions
 from model.chat.terminal import Interrupt
 from model.commands.command_line import FINISHING
 from model.commands.files import write_whole

@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evaluation.benchmark_reports import Benchmark, read_benchmark
-from evaluation.groups import SPEC_BENCH, Group, group_answers, load_answers
-from evaluation.leaderboard_tables import (
+from evaluation.reporting.benchmark_reports import Benchmark, read_benchmark
+from evaluation.reporting.leaderboard_tables import (
     baseline_of,
     csv_text,
     exact_table,
@@ -38,14 +37,15 @@ from evaluation.leaderboard_tables import (
     published_tables,
     spec_bench_table,
 )
-from evaluation.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
-from evaluation.report_options import (
+from evaluation.reporting.options import (
     add_base_option,
     add_benchmark_option,
     answer_paths,
     make_folder,
 )
-from evaluation.tables import Table, json_line
+from evaluation.reporting.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
+from evaluation.reporting.tables import Table, json_line
+from evaluation.scoring.comparable import SPEC_BENCH, Group, group_answers, load_answers
 from model.commands.command_line import OptionParser, run_command
 from model.commands.files import refuse_outputs, write_whole
 
@@ -174,8 +174,11 @@ def _json(board: Board) -> str:
 
 
 def _html(board: Board) -> str:
-    from evaluation.page import Section, page_text  # imported late: matplotlib takes a while
     from evaluation.plots import benchmark_pictures, group_pictures
+    from evaluation.reporting.html_page import (  # imported late: matplotlib takes a while
+        Section,
+        page_text,
+    )
 
     sections = []
     if len(board.groups) > 1:

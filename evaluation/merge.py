@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.answers import NOT_COMPARED
-from evaluation.read_answers import Row, is_failed, read_answers, read_meta, sidecar_path
+from evaluation.answers.log import NOT_COMPARED
+from evaluation.answers.rows import Row, is_failed, read_answers, read_meta, sidecar_path
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import write_whole
 

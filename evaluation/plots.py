@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
-from evaluation import chart_style, charts
-from evaluation.benchmark_reports import Benchmark, read_benchmark
-from evaluation.groups import AnswerFile, Group, group_answers, load_answers
-from evaluation.metrics import CODE
-from evaluation.report_options import (
+from evaluation.answers.step_figures import node_counts
+from evaluation.reporting import chart_style, charts
+from evaluation.reporting.benchmark_reports import Benchmark, read_benchmark
+from evaluation.reporting.options import (
     add_base_option,
     add_benchmark_option,
     answer_paths,
     make_folder,
 )
-from evaluation.step_figures import node_counts
-from evaluation.tree_chart import tree_chart
+from evaluation.reporting.tree_chart import tree_chart
+from evaluation.scoring.comparable import AnswerFile, Group, group_answers, load_answers
+from evaluation.scoring.figures import CODE
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import replace_file, write_whole
 

@@ -32,7 +32,7 @@ from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 from transformers.utils import logging as transformers_logging
 
-from evaluation.tables import json_line, markdown_table
+from evaluation.reporting.tables import json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.engine.drafter import METHODS, Drafter, drafter_class
 from model.engine.loop import generate

@@ -19,8 +19,11 @@ from typing import Any
 
 import pandas as pd
 
+from evaluation.answers.rows import Row, read_lines, read_meta
 from evaluation.defects import check_limit, limit_of
-from evaluation.metrics import (
+from evaluation.reporting.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
+from evaluation.reporting.tables import json_line
+from evaluation.scoring.figures import (
     COUNTS,
     EXACT_FIGURES,
     FIGURES,
@@ -31,10 +34,7 @@ from evaluation.metrics import (
     measure,
     run_figures,
 )
-from evaluation.question_frame import Tokenizer, question_frame, used_defects_text
-from evaluation.read_answers import Row, read_lines, read_meta
-from evaluation.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
-from evaluation.tables import json_line
+from evaluation.scoring.per_question import Tokenizer, question_frame, used_defects_text
 from model.commands.command_line import OptionParser, UserError, first_line, run_command
 
 # A ratio of two speeds means something only when these were the same on both sides.

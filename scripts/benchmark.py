@@ -25,12 +25,12 @@ from collections.abc import Callable, Sequence
 import torch
 from tqdm import tqdm
 
-from evaluation.conversation import choose_conversation
-from evaluation.provenance import git_commit, versions
-from evaluation.question_frame import task_of
-from evaluation.questions import Question, load_questions, question_file_of
-from evaluation.run_config import RunConfig
-from evaluation.tables import json_line
+from evaluation.answering.config import RunConfig
+from evaluation.answers.provenance import git_commit, versions
+from evaluation.questions.conversation import choose_conversation
+from evaluation.questions.questions import Question, load_questions, question_file_of
+from evaluation.reporting.tables import json_line
+from evaluation.scoring.per_question import task_of
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.files import check_output, refuse_outputs, write_whole
 from model.commands.loading import check_model, load_target

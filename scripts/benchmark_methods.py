@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.conversation import Conversation
-from evaluation.questions import Question
-from evaluation.run_config import RunConfig
+from evaluation.answering.config import RunConfig
+from evaluation.questions.conversation import Conversation
+from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import CheckedModel
 from model.engine.drafter import METHODS, Drafter, drafter_class, unknown_name

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evaluation.intervals import paired_interval, ratio_of_rates
-from evaluation.step_figures import PARTS
-from evaluation.tables import markdown_table
+from evaluation.answers.step_figures import PARTS
+from evaluation.reporting.tables import markdown_table
+from evaluation.scoring.intervals import paired_interval, ratio_of_rates
 from scripts.device_costs import CostPoint, Roofline
 
 ASSISTED = "generate-assisted"

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from evaluation.provenance import git_commit, versions
-from evaluation.run_config import RunConfig
-from evaluation.tables import markdown_table
+from evaluation.answering.config import RunConfig
+from evaluation.answers.provenance import git_commit, versions
+from evaluation.reporting.tables import markdown_table
 from model.budget.cost_model import draft_of, has_room
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.files import check_output, replace_file

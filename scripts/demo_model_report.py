@@ -28,7 +28,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from evaluation.questions import Question, load_questions
+from evaluation.questions.questions import Question, load_questions
 from model.commands.command_line import OptionParser, run_command, user_errors
 from model.commands.files import check_output, write_whole
 from scripts.demo_corpus import CorpusConfig, encode_turns, read_rows, split_rows

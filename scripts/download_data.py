@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from evaluation.pinned_data import PINNED, PinnedFile
+from evaluation.questions.pinned_data import PINNED, PinnedFile
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.machine.files import replaced
 

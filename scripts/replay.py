@@ -21,11 +21,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from evaluation.conversation import Conversation, Message, choose_conversation
-from evaluation.provenance import check_weights, git_commit, model_fingerprint
-from evaluation.questions import Question, load_questions, question_file_of
-from evaluation.run_config import RunConfig
-from evaluation.tables import cell, json_line, markdown_table
+from evaluation.answering.config import RunConfig
+from evaluation.answers.provenance import check_weights, git_commit, model_fingerprint
+from evaluation.questions.conversation import Conversation, Message, choose_conversation
+from evaluation.questions.questions import Question, load_questions, question_file_of
+from evaluation.reporting.tables import cell, json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import check_model, load_target

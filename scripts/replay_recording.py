@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from evaluation.questions import DATA_FOLDER
+from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError, first_line
 from model.commands.files import replace_file
 from model.engine.state_sketch import probe_ids

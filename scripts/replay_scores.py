@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from evaluation.cli import parse
-from evaluation.run_config import RunConfig
+from evaluation.answering.command import parse
+from evaluation.answering.config import RunConfig
 from model.commands.command_line import UserError
 from model.engine.drafter import Drafter, drafter_class
 from model.engine.loop import Generation, generate

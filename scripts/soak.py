@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from evaluation.conversation import choose_conversation
-from evaluation.questions import load_questions, question_file_of
-from evaluation.run_config import RunConfig
-from evaluation.tables import markdown_table
+from evaluation.answering.config import RunConfig
+from evaluation.questions.conversation import choose_conversation
+from evaluation.questions.questions import load_questions, question_file_of
+from evaluation.reporting.tables import markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.loading import check_model, load_target
 from model.engine.target import eos_ids_of

@@ -20,12 +20,12 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from evaluation.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
-from evaluation.conversation import choose_conversation
-from evaluation.provenance import git_commit
-from evaluation.report_options import make_folder
-from evaluation.run_config import RunConfig
-from evaluation.tables import cell, json_line, markdown_table
+from evaluation.answering.config import RunConfig
+from evaluation.answers.provenance import git_commit
+from evaluation.questions.conversation import choose_conversation
+from evaluation.reporting.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
+from evaluation.reporting.options import make_folder
+from evaluation.reporting.tables import cell, json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import write_whole
 from model.commands.loading import load_config_and_tokenizer

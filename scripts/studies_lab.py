@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.conversation import Conversation
+from evaluation.questions.conversation import Conversation
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import sampling_processors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from evaluation.questions import Question
+from evaluation.questions.questions import Question
 
 WORDS = """
 anchor barley candle dolphin ember falcon granite harbor island jasmine kettle lantern meadow needle

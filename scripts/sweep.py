@@ -22,12 +22,12 @@ from typing import Any
 
 import yaml
 
-from evaluation import cli
-from evaluation.groups import DEFAULT_BASELINE
-from evaluation.read_answers import read_meta
-from evaluation.report_options import make_folder
-from evaluation.run_config import RunConfig
-from evaluation.tables import markdown_table
+from evaluation.answering import command as cli
+from evaluation.answering.config import RunConfig
+from evaluation.answers.rows import read_meta
+from evaluation.reporting.options import make_folder
+from evaluation.reporting.tables import markdown_table
+from evaluation.scoring.comparable import DEFAULT_BASELINE
 from model.chat.terminal import Interrupt
 from model.commands.command_line import FINISHING, OptionParser, UserError, run_command
 from model.commands.files import read_text

@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from evaluation.cli import add_options, config_of
-from evaluation.run_config import RunConfig
+from evaluation.answering.command import add_options, config_of
+from evaluation.answering.config import RunConfig
 from model.chat.terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
 from model.commands.command_line import OptionParser, UserError, first_line, run_command
 from model.engine.drafter import METHODS, unknown_name

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from evaluation.run_config import RunConfig
+from evaluation.answering.config import RunConfig
 from model.commands.command_line import UserError, first_line
 from model.compiled.target import CompiledTarget
 from model.engine.self_test import self_test

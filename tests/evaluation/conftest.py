@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation import cli, method_answerer
+from evaluation.answering import command as cli
+from evaluation.answering import method as method_answerer
 from model.commands.command_line import run_command
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,11 +11,17 @@ from typing import Any
 
 import pytest
 
+from evaluation.answers.rows import read_lines
 from evaluation.defects import Effect, find_defects, main
-from evaluation.question_frame import question_frame
-from evaluation.read_answers import read_lines
+from evaluation.scoring.per_question import question_frame
 from model.commands.command_line import UserError
-from tests.evaluation.answer_rows import Row, failed_row, make_row, random_rows, write_answers
+from tests.evaluation.answers.answer_rows import (
+    Row,
+    failed_row,
+    make_row,
+    random_rows,
+    write_answers,
+)
 
 LISTED, UNSOUND, UNUSABLE = Effect
 META = {"max_new_tokens": 8}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config
 
-from evaluation.questions import DATA_FOLDER, Question
+from evaluation.questions.questions import DATA_FOLDER, Question
 from model.commands.command_line import UserError
 from model.engine.target import TargetModel
 from scripts.benchmark import main, measure, spread

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.run_config import RunConfig
+from evaluation.answering.config import RunConfig
 from model.commands.command_line import UserError
 from model.methods.samd.static_automaton import BOUNDARY, Follower, StaticAutomaton
 from scripts.build_automaton import main

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.pinned_data import PINNED, PinnedFile, download_command
+from evaluation.questions.pinned_data import PINNED, PinnedFile, download_command
 from model.commands.command_line import UserError
 from scripts import download_data
 from scripts.download_data import DATA_DIR, NetworkError, main

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from evaluation.run_config import RunConfig
+from evaluation.answering.config import RunConfig
 from model.commands.command_line import UserError
 from model.engine.drafter import METHODS
 from model.engine.loop import generate

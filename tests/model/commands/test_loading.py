@@ -102,7 +102,7 @@ def test_code_that_comes_with_a_model_runs_only_when_it_is_trusted(
 def test_several_gpus_without_accelerate_are_refused(
     options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evaluation.run_config import RunConfig
+    from evaluation.answering.config import RunConfig
     from model.commands import loading
     from model.commands.command_line import UserError
 
@@ -139,7 +139,7 @@ def test_layers_that_lie_apart_give_the_same_tokens(
 
 
 def test_the_demo_model_needs_no_trust() -> None:
-    from evaluation.run_config import RunConfig
+    from evaluation.answering.config import RunConfig
 
     config, _ = load_config_and_tokenizer(RunConfig().model_path)
     assert config.model_type == "llama"

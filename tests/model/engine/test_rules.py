@@ -1,5 +1,5 @@
 """Sampling is ancestral sampling: the same text as plain decoding from the same random numbers. Its
-distribution is checked in tests/evaluation/test_sampling_check.py.
+distribution is checked in tests/evaluation/checking/test_sampling_check.py.
 
 Run: pytest tests/model/engine/test_rules.py
 """

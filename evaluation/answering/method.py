@@ -1,0 +1,158 @@
+"""A method on a loaded model, as what answers questions, and what it takes to make one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evaluation.answering.config import RunConfig
+from evaluation.answering.low_memory import LeanDrafter
+from evaluation.answering.question import Answerer, Turn, answer_row
+from evaluation.answers.rows import Row
+from evaluation.answers.step_counts import step_counts
+from evaluation.questions.conversation import Conversation
+from evaluation.questions.questions import Question
+from model.commands.loading import CheckedModel, load_target
+from model.commands.matrix_file import make_drafter
+from model.engine.drafter import Drafter
+from model.engine.loop import generate
+from model.engine.rules import sampling_processors
+from model.engine.target import TargetModel, eos_ids_of
+from model.engine.verification import SamplingRule
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Setup:
+    """What answers questions, but for the weights: small enough to be sent to a worker.
+
+    `longest_text` is what a question can grow to in tokens; 0 where nobody needs to know.
+    """
+
+    method: str
+    run: RunConfig
+    config: Any
+    model: CheckedModel
+    conversation: Conversation
+    start_memory: dict[str, torch.Tensor]
+    model_id: str
+    longest_text: int = 0
+
+    def ask(self, answerer: Answerer, question: Question) -> Row:
+        """Return the row of a question, answered as this run does."""
+        return answer_row(
+            answerer,
+            self.conversation,
+            question,
+            model_id=self.model_id,
+            num_choices=self.run.num_choices,
+            seed=self.run.seed,
+        )
+
+
+class MethodAnswerer:
+    """A drafter on a target model, as an `Answerer`."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        run: RunConfig,
+        eos_ids: frozenset[int],
+        longest_text: int = 0,
+    ) -> None:
+        self.target = target
+        self._longest_text = longest_text
+        self.drafter = drafter
+        self._max_new_tokens = run.max_new_tokens
+        self._eos_ids = eos_ids
+        self._rule = None
+        self._generator = torch.Generator(device=target.device)
+        if run.temperature > 0:
+            processors = sampling_processors(run.temperature, run.top_k, run.top_p)
+            self._rule = SamplingRule(processors, self._generator)
+
+    def seed(self, seed: int) -> None:
+        """Begin a choice with a known stream of random numbers."""
+        self._generator.manual_seed(seed)
+
+    def begin_question(self) -> None:
+        """Forget what came before, if the method starts cold."""
+        if self.drafter.is_cold:
+            self.drafter.reset()
+
+    def answer(self, prompt_ids: list[int]) -> Turn:
+        """Answer one prompt."""
+        num_late = self.target.num_late_shapes
+        start = time.perf_counter()
+        generation = generate(
+            self.target,
+            self.drafter,
+            prompt_ids,
+            max_new_tokens=self._max_new_tokens,
+            eos_ids=self._eos_ids,
+            rule=self._rule,
+        )
+        wall_time = time.perf_counter() - start
+        prefill_time = generation.steps[0].prefill_ns / 1e9
+        details = {
+            "prompt_tokens": len(prompt_ids),
+            "prefill_time": prefill_time,
+            "decode_time": wall_time - prefill_time,
+            "stop_reasons": generation.steps[-1].stop_reason,
+            **step_counts(generation.steps),
+        }
+        if num_compiled := self.target.num_late_shapes - num_late:
+            logger.warning(
+                "%d shapes were compiled within an answer, whose time includes it", num_compiled
+            )
+        return Turn(generation.token_ids, generation.accept_lengths, wall_time, details)
+
+    @contextmanager
+    def lean(self) -> Iterator[None]:
+        """Draft short chains, and do not harvest the prompt, for a while."""
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+        drafter = self.drafter
+        self.drafter = LeanDrafter(drafter)
+        try:
+            yield
+        finally:
+            self.drafter = drafter
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the log should know about this run."""
+        chain = f"chain drafts only: {self.target.chain_reason}" if self.target.chain_only else ""
+        return [note for note in (self.drafter.describe(), chain) if note]
+
+    def end_warmup(self) -> None:
+        """Forget the warm-up, unless the method counts it."""
+        if not self.drafter.keeps_warmup:
+            self.drafter.reset()
+        limit = self.target.context_limit(1) or self._longest_text
+        self.target.warm_up(min(self._longest_text, limit))
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return what lives across questions."""
+        return self.drafter.memory() if self.drafter.is_hot else {}
+
+
+def load_answerer(setup: Setup) -> MethodAnswerer:
+    """Load the weights, and make the method that answers with them.
+
+    Raises:
+        UserError: if the weights cannot be loaded, or the method does not go with the model.
+    """
+    target = load_target(setup.run, setup.model)
+    drafter = make_drafter(
+        setup.method, setup.config, target.vocab_size, target.device, setup.start_memory
+    )
+    eos_ids = eos_ids_of(target, setup.model.tokenizer) | setup.conversation.stop_ids
+    return MethodAnswerer(target, drafter, setup.run, eos_ids, setup.longest_text)

@@ -1,0 +1,262 @@
+"""One inference run: check everything, load, answer, report.
+
+The order matters: question file, device, model config, tokenizer, template, matrix and answer file
+are checked before the weights load, since loading is what takes long and a mistake found after it
+is a mistake paid for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from evaluation.answering.config import RunConfig
+from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
+from evaluation.answers.log import AnswerLog
+from evaluation.answers.provenance import file_hash, git_commit, model_fingerprint, versions
+from evaluation.answers.rows import sidecar_path
+from evaluation.eval import answer_questions, record
+from evaluation.questions.conversation import Conversation, choose_conversation
+from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
+from model.commands.command_line import UserError
+from model.commands.files import check_output, refuse_outputs
+from model.commands.loading import check_model
+from model.commands.matrix_file import make_drafter, read_memory, save_memory
+from model.machine.measurements import device_name
+
+# The options that make a run what it is, beside the method's own.
+RECORDED = (
+    "model_path",
+    "bench_name",
+    "question_begin",
+    "question_end",
+    "shuffle",
+    "max_new_tokens",
+    "num_choices",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "warmup",
+    "compile",
+)
+
+
+@dataclass(slots=True)
+class Plan:
+    """A run that has been checked: what can be known without the weights is right."""
+
+    setup: Setup
+    questions: Sequence[Question]
+    is_hot: bool
+    log: AnswerLog
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the answer file has every question already."""
+        return not self.log.remaining(self.questions)
+
+    def memory(self) -> dict[str, torch.Tensor] | None:
+        """Return what the first question begins with; None if every worker has a memory of its own.
+
+        Raises:
+            UserError: if it should be there, since questions were answered, and is not.
+        """
+        run = self.setup.run
+        if run.uses_ray and not (self.is_hot and run.state_order == "single"):
+            return None
+        return self.log.memory() if self.is_hot and self.log.num_rows else self.setup.start_memory
+
+
+def answer_with_method(
+    method: str, run: RunConfig, config: Any, load_matrix: str | None, save_matrix: str | None
+) -> int:
+    """Answer a benchmark's questions with a method.
+
+    Returns:
+        0, or 1 if a question failed.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # noise in a log; ours shows the run
+    if save_matrix:
+        check_output(save_matrix, "save_matrix")
+    if save_matrix and run.uses_ray:
+        raise UserError("save_matrix: got workers, which have a matrix each; leave one out")
+    plan = prepare(method, run, config, load_matrix, save_matrix)
+    try:
+        if save_matrix or not plan.is_answered:
+            memory = plan.memory()  # before the weights load: it may be missing
+            if run.uses_ray:
+                _answer_by_workers(plan, memory)
+            else:
+                answerer = load_answerer(plan.setup)
+                print("".join(note + "\n" for note in answerer.notes()), end="", file=sys.stderr)
+                _answer(plan, answerer, memory)
+                if save_matrix:
+                    save_memory(answerer.drafter, Path(save_matrix))
+            plan.log.finish()
+        elif not plan.log.is_finished:  # broken off after its last answer
+            plan.log.finish()
+    finally:
+        plan.log.close()
+    num_failed = plan.log.num_failed
+    failed = (
+        f"; {num_failed} failed, with their cause (--overwrite runs all again)"
+        if num_failed
+        else ""
+    )
+    print(f"{plan.log.num_rows} answers in {plan.log.file}{failed}")
+    return 1 if num_failed else 0
+
+
+def prepare(
+    method: str,
+    run: RunConfig,
+    config: Any,
+    load_matrix: str | None,
+    save_matrix: str | None = None,
+) -> Plan:
+    """Check all that can be known before the weights load; the answer file is locked from here on.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    question_file = question_file_of(run.bench_name, run.question_file)
+    selected = load_questions(question_file, run.question_begin, run.question_end)
+    questions = run.part_of(run.in_order(selected))
+    if not questions:
+        raise UserError(
+            f"shard: got {run.shard}, which has none of the questions; give fewer shards"
+        )
+    model = check_model(run)
+    conversation = choose_conversation(run.conv_template, run.model_path, model.tokenizer)
+    memory = read_memory(load_matrix)
+    is_hot = False
+    if model.vocab_size:
+        # Where the run drafts, since a draft model that is loaded stays; workers load their own.
+        place = torch.device("cpu") if run.uses_ray else model.device
+        drafter = make_drafter(method, config, model.vocab_size, place, memory)
+        is_hot = drafter.is_hot
+        if save_matrix and not drafter.memory():
+            raise UserError(
+                f"save_matrix: {method} keeps nothing across prompts with these options; leave it out"
+            )
+    model_name = Path(run.model_path).resolve().name
+    model_id = run.model_id or f"{model_name}-{_run_name(method, config, run, model.dtype)}"
+    shard = "-shard-" + run.shard.replace("/", "-of-") if run.shard else ""
+    default_file = DATA_FOLDER / run.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
+    if not run.answer_file and not DATA_FOLDER.is_dir():  # as where the package is installed
+        raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
+    answer_file = Path(run.answer_file).expanduser() if run.answer_file else default_file
+    saved, loaded = ([Path(file)] if file else [] for file in (save_matrix, load_matrix))
+    # A matrix may be gone on with in its own file.
+    read = [question_file, *(loaded if loaded != saved else [])]
+    refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
+    longest = _longest_text(questions, conversation, run.max_new_tokens) if run.compile else 0
+    setup = Setup(method, run, config, model, conversation, memory, model_id, longest)
+    log = AnswerLog(answer_file, _sidecar(setup, question_file, load_matrix), run.overwrite)
+    return Plan(setup, questions, is_hot, log)
+
+
+def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict[str, Any]:
+    """Return what the sidecar of the answer file says of a run."""
+    run, model = setup.run, setup.model
+    return {
+        "method": setup.method,
+        "options": dataclasses.asdict(setup.config),
+        "model_id": setup.model_id,
+        **{name: getattr(run, name) for name in RECORDED},
+        "model_fingerprint": model_fingerprint(run.model_path, model.hf_config),
+        "conv_template": setup.conversation.name,
+        "question_file_sha256": file_hash(question_file),
+        "load_matrix": load_matrix,
+        "shard": run.shard,
+        "num_workers": run.worker_count if run.uses_ray else None,
+        "state_order": run.state_order if run.uses_ray else None,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": device_name(model.device),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "argv": sys.argv[1:],
+        "start_time": time.time(),
+        "end_time": None,
+    }
+
+
+def _answer_by_workers(plan: Plan, memory: dict[str, torch.Tensor] | None) -> None:
+    """Answer what the log lacks in other processes."""
+    from evaluation.answering import workers
+
+    setup, log = plan.setup, plan.log
+    if memory is not None and setup.run.worker_count > 1:
+        print(
+            "--state-order single: the matrix goes from question to question, so that one worker "
+            "answers all",
+            file=sys.stderr,
+        )
+    remaining = log.remaining(plan.questions)
+    with workers.cluster(setup):
+        log.begin()
+        finished = workers.answer_by_workers(setup, remaining, memory)
+        record(finished, log, len(plan.questions), len(plan.questions) - len(remaining))
+
+
+def _answer(plan: Plan, answerer: MethodAnswerer, memory: dict[str, torch.Tensor] | None) -> None:
+    """Answer what the log lacks."""
+    log, setup = plan.log, plan.setup
+    run, drafter = setup.run, answerer.drafter
+
+    def restore() -> None:
+        if memory:
+            drafter.load_memory(memory)
+
+    log.begin()
+    answer_questions(
+        answerer,
+        setup.conversation,
+        plan.questions,
+        log,
+        model_id=setup.model_id,
+        num_choices=run.num_choices,
+        seed=run.seed,
+        num_warmup=run.warmup,
+        restore=restore,
+    )
+
+
+def _longest_text(
+    questions: Sequence[Question], conversation: Conversation, max_new_tokens: int
+) -> int:
+    """Return the most tokens that a question can grow to: its turns, and an answer to each."""
+    return max(
+        sum(len(conversation.prompt_ids([], turn)) + max_new_tokens for turn in question.turns)
+        for question in questions
+    )
+
+
+def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> str:
+    """Return what tells this run from others of the same model: method, changed options, dtype,
+    temperature.
+    """
+    changed = [
+        f"{item.name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
+        for item in dataclasses.fields(config)
+        if (value := getattr(config, item.name)) != item.default
+    ]
+    changed += ["compile"] * run.compile
+    changed += [f"shuffle-{run.shuffle}"] * (run.shuffle is not None)
+    return "-".join(
+        [method, *changed, str(dtype).removeprefix("torch."), f"temp-{run.temperature}"]
+    )

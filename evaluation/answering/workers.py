@@ -1,0 +1,245 @@
+"""Questions answered by several replicas of a model at a time, through Ray.
+
+A worker is a process with a model of its own, on its own GPUs or CPU threads. Questions wait in one
+queue; a worker that is done takes the next, so that long answers do not leave others idle. A worker
+that dies is replaced and its question asked again, twice at most. Rows go to the caller, who alone
+writes them.
+
+A matrix that lives across questions is the worker's own: a row says which worker answered, and how
+many questions its matrix had seen. With memory handed in, one worker answers in order, and the
+memory goes from question to question, as in a run without workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
+from evaluation.answering.question import make_row, warm_up
+from evaluation.eval import Finished
+from evaluation.questions.questions import Question
+from model.commands.command_line import UserError, first_line
+
+# A question whose worker dies may itself be the cause.
+MAX_RETRIES = 2
+# How long a cluster may take to answer at all.
+CONNECT_SECONDS = 10.0
+
+Memory = dict[str, torch.Tensor]
+
+
+class Loaded(NamedTuple):
+    """What came of loading a model: the user's mistake if there was one, and notes for the log."""
+
+    mistake: str | None
+    notes: list[str]
+
+
+class Worker:
+    """One model in a process of its own.
+
+    Args:
+        number: its name in rows, from 1.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._num_seen = 0
+
+    def load(self, setup: Setup, threads: int, question: Question) -> Loaded:
+        """Load the weights and warm up."""
+        torch.set_num_threads(threads)
+        try:
+            self._answerer: MethodAnswerer = load_answerer(setup)
+        except UserError as error:
+            return Loaded(str(error), [])
+        self._setup = setup
+        warm_up(self._answerer, setup.conversation, question, setup.run.warmup)
+        if setup.start_memory:
+            self._answerer.drafter.load_memory(setup.start_memory)
+        return Loaded(None, self._answerer.notes())
+
+    def answer(self, question: Question, memory: Memory | None) -> Finished:
+        """Answer one question.
+
+        Args:
+            question: the question.
+            memory: what the questions before left, to go on with; empty before the first. None: go
+                on with this worker's own.
+        """
+        answerer, setup = self._answerer, self._setup
+        if memory:
+            answerer.drafter.load_memory(memory)
+        row = setup.ask(answerer, question)
+        row["worker"] = self._number
+        if answerer.drafter.is_hot and memory is None:
+            row["questions_before"] = self._num_seen
+        self._num_seen += 1
+        return Finished(row, {} if memory is None else answerer.memory())
+
+
+@dataclass(slots=True)
+class _Task:
+    """A question, and how often a worker died over it."""
+
+    question: Question
+    num_deaths: int = 0
+
+
+class _Pool:
+    """The workers, the questions that wait for one, and those under way."""
+
+    def __init__(
+        self, setup: Setup, questions: Sequence[Question], memory: Memory | None, threads: int
+    ) -> None:
+        self._setup = ray.put(setup)
+        self._model_id = setup.model_id
+        self._threads = threads
+        self._waiting = deque(_Task(question) for question in questions)
+        self._first = questions[0]
+        self._memory = memory
+        self._under_way: dict[Any, tuple[Any, _Task | None]] = {}
+        self._num_started = 0
+        self._num_lost_loading = 0
+        num_gpus = setup.run.num_gpus_per_model if setup.model.device.type == "cuda" else 0
+        self._actor = ray.remote(num_cpus=threads, num_gpus=num_gpus)(Worker)
+
+    def start_worker(self) -> None:
+        """Start a worker; it loads its model first."""
+        self._num_started += 1
+        worker: Any = self._actor.remote(self._num_started)
+        loading = worker.load.remote(self._setup, self._threads, self._first)
+        self._under_way[loading] = (worker, None)
+
+    def finished(self) -> Iterator[Finished]:
+        """Yield every question once, as they are finished."""
+        while self._waiting or any(task for _, task in self._under_way.values()):
+            done, _ = ray.wait(list(self._under_way), num_returns=1)
+            worker, task = self._under_way.pop(done[0])
+            try:
+                result = ray.get(done[0])
+            except RayError as error:
+                yield from self._lost(worker, task, first_line(error))
+                continue
+            if task is None:
+                self._loaded(result)
+            elif self._memory is not None:
+                self._memory = result.memory
+            if self._waiting:
+                # Before the row is written: the worker need not wait for the disk.
+                self._ask(worker, self._waiting.popleft())
+            if task is not None:
+                yield result
+
+    def _ask(self, worker: Any, task: _Task) -> None:
+        answering = worker.answer.remote(task.question, self._memory)
+        self._under_way[answering] = (worker, task)
+
+    def _loaded(self, result: Loaded) -> None:
+        if result.mistake:
+            raise UserError(result.mistake)
+        self._num_lost_loading = 0
+        if self._num_started == 1:
+            print(*result.notes, sep="\n", end="\n" if result.notes else "", file=sys.stderr)
+
+    def _lost(self, worker: Any, task: _Task | None, cause: str) -> Iterator[Finished]:
+        """Replace a worker; give its question to another, or up."""
+        ray.kill(worker)
+        if task is None:
+            self._num_lost_loading += 1
+            if self._num_lost_loading > MAX_RETRIES:
+                raise UserError(f"workers die while they load the model: {cause}")
+        elif task.num_deaths < MAX_RETRIES:
+            task.num_deaths += 1
+            self._waiting.appendleft(task)
+        else:
+            error = f"WorkerDied: {1 + task.num_deaths} workers died over this question: {cause}"
+            yield Finished(make_row(task.question, self._model_id, [], error), self._memory or {})
+        if self._waiting:
+            self.start_worker()
+
+
+def answer_by_workers(
+    setup: Setup, questions: Sequence[Question], memory: Memory | None
+) -> Iterator[Finished]:
+    """Yield the rows of the questions, each once, in the order in which they are finished.
+
+    Args:
+        setup: the run; its `worker_count` says how many workers there are.
+        questions: one or more.
+        memory: None: each worker has its own. Else one worker goes through the questions in order,
+            beginning with this, and every row brings the memory after it.
+
+    Raises:
+        UserError: if the model cannot be loaded.
+    """
+    pool = _Pool(setup, questions, memory, _threads(setup))
+    for _ in range(1 if memory is not None else min(setup.run.worker_count, len(questions))):
+        pool.start_worker()
+    yield from pool.finished()
+
+
+@contextmanager
+def cluster(setup: Setup) -> Iterator[None]:
+    """Have Ray while questions are answered: on this machine, or the cluster that is given.
+
+    Raises:
+        UserError: if the cluster is not there or too small.
+    """
+    _connect(setup)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _threads(setup: Setup) -> int:
+    """Return the CPU threads of a worker."""
+    return torch.get_num_threads() if setup.model.device.type == "cpu" else 1
+
+
+def _connect(setup: Setup) -> None:
+    run = setup.run
+    num_cpus = run.worker_count * _threads(setup)
+    needed = {"CPU": num_cpus}
+    if setup.model.device.type == "cuda":
+        needed["GPU"] = run.num_gpus_total
+    # "local" also where an environment variable names a cluster.
+    address = run.ray_address or "local"
+    local: dict[str, Any] = {}
+    if address == "local":
+        # Ray gives way to other processes (niceness 15), which would be in every time measured.
+        local = {"num_cpus": num_cpus, "_system_config": {"worker_niceness": 0}}
+    if place := re.fullmatch(r"(?:ray://)?([^/:]+):(\d{1,5})", address):
+        try:  # Ray itself goes on trying for minutes
+            socket.create_connection((place[1], int(place[2])), CONNECT_SECONDS).close()
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
+            raise UserError(
+                f"ray_address: got {address}; nothing answers there: {first_line(error)}"
+            ) from error
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **local)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise UserError(
+            f"ray_address: got {run.ray_address}; Ray cannot be reached: {first_line(error)}"
+        ) from error
+    there = ray.cluster_resources()
+    for kind, number in needed.items():
+        if there.get(kind, 0) < number:
+            ray.shutdown()
+            raise UserError(
+                f"workers: need {number} {kind}s in all; Ray has {there.get(kind, 0):.0f}; ask for fewer workers "
+                "or threads, or give --ray-address of a larger cluster"
+            )

@@ -1,0 +1,226 @@
+"""The answer file of one run: appended row by row, locked, resumed where it stopped.
+
+Every answer is one atomic append. What a method keeps across questions is saved under the number of
+rows it belongs to BEFORE the row is appended, and the older state is removed after: whenever the
+process dies, the rows in the file and the state with their number fit together, so that a resumed
+run is the run that was cut.
+
+Files: ANSWERS.jsonl, beside it ANSWERS.meta.json (what was run, with what) and ANSWERS.state/.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import glob
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from evaluation.answers.rows import is_failed, read_answers, read_meta, sidecar_path
+from evaluation.questions.questions import Question
+from model.commands.command_line import UserError, first_line
+from model.commands.files import write_tensors, write_whole
+
+# What may differ between the parts of a resumed run.
+NOT_COMPARED = frozenset(
+    {"start_time", "end_time", "git_commit", "versions", "argv", "resumed"}
+    | {"question_begin", "question_end"}  # one file may be filled in several commands
+)
+
+
+class AnswerLog:
+    """The answer file of one run.
+
+    Args:
+        file: path of the JSONL file; folders are made.
+        meta: what identifies the run, JSON-able; written to the sidecar.
+        overwrite: begin anew instead of going on.
+
+    Raises:
+        UserError: if the file cannot be written, another process writes it, or it belongs to a
+            different run.
+    """
+
+    def __init__(self, file: Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:
+        self.file = file
+        self._meta_file = sidecar_path(file)
+        self._state_folder = file.with_name(file.name.removesuffix(".jsonl") + ".state")
+        self._overwrite = overwrite
+        self._is_new = not file.exists()
+        self._descriptor = _open_locked(file)
+        try:
+            rows: list[dict[str, Any]] = []
+            self._meta = dict(meta)
+            self.is_finished = False  # whether the rows are a run's that came to its end
+            if not overwrite and os.fstat(self._descriptor).st_size:
+                # The sidecar first: a file that is not of this run is left as it is, torn or not.
+                self._meta = self._agree_with_sidecar(self._meta)
+                rows = self._rows_found()
+            self.num_rows = len(rows)
+            self.num_failed = sum(map(is_failed, rows))
+            self.done = frozenset(row["question_id"] for row in rows)
+        except BaseException:
+            self.close()
+            raise
+
+    def remaining(self, questions: Sequence[Question]) -> list[Question]:
+        """Return the questions that have no row."""
+        return [question for question in questions if question.question_id not in self.done]
+
+    def begin(self) -> None:
+        """Write the sidecar; only now is an earlier run forgotten, if that was asked for."""
+        # State first: rows without their state are refused, state of other rows would be believed.
+        folder, meta = self._state_folder, glob.escape(self._meta_file.name)
+        for left in (
+            *folder.glob("rows-*"),
+            *folder.glob(".tmp*"),  # safetensors' own
+            *self.file.parent.glob(f"{meta}.*.tmp"),
+        ):
+            if left != self._state_of(self.num_rows):
+                left.unlink()
+        if self._overwrite:
+            os.ftruncate(self._descriptor, 0)
+        self._write_meta()
+
+    def append(self, row: dict[str, Any], memory: Mapping[str, torch.Tensor]) -> None:
+        """Append one answer, with the memory that the method has after it ({} if it keeps none).
+
+        Raises:
+            UserError: if the disk does not take it; the rows before stay, with their memory.
+        """
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        try:
+            if memory:
+                self._state_folder.mkdir(exist_ok=True)
+                write_tensors(self._state_of(self.num_rows + 1), memory)
+            self._write_line(line)
+        except (OSError, UserError) as error:
+            cause = error.strerror if isinstance(error, OSError) else str(error)
+            raise UserError(
+                f"answer file {self.file}: a row cannot be written: {cause}; the rows before it are safe: "
+                "make room, and give the same command again"
+            ) from error
+        self._state_of(self.num_rows).unlink(missing_ok=True)
+        self.num_rows += 1
+        self.num_failed += is_failed(row)
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the memory saved with the last row.
+
+        Raises:
+            UserError: if it is not there.
+        """
+        file = self._state_of(self.num_rows)
+        if not file.is_file():
+            raise UserError(
+                f"cannot resume {self.file}: the method's memory {file} is not there; give --overwrite, or "
+                "another --answer-file"
+            )
+        try:
+            return load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"cannot resume {self.file}: the method's memory {file} cannot be read: "
+                f"{first_line(error)}; give --overwrite, or another --answer-file"
+            ) from error
+
+    def finish(self) -> None:
+        """Write the end time and let go of the file."""
+        self._meta["end_time"] = time.time()
+        self._write_meta()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; twice does no harm."""
+        if self._descriptor >= 0:
+            has_begun = os.fstat(self._descriptor).st_size or self._meta_file.exists()
+            if self._is_new and not has_begun:
+                # An empty file would stand in the way of its folder's reports.
+                self.file.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _state_of(self, num_rows: int) -> Path:
+        return self._state_folder / f"rows-{num_rows}.safetensors"
+
+    def _write_line(self, line: bytes) -> None:
+        """Append a whole line or nothing."""
+        size = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, "the disk took a part of it, which was taken back")
+            os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, size)
+            raise
+
+    def _rows_found(self) -> list[dict[str, Any]]:
+        """Return the rows that are there, after cutting one that was being written when a process
+        died.
+        """
+        content = self.file.read_bytes()
+        if content and not content.endswith(b"\n"):
+            os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
+        return read_answers(self.file) if os.fstat(self._descriptor).st_size else []
+
+    def _agree_with_sidecar(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Return the sidecar of the rows that are there, checked against this run's."""
+        how = "give --overwrite, or another --answer-file"
+        found = read_meta(self.file)
+        if not found:
+            raise UserError(
+                f"answer file {self.file} is not empty, but has no sidecar {self._meta_file.name} that says "
+                f"what run it is of; {how}"
+            )
+        mine = json.loads(json.dumps(meta))  # as it reads back: tuples become lists
+        for key in sorted((set(mine) | set(found)) - NOT_COMPARED):
+            if mine.get(key) != found.get(key):
+                raise UserError(
+                    f"answer file {self.file} is of a run with {key} {found.get(key)!r}, this one has "
+                    f"{mine.get(key)!r}; {how}"
+                )
+        self.is_finished = found.get("end_time") is not None
+        part = {key: mine.get(key) for key in ("start_time", "git_commit", "versions")}
+        resumed = [*found.get("resumed", []), part]
+        return {**found, **_wider(found, mine), "end_time": None, "resumed": resumed}
+
+    def _write_meta(self) -> None:
+        write_whole(self._meta_file, json.dumps(self._meta, indent=2) + "\n")
+
+
+def _wider(found: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the range of questions that holds those of both runs; None is no limit."""
+    ranges = {}
+    for key, outer in (("question_begin", min), ("question_end", max)):
+        if key in mine:
+            limits = (found.get(key), mine[key])
+            ranges[key] = None if None in limits else outer(limits)
+    return ranges
+
+
+def _open_locked(file: Path) -> int:
+    """Open for appending under an exclusive lock; the descriptor is the caller's to close."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"answer file {file}: cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise UserError(
+            f"answer file {file}: another process is writing it; wait for it, or give another --answer-file"
+        ) from error
+    if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
+        os.close(descriptor)
+        raise UserError(f"answer file {file}: was taken away meanwhile; give the command again")
+    return descriptor

@@ -1,0 +1,215 @@
+"""Judge the differences between two answer files: the model is loaded, and the texts are replayed.
+
+The sidecars say how each file was made: benchmark, template, dtype, method and its options. Prompts
+are put together again from them, and must have the length that the answers recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evaluation.answering.config import RunConfig
+from evaluation.answers.provenance import check_weights, file_hash
+from evaluation.answers.rows import Row, read_meta
+from evaluation.checking.tie_or_bug import Judge, Verdict
+from evaluation.questions.conversation import Conversation, Message, choose_conversation
+from evaluation.questions.questions import Question, load_questions, question_file_of
+from evaluation.scoring.intervals import proportion_interval
+from model.commands.command_line import UserError, user_errors
+from model.commands.loading import check_model, load_target
+from model.commands.matrix_file import make_drafter
+from model.engine.drafter import Drafter, drafter_class
+from model.engine.target import TargetModel
+
+if TYPE_CHECKING:
+    from evaluation.equal import Difference
+
+# Fewer say too little of a 99.9th percentile.
+NOISE_POSITIONS = 1000
+NEEDED = (
+    *("method", "bench_name", "dtype", "conv_template", "question_file_sha256", "temperature"),
+    "model_fingerprint",
+)
+
+# Question, choice, turn: where two answers first part.
+Place = tuple[int | str, int, int]
+
+
+class Replay:
+    """Two answer files, with all that judging their differences takes.
+
+    Args:
+        paths: the two answer files; the first is plain decoding's, or what counts as right.
+        rows: their rows.
+        model_path: folder or hub name of the model that both were made with.
+        question_file: the questions; None takes the sidecar's benchmark.
+
+    Raises:
+        UserError: A sidecar lacks what is needed, the files are not of equal runs, were sampled, or
+            the questions or the model are not there.
+    """
+
+    def __init__(
+        self,
+        paths: tuple[Path, Path],
+        rows: tuple[Sequence[Row], Sequence[Row]],
+        model_path: str,
+        question_file: str | None,
+    ) -> None:
+        metas = (_meta(paths[0]), _meta(paths[1]))
+        for key in NEEDED[1:]:
+            if metas[0][key] != metas[1][key]:
+                raise UserError(
+                    f"model_path: {paths[0]} has {key} {metas[0][key]!r}, {paths[1]} "
+                    f"{metas[1][key]!r}; allowed: answers of equal runs"
+                )
+        if metas[0]["temperature"] > 0:
+            raise UserError(
+                "model_path: these answers were sampled; allowed: greedy ones, whose first "
+                "difference is one of two logits"
+            )
+        self._questions = _questions(metas[0], question_file)
+        self._rows = tuple({row["question_id"]: row for row in side} for side in rows)
+        with user_errors():
+            run = RunConfig(model_path=model_path, dtype=metas[0]["dtype"])
+        model = check_model(run)
+        fingerprint = metas[0]["model_fingerprint"]
+        check_weights(
+            model_path, model.hf_config, fingerprint, "the answers are", "give that model"
+        )
+        self._conversation: Conversation = choose_conversation(
+            metas[0]["conv_template"], model_path, model.tokenizer
+        )
+        self._target = load_target(run, model)
+        self._judge = Judge(self._target)
+        self._drafters = (_drafter(metas[0], self._target), _drafter(metas[1], self._target))
+
+    def verdicts(self, places: Sequence[Place]) -> list[Verdict]:
+        """Judge the answers that part at these places; the noise is measured first."""
+        if not self._judge.is_exact:
+            for prompt_ids, token_ids in self._plain_texts(places):
+                if self._judge.num_positions >= NOISE_POSITIONS:
+                    break
+                self._judge.hear(prompt_ids, token_ids)
+        return [self._verdict(place) for place in places]
+
+    def _verdict(self, place: Place) -> Verdict:
+        prompt_ids, first = self._text(0, place)
+        _, second = self._text(1, place)
+        return self._judge.judge(prompt_ids, (first, second), self._drafters)
+
+    def _plain_texts(self, places: Sequence[Place]) -> Iterator[tuple[list[int], list[int]]]:
+        """Texts of the first file: those that part, then others."""
+        for place in places:
+            yield self._text(0, place)
+        for question_id, row in self._rows[0].items():
+            if question_id not in {place[0] for place in places} and row["choices"]:
+                yield self._text(0, (question_id, 0, 0))
+
+    def _text(self, side: int, place: Place) -> tuple[list[int], list[int]]:
+        """The prompt and the answer of one turn."""
+        question_id, choice_index, turn = place
+        if question_id not in self._questions:
+            raise UserError(f"question_file: has no question {question_id!r}; give the run's own")
+        question = self._questions[question_id]
+        choice = self._rows[side][question_id]["choices"][choice_index]
+        texts = [self._conversation.text(ids) for ids in choice["token_ids"][:turn]]
+        history = [Message(*pair) for pair in zip(question.turns, texts, strict=False)]
+        prompt_ids = self._conversation.prompt_ids(history, question.turns[turn])
+        recorded = choice.get("prompt_tokens", [None] * (turn + 1))[turn]
+        if len(prompt_ids) != recorded:
+            raise UserError(
+                f"model_path: question {question_id!r}, turn {turn}: the prompt has "
+                f"{len(prompt_ids)} tokens, the answers say {recorded}; give the run's own model"
+            )
+        return prompt_ids, choice["token_ids"][turn]
+
+
+def judge(replay: Replay, differences: Sequence[Difference], num_questions: int) -> dict[str, Any]:
+    """Say of every first difference what it is, with rates over questions.
+
+    Args:
+        replay: the two files.
+        differences: where they part, at most one a question.
+        num_questions: questions compared.
+    """
+    # Answers that differ in anything but a token have no two logits to compare.
+    parted = [it for it in differences if it.parts_at_tokens]
+    verdicts = replay.verdicts([(it.question_id, it.choice or 0, it.turn or 0) for it in parted])
+    num_ties = sum(verdict.is_tie for verdict in verdicts)
+    num_others = len(differences) - num_ties
+    return {
+        "ties": num_ties,
+        "bugs_and_others": num_others,
+        "tie_rate_interval": proportion_interval(num_ties, num_questions),
+        "bug_rate_interval": proportion_interval(num_others, num_questions),
+        "verdicts": [
+            {"question_id": it.question_id, "turn": it.turn} | asdict(verdict)
+            for it, verdict in zip(parted, verdicts, strict=True)
+        ],
+        "texts": [
+            f"question {it.question_id}, turn {it.turn}, token {it.position}: {verdict}"
+            for it, verdict in zip(parted, verdicts, strict=True)
+        ],
+        "questions": num_questions,
+    }
+
+
+def judged_text(judged: dict[str, Any], differences: Sequence[Difference]) -> str:
+    """Return what `judge` found, for people."""
+    lines = [
+        *judged["texts"],
+        *(
+            f"question {it.question_id}: not judged: {it.cause}"
+            for it in differences
+            if not it.parts_at_tokens
+        ),
+    ]
+    for name, key, rate in (
+        ("ties", "ties", "tie_rate_interval"),
+        ("bugs and other differences", "bugs_and_others", "bug_rate_interval"),
+    ):
+        low, high = judged[rate]
+        num_questions = judged["questions"]
+        lines.append(
+            f"{judged[key]} {name} in {num_questions} questions: "
+            f"{100 * judged[key] / num_questions:.1f}%, 95% [{100 * low:.1f}%, {100 * high:.1f}%]"
+        )
+    return "\n".join(lines)
+
+
+def _meta(path: Path) -> Mapping[str, Any]:
+    meta = read_meta(path)
+    missing = [key for key in NEEDED if key not in meta]
+    if missing:
+        raise UserError(
+            f"model_path: the sidecar of {path} has no {missing[0]!r}; allowed: answers of an "
+            "inference command of this project"
+        )
+    return meta
+
+
+def _questions(meta: Mapping[str, Any], question_file: str | None) -> dict[int | str, Question]:
+    file = question_file_of(meta["bench_name"], question_file)
+    questions = {question.question_id: question for question in load_questions(file)}
+    if file_hash(file) != meta["question_file_sha256"]:
+        raise UserError(
+            f"question_file: {file} is not the one that was answered; give the run's own"
+        )
+    return questions
+
+
+def _drafter(meta: Mapping[str, Any], target: TargetModel) -> Drafter:
+    """The method of a sidecar with its options and an empty memory."""
+    options = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in (meta.get("options") or {}).items()
+    }
+    try:
+        config = drafter_class(meta["method"]).config_class(**options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"model_path: the method of the answers cannot be made: {error}") from None
+    return make_drafter(meta["method"], config, target.vocab_size, target.device, {})

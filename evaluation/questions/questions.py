@@ -1,0 +1,98 @@
+"""Question files: Spec-Bench's JSONL, checked before any model loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluation.questions.pinned_data import download_command
+from model.commands.command_line import UserError
+from model.commands.files import parse_json, read_text
+
+DATA_FOLDER = Path(__file__).resolve().parents[2] / "data"
+# Spec-Bench has 1 MB; the whole file is held in memory.
+MAX_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question: a conversation of one or more user turns."""
+
+    question_id: int | str
+    category: str
+    turns: tuple[str, ...]
+
+
+def question_file_of(bench_name: str, given: str | None = None) -> Path:
+    """Return the question file that was given, else where a benchmark's questions lie.
+
+    Raises:
+        UserError: if the name is not a plain folder name, or the file is not there; says which
+            command brings it.
+    """
+    if given:
+        return Path(given)
+    if not bench_name or Path(bench_name).name != bench_name or bench_name in (".", ".."):
+        raise UserError(f"bench_name: got {bench_name!r}; allowed: the name of a folder in data/")
+    file = DATA_FOLDER / bench_name / "question.jsonl"
+    if file.is_file():
+        return file
+    command = download_command(bench_name)
+    here = sorted(found.parent.name for found in DATA_FOLDER.glob("*/question.jsonl"))
+    there = ", ".join(here) or "none"
+    advice = f"run: {command}" if command else f"there are: {there}; or give --question-file"
+    raise UserError(f"question file {file} is not there; {advice}")
+
+
+def load_questions(file: Path, begin: int | None = None, end: int | None = None) -> list[Question]:
+    """Load the questions `begin` to `end` (Python's slice; None: all).
+
+    Raises:
+        UserError: naming file and line of the first mistake, or an empty selection.
+    """
+    for name, index in (("question_begin", begin), ("question_end", end)):
+        if index is not None and index < 0:
+            raise UserError(f"{name}: got {index}; allowed: 0 or more")
+    text = read_text(file, "question file", MAX_BYTES)
+    # Not splitlines: JSON strings may hold U+2028 and other separators that it would cut at.
+    lines = [
+        (number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()
+    ]
+    questions = [_parse(line, f"question file {file}, line {number}") for number, line in lines]
+    seen: set[int | str] = set()
+    for (number, _), question in zip(lines, questions, strict=True):
+        if question.question_id in seen:
+            raise UserError(
+                f"question file {file}, line {number}: question_id {question.question_id!r} is there twice"
+            )
+        seen.add(question.question_id)
+    if not questions:
+        raise UserError(f"question file {file}: is empty; expected one JSON object a line")
+    selected = questions[begin:end]
+    if not selected:
+        raise UserError(
+            f"question_begin {begin}, question_end {end}: select none of the {len(questions)} questions of {file}"
+        )
+    return selected
+
+
+def _parse(line: str, where: str) -> Question:
+    row: Any = parse_json(line, where)
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: got {type(row).__name__}; expected a JSON object")
+    for key in ("question_id", "category", "turns"):
+        if key not in row:
+            raise UserError(f"{where}: lacks the key {key!r}")
+    question_id, category, turns = row["question_id"], row["category"], row["turns"]
+    if type(question_id) not in (int, str):
+        raise UserError(
+            f"{where}: question_id: got {question_id!r}; allowed: a whole number or a string"
+        )
+    if not isinstance(category, str):
+        raise UserError(f"{where}: category: got {category!r}; allowed: a string")
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise UserError(
+            f"{where}: turns: got {str(turns)[:60]}; allowed: a list of one or more strings"
+        )
+    return Question(question_id, category, tuple(turns))

@@ -1,0 +1,79 @@
+"""One self-contained HTML page from sections of tables and pictures.
+
+Why self-contained: a page that is mailed, or opened from a folder years later, must still show what
+it showed. It fetches nothing, and its content security policy forbids it to; the pictures are SVG
+inside it, and the only script that may run is the one that sorts tables (``assets/page.js``, known
+to the policy by its hash). All texts come from other people's files and are escaped.
+
+Use:
+    write_whole("leaderboard.html", page_text("Leaderboard", "What and how.", sections))
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from evaluation.plots import Picture
+from evaluation.reporting.chart_style import svg_text
+from evaluation.reporting.tables import Table
+
+ASSETS = Path(__file__).with_name("assets")
+
+
+@dataclass(slots=True)
+class Section:
+    """A part of a page.
+
+    Attributes:
+        heading: Its title, also in the list of sections.
+        facts: What holds for all of it, by name.
+        tables: Tables, sorted by a click on a column's title.
+        notes: Remarks, a line each.
+        pictures: Pictures, below the tables.
+    """
+
+    heading: str
+    facts: dict[str, str] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+
+
+def page_text(title: str, introduction: str, sections: Sequence[Section]) -> str:
+    """Return the page.
+
+    Args:
+        title: Of the page; plain text, as all texts here.
+        introduction: A paragraph below the title.
+        sections: What it shows, in order; the names of all their pictures differ.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    script = (ASSETS / "page.js").read_text(encoding="utf-8")
+    # As the template sets it: between line ends.
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; "
+        f"img-src data:; script-src 'sha256-{digest}'"  # a picture's colour bar is an image in it
+    )
+
+    def svg(picture: Picture) -> Markup:
+        return Markup(svg_text(picture.figure, picture.name))  # matplotlib escapes its texts
+
+    return environment.get_template("page.html").render(
+        title=title,
+        introduction=introduction,
+        sections=sections,
+        policy=policy,
+        style=Markup((ASSETS / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        svg=svg,
+    )

@@ -1,0 +1,121 @@
+"""The tables of the speed command: a ruler's figures per task, and how drafting went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from evaluation.answers.rows import Row
+from evaluation.answers.step_figures import acceptance_rate, node_counts, source_counts, time_shares
+from evaluation.reporting.tables import cell, markdown_table, task_title
+from evaluation.scoring.figures import INTERVALS, RunFigures
+
+COUNTED = ("drafted", "accepted")
+
+
+class Column(NamedTuple):
+    """A figure in a table, with the speed-up's interval beside it if it has one."""
+
+    title: str
+    name: str
+    unit: str = ""
+
+
+class Ruler(NamedTuple):
+    """A table of its own: how rows were counted, and the figures."""
+
+    title: str
+    counted: str
+    columns: tuple[Column, ...]
+
+
+RULERS = {
+    "legacy": Ruler(
+        "Legacy ruler (Spec-Bench's arithmetic)",
+        "rows",
+        (
+            Column("#Mean accepted tokens", "mean_accepted_tokens"),
+            Column("Tokens/s", "tokens_per_second"),
+            Column("Baseline tokens/s", "base_tokens_per_second"),
+            Column("Speed-up", "speedup", "x"),
+        ),
+    ),
+    "exact": Ruler(
+        "Exact ruler (token-weighted, sound rows on both sides)",
+        "questions",
+        (
+            Column("MAT", "exact_mean_accepted_tokens"),
+            Column("Tokens/s", "exact_tokens_per_second"),
+            Column("Baseline tokens/s", "exact_base_tokens_per_second"),
+            Column("Speed-up", "exact_speedup", "x"),
+            Column("Decode tokens/s", "decode_tokens_per_second"),
+            Column("Decode speed-up", "decode_speedup", "x"),
+            Column("Break-even MAT", "break_even_mat"),
+        ),
+    ),
+}
+
+
+def ruler_table(figures: RunFigures, ruler: Ruler) -> str:
+    """Return a ruler's table, one row a task; speed-ups with their intervals."""
+    header = ["Task", "Questions"]
+    for column in ruler.columns:
+        header += [column.title] + (["95%"] if column.name in INTERVALS else [])
+    rows = []
+    for task in figures.mean.index:
+        row = [task_title(task), f"{figures.figure(task, ruler.counted):.0f}"]
+        for column in ruler.columns:
+            value, spread = figures.figure(task, column.name), figures.spread(task, column.name)
+            row.append(cell(value, spread, column.unit))
+            if column.name in INTERVALS:
+                row.append(_interval_cell(figures, task, column.name))
+        rows.append(row)
+    return markdown_table(header, rows)
+
+
+def _interval_cell(figures: RunFigures, task: str, name: str) -> str:
+    """The interval, and what it says where it does not tell the method from the baseline."""
+    low, high = figures.interval(task, name)
+    if math.isnan(low):
+        return "-"
+    verdict = "" if figures.is_different(task, name) else " not different"
+    return f"[{low:.2f}, {high:.2f}]{verdict}"
+
+
+def drafting_report(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what the rows say of their drafts; NaN and empty lists where they do not say."""
+    nodes = node_counts(rows)
+    return {
+        "acceptance_rate": acceptance_rate(rows),
+        **{
+            by: nodes.groupby(by)[list(COUNTED)].sum().reset_index().to_dict("records")
+            for by in ("depth", "rank")
+        },
+        "source": source_counts(rows).reset_index().to_dict("records"),
+        "time_shares": time_shares(rows),
+    }
+
+
+def drafting_text(drafting: dict[str, Any]) -> str:
+    """Return what `drafting_report` found, for people."""
+    if not drafting["time_shares"]:
+        return "Drafting: the answers have no counts of it"
+    shares = [f"{part} {100 * share:.1f}%" for part, share in drafting["time_shares"].items()]
+    rate = _percent(drafting["acceptance_rate"], 1) if drafting["depth"] else "-"
+    parts = [f"Drafting: {rate} of drafted nodes accepted; time of a step: {', '.join(shares)}"]
+    for by in ("depth", "rank", "source"):
+        rows = [
+            [
+                *(str(line[key]) for key in (by, *COUNTED)),
+                _percent(line["accepted"], line["drafted"]),
+            ]
+            for line in drafting[by]
+        ]
+        if rows:
+            parts.append(markdown_table([by.capitalize(), "Drafted", "Accepted", "Rate"], rows))
+    return "\n\n".join(parts)
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f}%"

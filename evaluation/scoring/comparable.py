@@ -1,0 +1,309 @@
+"""Which answer files may be compared: groups of equal conditions, methods in them, runs of these.
+
+The leaderboard shows what this module arranges. A group is everything measured on one model, device
+and dtype with the same threads, token limit and temperature, over one benchmark's questions; its
+entries are methods with their options; an entry's runs are the files that differ in nothing else.
+
+Use:
+    groups = group_answers([load_answers(path) for path in paths], base=None)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from evaluation.answers.rows import Row, read_lines, read_meta
+from evaluation.defects import limit_of
+from evaluation.scoring.figures import (
+    CODE,
+    OVERALL,
+    RunFigures,
+    in_task_order,
+    left_out_text,
+    measure,
+    run_figures,
+)
+from evaluation.scoring.per_question import question_frame, used_defects_text
+from model.commands.command_line import UserError
+
+DEFAULT_BASELINE = "vanilla"
+MBPP = "mbpp"
+SPEC_BENCH = "spec_bench"
+UNKNOWN = "unknown"
+# Beside the method's options: parts of a benchmark are not runs of the whole.
+FURTHER_OPTIONS = (
+    *("load_matrix", "shuffle", "top_k", "top_p"),
+    *("question_begin", "question_end", "shard"),
+)
+# Older sidecars lack the second line, and mean what the option's default says.
+CONDITIONS = (
+    *("model", "device", "dtype", "threads", "max_new_tokens", "temperature"),
+    *("compile", "num_choices", "num_workers", "conv_template"),
+    *("question_file", "bench"),
+)
+DEFAULTS = {
+    **{"compile": False, "num_choices": 1, "num_workers": None},
+    **{"conv_template": UNKNOWN, "question_file": UNKNOWN},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFile:
+    """One answer file with its sidecar; ``meta`` is empty if there is none."""
+
+    path: Path
+    rows: list[Row]
+    meta: dict[str, Any]
+
+    @property
+    def method(self) -> str:
+        """The sidecar's method; without one, the model id, which Spec-Bench names methods in."""
+        model_id = self.meta.get("model_id") or self.rows[0].get("model_id") or self.path.stem
+        return str(self.meta.get("method") or model_id)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's options and what else makes two files more than runs of the same."""
+        further = {key: self.meta[key] for key in FURTHER_OPTIONS if self.meta.get(key) is not None}
+        return (self.meta.get("options") or {}) | further
+
+    @property
+    def bench(self) -> str:
+        """The sidecar's benchmark; without one, MBPP if every question is code."""
+        if self.meta.get("bench_name"):
+            return str(self.meta["bench_name"])
+        return MBPP if self.is_code else SPEC_BENCH
+
+    @property
+    def question_file(self) -> str:
+        """The first digits of the question file's hash."""
+        return str(self.meta.get("question_file_sha256", UNKNOWN))[:12]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The rows as figures see them."""
+        return question_frame(self.rows, limit_of(self.meta))
+
+    @property
+    def is_code(self) -> bool:
+        """Whether every question is code."""
+        return all(row["category"] == CODE for row in self.rows)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What must be equal for a comparison, ``CONDITIONS`` but the questions, as texts."""
+        model_path = self.meta.get("model_path") or self.meta.get("model_id")
+        # Two parts tell models apart; the folders above are one machine's.
+        model = "/".join(PurePath(str(model_path)).parts[-2:]) if model_path else UNKNOWN
+        if self.meta.get("model_fingerprint"):
+            model += f"@{self.meta['model_fingerprint']}"
+        known = DEFAULTS | self.meta if self.meta else {}
+        return (model, *(str(known.get(key, UNKNOWN)) for key in CONDITIONS[1:-2]))
+
+
+@dataclass(slots=True)
+class Entry:
+    """A method with its options in a group: one row of the table.
+
+    Attributes:
+        method: The method's name.
+        options: Its options, as the sidecars give them.
+        runs: Its answer files for each benchmark, in path order.
+        label: The method's name, with the options that tell it from others of that name.
+    """
+
+    method: str
+    options: dict[str, Any]
+    runs: dict[str, list[AnswerFile]] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def files(self) -> list[AnswerFile]:
+        """All answer files of this entry."""
+        return [file for files in self.runs.values() for file in files]
+
+
+class Measured(NamedTuple):
+    """An entry's figures against its group's baseline, and a line for each run not used whole."""
+
+    entry: Entry
+    figures: RunFigures
+    notes: list[str]
+
+
+class Group(NamedTuple):
+    """Entries measured under equal conditions, best overall speed-up first, and their baseline."""
+
+    conditions: tuple[str, ...]
+    rows: list[Measured]
+    baseline: Entry
+
+    @property
+    def tasks(self) -> list[str]:
+        """Every task that occurs, in Spec-Bench's order."""
+        return in_task_order(task for row in self.rows for task in row.figures.mean.index)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Conditions by name, and the commits the answers were made with."""
+        commits = {file.meta.get("git_commit") for row in self.rows for file in row.entry.files}
+        known = sorted(_short_commit(str(commit)) for commit in commits if commit) or [UNKNOWN]
+        named = dict(zip(CONDITIONS, self.conditions, strict=True))
+        return named | {"commit": " ".join(known)}
+
+    @property
+    def caption(self) -> str:
+        """One line that says what the group's figures were measured with."""
+        facts = self.facts
+        usual = {name: (str(value), UNKNOWN) for name, value in DEFAULTS.items()}
+        rest = [
+            f"{name} {facts[name]}"
+            for name in (*CONDITIONS[1:], "commit")
+            if facts[name] not in usual.get(name, ())
+        ]
+        return f"**{facts['model']}**: {', '.join(rest)}; baseline {self.baseline.label}"
+
+
+def load_answers(path: Path) -> AnswerFile:
+    """Read an answer file and its sidecar.
+
+    Raises:
+        UserError: Either is not what it should be.
+    """
+    return AnswerFile(path, [row for _, row in read_lines(path)], read_meta(path))
+
+
+def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[Group]:
+    """Arrange answer files into groups and measure every entry against its group's baseline.
+
+    Args:
+        files: Answer files; their order is the order of runs.
+        base: The baseline: a method's name, or the path of one of the files, which is then the
+            baseline of its group while the others keep theirs. None takes vanilla.
+
+    Returns:
+        Groups by conditions, entries by overall speed-up, best first.
+
+    Raises:
+        UserError: A group has no baseline or several, or files cannot be compared.
+    """
+    spec_bench = {file.conditions: file.question_file for file in files if file.bench == SPEC_BENCH}
+    arranged: dict[tuple[str, ...], dict[tuple[str, str], Entry]] = {}
+    for file in files:
+        is_mbpp = file.bench == MBPP and file.is_code
+        asked = (file.question_file, file.bench)
+        if is_mbpp and file.conditions in spec_bench:
+            asked = (spec_bench[file.conditions], SPEC_BENCH)
+        group = arranged.setdefault((*file.conditions, *asked), {})
+        key = (file.method, json.dumps(file.options, sort_keys=True))
+        entry = group.setdefault(key, Entry(file.method, file.options))
+        entry.runs.setdefault(file.bench, []).append(file)
+    return [_measured_group(key, list(arranged[key].values()), base) for key in sorted(arranged)]
+
+
+def _measured_group(conditions: tuple[str, ...], entries: list[Entry], base: str | None) -> Group:
+    _label(entries)
+    baseline = _find_baseline(conditions, entries, base)
+    rows = [_measure(entry, baseline, conditions[-1]) for entry in entries]
+
+    def rank(row: Measured) -> tuple[float, str]:
+        speedup = row.figures.figure(OVERALL, "speedup")
+        return (math.inf if math.isnan(speedup) else -speedup, row.entry.label)
+
+    return Group(conditions, sorted(rows, key=rank), baseline)
+
+
+def _label(entries: list[Entry]) -> None:
+    """Name entries; those of one method by the options in which they differ."""
+    for entry in entries:
+        others = [other.options for other in entries if other.method == entry.method]
+        names = sorted({name for options in others for name in options})
+        differing = [
+            f"{name}={entry.options[name]}"
+            for name in names
+            if name in entry.options
+            and any(options.get(name) != entry.options[name] for options in others)
+        ]
+        entry.label = entry.method + (f" ({', '.join(differing)})" if differing else "")
+
+
+def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str | None) -> Entry:
+    where = "the group " + ", ".join(
+        f"{name} {value}" for name, value in zip(CONDITIONS, conditions, strict=True)
+    )
+    base_path = Path(base).resolve() if base is not None and Path(base).is_file() else None
+    for entry in entries:
+        if base_path in [file.path.resolve() for file in entry.files]:
+            return entry
+    name = DEFAULT_BASELINE if base is None or base_path is not None else base
+    found = [entry for entry in entries if _is_method(entry, name)]
+    if not found:
+        methods = ", ".join(
+            f"{entry.label} ({entry.files[0].path})"
+            for entry in sorted(entries, key=lambda entry: entry.label)
+        )
+        raise UserError(
+            f"{where} has no baseline {name!r} among {methods}; add its answer file, or name "
+            "another with --base"
+        )
+    if len(found) > 1:
+        raise UserError(
+            f"{where} has {len(found)} baselines: {', '.join(sorted(entry.label for entry in found))}; "
+            "name one answer file with --base"
+        )
+    return found[0]
+
+
+def _is_method(entry: Entry, name: str) -> bool:
+    """Foreign files name their method within the model id: ``vicuna-7b-v1.3-vanilla-float16``."""
+    is_foreign = "method" not in entry.files[0].meta
+    return entry.method == name or (is_foreign and name in entry.method.split("-"))
+
+
+def _measure(entry: Entry, baseline: Entry, group_bench: str) -> Measured:
+    """An entry against its baseline; MBPP beside Spec-Bench gives its code figures alone."""
+    parts: list[RunFigures] = []
+    notes: list[str] = []
+    # The group's own benchmark last: where MBPP is beside it, code is MBPP's.
+    for bench in sorted(entry.runs, key=lambda name: name == group_bench):
+        pairs = list(_pairs(entry.runs[bench], baseline, bench))
+        names = (str(pairs[0][0].path), str(pairs[0][1].path))
+        figures = measure([(file.frame, base.frame) for file, base in pairs], names)
+        parts.append(figures if bench == group_bench else figures.only(CODE))
+        notes += [note for file, base in pairs for note in _notes(file, base)]
+    return Measured(entry, RunFigures.joined(parts), notes)
+
+
+def _notes(file: AnswerFile, base_file: AnswerFile) -> Iterator[str]:
+    """What a reader of the figures should know about a run."""
+    names = (str(file.path), str(base_file.path))
+    left_out = left_out_text(run_figures(file.frame, base_file.frame, names), names)
+    if left_out:
+        yield left_out
+    yield from filter(None, (used_defects_text(file.frame, str(file.path)),))
+
+
+def _pairs(
+    files: Sequence[AnswerFile], baseline: Entry, bench: str
+) -> Iterator[tuple[AnswerFile, AnswerFile]]:
+    """Each run with the baseline's run of the same place."""
+    base_files = baseline.runs.get(bench)
+    if base_files is None:
+        raise UserError(
+            f"{files[0].path} holds answers to {bench}, which the baseline {baseline.label} lacks; "
+            "add the baseline's answer file"
+        )
+    for index, file in enumerate(files):
+        yield file, base_files[index % len(base_files)]
+
+
+def _short_commit(commit: str) -> str:
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", commit)

@@ -1,0 +1,281 @@
+"""A method's figures against a baseline, per task: Spec-Bench's own, exact ones, and their intervals.
+
+Why a module of its own: the speed and leaderboard commands show the same figures, and a test holds
+them against an independent implementation. Pure functions; nothing here reads a file or prints.
+
+Two rulers, side by side (docs/numbers.md says when they differ):
+
+- legacy, Spec-Bench's arithmetic to the digit: tokens/s of a question = new_tokens / wall_time of
+  its first choice, prompt inside; of a task = unweighted mean over the rows that the file holds;
+  speed-up = ratio of the two files' tokens/s; mean accepted tokens = mean over all steps;
+- exact: sums before quotients, so that every token weighs the same; all choices; only questions
+  with sound rows on both sides, the others counted with their cause; end to end, and decoding alone.
+
+Use:
+    figures = measure([(question_frame(rows), question_frame(base_rows))])
+    figures.figure("overall", "exact_speedup"), figures.interval("overall", "exact_speedup")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from evaluation.scoring.intervals import (
+    UNKNOWN,
+    Interval,
+    paired_interval,
+    ratio_of_means,
+    ratio_of_rates,
+)
+from evaluation.scoring.per_question import pair_questions
+
+SPEC_BENCH_TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+CODE = "code"
+OVERALL = "overall"
+
+CAUSES = ("failed", "base_failed", "missing", "base_missing", "unsound", "base_unsound")
+COUNTS = ("questions", "left_out", *CAUSES)
+LEGACY_COUNTS = ("rows", "base_rows")
+FIGURES = ("mean_accepted_tokens", "tokens_per_second", "base_tokens_per_second", "speedup")
+EXACT_FIGURES = (
+    *(f"exact_{name}" for name in FIGURES),
+    *("decode_tokens_per_second", "base_decode_tokens_per_second", "decode_speedup"),
+    "break_even_mat",
+)
+WORK = ("tokens", "steps", "accepted", "seconds", "decode_seconds")
+INTERVALS = ("speedup", "exact_speedup", "decode_speedup")
+
+
+class RunFigures(NamedTuple):
+    """Figures over several runs, one row a task.
+
+    Attributes:
+        mean: Mean of every figure; of the counts, the fewest rows and questions and the most left
+            out.
+        deviation: Standard deviation (ddof=1) of every figure, NaN for a single run.
+        num_runs: Number of runs.
+        intervals: Columns ``INTERVALS``: a 95% `Interval` over questions of each speed-up.
+    """
+
+    mean: pd.DataFrame
+    deviation: pd.DataFrame
+    num_runs: int
+    intervals: pd.DataFrame
+
+    def figure(self, task: str, name: str) -> float:
+        """Return one mean, NaN if the task does not occur."""
+        return _value(self.mean, task, name)
+
+    def spread(self, task: str, name: str) -> float:
+        """Return one deviation, NaN if the task does not occur or there is a single run."""
+        return _value(self.deviation, task, name)
+
+    def interval(self, task: str, name: str) -> Interval:
+        """Return the interval of a speed-up, unknown if the task has fewer than two questions."""
+        if task not in self.intervals.index:
+            return UNKNOWN
+        found: Any = self.intervals.at[task, name]
+        return found
+
+    def only(self, task: str) -> RunFigures:
+        """Return the figures of one task alone."""
+        tables = (self.mean, self.deviation, self.intervals)
+        mean, deviation, intervals = (table.loc[[task]] for table in tables)
+        return RunFigures(mean, deviation, self.num_runs, intervals)
+
+    @staticmethod
+    def joined(parts: Sequence[RunFigures]) -> RunFigures:
+        """Return the figures of several benchmarks as one; of a task in two the first one's."""
+        mean, deviation, intervals = (
+            table[~table.index.duplicated()]
+            for table in (
+                pd.concat([getattr(part, name) for part in parts])
+                for name in ("mean", "deviation", "intervals")
+            )
+        )
+        return RunFigures(mean, deviation, max(part.num_runs for part in parts), intervals)
+
+    def is_different(self, task: str, name: str) -> bool:
+        """Whether the method is told from the baseline: the interval of the speed-up excludes 1."""
+        return self.interval(task, name).excludes_one
+
+
+def in_task_order(tasks: Iterable[str]) -> list[str]:
+    """Sort tasks as Spec-Bench reports them: its six, code, other people's by name, overall."""
+    places = {task: place for place, task in enumerate((*SPEC_BENCH_TASKS, CODE))}
+    places[OVERALL] = len(places) + 1
+    return sorted(set(tasks), key=lambda task: (places.get(task, len(places) - 1), task))
+
+
+def measure(
+    runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]],
+    names: tuple[str, str] = ("the answers", "the baseline"),
+) -> RunFigures:
+    """Return the figures of a method over its runs, with intervals over questions.
+
+    Args:
+        runs: For each run, at least one, what `question_frame` made of the method's rows and of the
+            baseline's.
+        names: What errors call the two sides, such as their file names.
+
+    Raises:
+        UserError: As `run_figures`.
+    """
+    figures = [run_figures(frame, base, names) for frame, base in runs]
+    tables = pd.concat(figures).groupby(level=0)
+    order = in_task_order(task for run in figures for task in run.index)
+    fewest = tables[["questions", *LEGACY_COUNTS]].min()
+    most = tables[list(COUNTS[1:])].max()
+    values = tables[[*FIGURES, *EXACT_FIGURES]]
+    mean = pd.concat((fewest, most, values.mean()), axis=1)[list(figures[0].columns)]
+    pairs = pd.concat([pair_questions(frame, base, names) for frame, base in runs])
+    intervals = pd.DataFrame(
+        {task: _intervals(part) for task, part in _by_task(pairs).items()}, index=list(INTERVALS)
+    ).T
+    return RunFigures(mean.loc[order], values.std(ddof=1).loc[order], len(runs), intervals)
+
+
+def run_figures(
+    frame: pd.DataFrame,
+    base_frame: pd.DataFrame,
+    names: tuple[str, str] = ("the answers", "the baseline"),
+) -> pd.DataFrame:
+    """Return the figures of one run, one row for each task that occurs.
+
+    ``overall`` is over everything but code, as MBPP is a benchmark beside Spec-Bench; if there is
+    only code, it is over code.
+
+    Args:
+        frame: What `question_frame` made of the method's rows.
+        base_frame: The same of the baseline's.
+        names: What errors call the two sides, such as their file names.
+
+    Returns:
+        Index: task, in Spec-Bench's order. ``COUNTS``: questions with sound rows on both sides,
+        others left out of exact figures, and their causes (the first that applies). ``FIGURES``:
+        legacy tokens, tokens/s twice, and a ratio, over ``LEGACY_COUNTS`` rows. ``EXACT_FIGURES``:
+        the same, exactly; tokens/s and speed-up of decoding alone, NaN where a writer did not time
+        it; and the mean accepted tokens at which that speed-up would be 1.
+
+    Raises:
+        UserError: The files answer different questions, or none has figures in both.
+    """
+    pairs = pair_questions(frame, base_frame, names)
+    exact = {task: _exact_figures(part) for task, part in _by_task(pairs).items()}
+    tasks, base_tasks = _by_task(frame), _by_task(base_frame)
+    # A task may occur in one file alone.
+    legacy = {
+        task: _legacy_figures(tasks.get(task, frame[:0]), base_tasks.get(task, base_frame[:0]))
+        for task in exact
+    }
+    table = pd.DataFrame.from_dict({task: exact[task] | legacy[task] for task in exact}, "index")
+    counts = [*COUNTS, *LEGACY_COUNTS]
+    columns = [*counts, *FIGURES, *EXACT_FIGURES]
+    return table[columns].astype(dict.fromkeys(counts, int) | dict.fromkeys(columns[8:], float))
+
+
+def left_out_text(figures: pd.DataFrame, names: tuple[str, str]) -> str | None:
+    """Say how many questions exact figures leave out and why; None if they use every one.
+
+    Args:
+        figures: What `run_figures` returned.
+        names: What to call the method's and the baseline's answers.
+    """
+    counts = figures.drop(index=OVERALL)[list(COUNTS)].sum()
+    if not counts["left_out"]:
+        return None
+    wordings = (
+        *("failed in {0}", "failed in {1}", "missing in {0}", "missing in {1}"),
+        *("with a defect in {0}", "with a defect in {1}"),
+    )
+    causes = [
+        f"{counts[cause]} {wording.format(*names)}"
+        for cause, wording in zip(CAUSES, wordings, strict=True)
+        if counts[cause]
+    ]
+    total = counts["questions"] + counts["left_out"]
+    return f"{counts['left_out']} of {total} questions are left out: {', '.join(causes)}"
+
+
+def _value(table: pd.DataFrame, task: str, name: str) -> float:
+    value: Any = table.at[task, name] if task in table.index else math.nan
+    return float(value)
+
+
+def _by_task(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Parts of a frame by task, in Spec-Bench's order, and what counts as overall."""
+    not_code = frame[frame["task"] != CODE]
+    tasks = {task: frame[frame["task"] == task] for task in in_task_order(frame["task"])}
+    return tasks | {OVERALL: frame if not_code.empty else not_code}
+
+
+def _legacy_figures(part: pd.DataFrame, base_part: pd.DataFrame) -> dict[str, float]:
+    """Spec-Bench's figures: each file over the rows that it holds."""
+    used, base_used = part[part["is_usable"]], base_part[base_part["is_usable"]]
+    speed = (used["first_tokens"] / used["first_seconds"]).mean()
+    base_speed = (base_used["first_tokens"] / base_used["first_seconds"]).mean()
+    return {
+        "rows": len(used),
+        "base_rows": len(base_used),
+        "mean_accepted_tokens": _quotient(used["first_accepted"].sum(), used["first_steps"].sum()),
+        "tokens_per_second": speed,
+        "base_tokens_per_second": base_speed,
+        "speedup": _quotient(speed, base_speed),
+    }
+
+
+def _exact_figures(part: pd.DataFrame) -> dict[str, float]:
+    """Counts of questions, and token-weighted figures over those with sound rows on both sides."""
+    used = part[part["is_used"]]
+    figures: dict[str, float] = {"questions": len(used), "left_out": len(part) - len(used)}
+    is_counted = part["is_used"]
+    for cause in CAUSES:
+        # A question counts under its first cause, so that causes sum to what is left out.
+        figures[cause] = int((part[cause] & ~is_counted).sum())
+        is_counted = is_counted | part[cause]
+    # A sum is not known where a part of it is not.
+    total = used[[prefix + name for name in WORK for prefix in ("", "base_")]].sum(skipna=False)
+    mat = _quotient(total["accepted"], total["steps"])
+    speed = _quotient(total["tokens"], total["seconds"])
+    base_speed = _quotient(total["base_tokens"], total["base_seconds"])
+    decode_speed = _quotient(total["tokens"], total["decode_seconds"])
+    base_decode_speed = _quotient(total["base_tokens"], total["base_decode_seconds"])
+    decode_speedup = _quotient(decode_speed, base_decode_speed)
+    return figures | {
+        "exact_mean_accepted_tokens": mat,
+        "exact_tokens_per_second": speed,
+        "exact_base_tokens_per_second": base_speed,
+        "exact_speedup": _quotient(speed, base_speed),
+        "decode_tokens_per_second": decode_speed,
+        "base_decode_tokens_per_second": base_decode_speed,
+        "decode_speedup": decode_speedup,
+        "break_even_mat": _quotient(mat, decode_speedup),
+    }
+
+
+def _quotient(value: float, divisor: float) -> float:
+    return float(value / divisor) if divisor > 0 else math.nan
+
+
+def _intervals(part: pd.DataFrame) -> dict[str, Interval]:
+    """Intervals of a task's speed-ups; a question's value is its mean over runs."""
+    usable = part[part["is_usable"].eq(True) & part["base_is_usable"].eq(True)]
+    exact = part[part["is_used"]]
+    columns = ["tokens", "seconds", "base_tokens", "base_seconds"]
+    decode = ["tokens", "decode_seconds", "base_tokens", "base_decode_seconds"]
+    return {
+        "speedup": _interval(ratio_of_means, usable[["rate", "base_rate"]]),
+        "exact_speedup": _interval(ratio_of_rates, exact[columns]),
+        "decode_speedup": _interval(ratio_of_rates, exact[decode]),
+    }
+
+
+def _interval(statistic: Any, values: pd.DataFrame) -> Interval:
+    questions = values.groupby(level=0).mean()
+    if questions.isna().any(axis=None):
+        return UNKNOWN
+    return paired_interval(statistic, [questions[name].to_numpy() for name in questions])

@@ -1,0 +1,165 @@
+"""Answer rows as a tidy table: one line a row, with the sums that every figure is made of.
+
+Use:
+    frame = question_frame(rows, max_new_tokens=1024)
+    sound = frame[frame["is_sound"]]
+    sound.groupby("task")["tokens"].sum() / sound.groupby("task")["seconds"].sum()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from evaluation.answers.rows import Row, is_failed
+from evaluation.defects import Effect, row_flaws
+from model.commands.command_line import UserError
+
+MT_BENCH_CATEGORIES = frozenset(
+    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+)
+COLUMNS = (
+    *("question_id", "category", "task", "is_failed", "is_usable", "is_sound", "is_flawless"),
+    *("first_tokens", "first_steps", "first_accepted", "first_seconds"),
+    *("tokens", "steps", "accepted", "seconds", "decode_seconds", "draft_tokens"),
+)
+
+Tokenizer = Callable[[str], Any]
+
+
+def task_of(category: str) -> str:
+    """Return the task a category is reported under; MT-bench's eight categories are one task."""
+    return "mt_bench" if category in MT_BENCH_CATEGORIES else category
+
+
+def question_frame(
+    rows: Sequence[Row], max_new_tokens: int | None = None, tokenizer: Tokenizer | None = None
+) -> pd.DataFrame:
+    """Return a line for each answer row, in file order.
+
+    Args:
+        rows: Rows of one file; a question may occur twice.
+        max_new_tokens: Limit of new tokens a turn, past which none counts; None if not known.
+        tokenizer: Counts ``first_tokens`` from the text, minus one a turn, as Spec-Bench does with
+            a baseline. None takes the row's own counter.
+
+    Returns:
+        ``COLUMNS``: the question; whether it failed, has figures at all (``is_usable``), has no
+        defect that forbids exact ones (``is_sound``), has none (``is_flawless``). Of the first
+        choice, the only one that
+        Spec-Bench measures: new tokens, steps, tokens accepted (bonus tokens included) and seconds,
+        over its turns. Of all choices the same, tokens only up to the limit; seconds without the
+        prompt, and drafted nodes, NaN where the writer did not count them. NaN where not usable.
+    """
+    flaws = row_flaws(rows, max_new_tokens)
+    lines = []
+    for row, found in zip(rows, flaws, strict=True):
+        effects = {flaw.effect for flaw in found}
+        line: dict[str, Any] = {
+            "question_id": row["question_id"],
+            "category": row["category"],
+            "task": task_of(row["category"]),
+            "is_failed": is_failed(row),
+            "is_usable": Effect.UNUSABLE not in effects,
+            "is_sound": effects <= {Effect.LISTED},
+            "is_flawless": not effects,
+        }
+        if line["is_usable"]:
+            line |= _first_choice(row["choices"][0], tokenizer)
+            line |= _all_choices(row["choices"], max_new_tokens)
+        lines.append(line)
+    frame = pd.DataFrame(lines, columns=list(COLUMNS))
+    return frame.astype(dict.fromkeys(COLUMNS[7:], float))
+
+
+def pair_questions(
+    frame: pd.DataFrame, base_frame: pd.DataFrame, names: tuple[str, str]
+) -> pd.DataFrame:
+    """Return a line for each question of either file, from the last row that each has for it.
+
+    Args:
+        frame: What `question_frame` made of the method's rows.
+        base_frame: The same of the baseline's.
+        names: What errors call the two sides, such as their file names.
+
+    Returns:
+        The columns of both, the baseline's with ``base_`` in front; ``task``; on each side whether
+        the question is ``missing``, ``failed`` or ``unsound`` (the first that applies);
+        ``is_used`` where none of these is the case; ``rate`` and ``base_rate``, tokens/s of the
+        first choice.
+
+    Raises:
+        UserError: The files answer different questions, or none has figures in both.
+    """
+    sides = [side.drop_duplicates("question_id", keep="last") for side in (frame, base_frame)]
+    # Numbers and texts are different ids, and must not become one.
+    keyed = [side.set_index(side["question_id"].map(repr)) for side in sides]
+    order = dict.fromkeys((*keyed[0].index, *keyed[1].index))
+    pairs = keyed[0].join(keyed[1].add_prefix("base_"), how="outer").loc[list(order)]
+    _check_same_categories(pairs, names)
+    pairs["task"] = pairs["task"].fillna(pairs["base_task"])
+    is_free = pd.Series(True, index=pairs.index)
+    for side, prefix in (("question_id", ""), ("base_question_id", "base_")):
+        is_missing = pairs[side].isna()
+        is_failed = pairs[f"{prefix}is_failed"].eq(True)
+        is_unsound = ~is_missing & ~is_failed & pairs[f"{prefix}is_sound"].ne(True)
+        pairs[f"{prefix}missing"], pairs[f"{prefix}failed"] = is_missing, is_failed
+        pairs[f"{prefix}unsound"] = is_unsound
+        is_free &= ~(is_missing | is_failed | is_unsound)
+    pairs["is_used"] = is_free
+    usable = pairs["is_usable"].eq(True) & pairs["base_is_usable"].eq(True)
+    if not usable.any():
+        raise UserError(
+            f"no question has figures in both {names[0]} and {names[1]}; "
+            "python -m evaluation.defects FILE... lists what is wrong"
+        )
+    for prefix in ("", "base_"):
+        pairs[f"{prefix}rate"] = pairs[f"{prefix}first_tokens"] / pairs[f"{prefix}first_seconds"]
+    return pairs
+
+
+def used_defects_text(frame: pd.DataFrame, name: str) -> str | None:
+    """Say how many rows with a defect Spec-Bench's figures are made of; None if there is none."""
+    count = int((frame["is_usable"] & ~frame["is_flawless"]).sum())
+    if not count:
+        return None
+    return (
+        f"{count} of {len(frame)} rows have a defect that legacy figures take in, in {name}; "
+        "python -m evaluation.defects lists them"
+    )
+
+
+def _check_same_categories(pairs: pd.DataFrame, names: tuple[str, str]) -> None:
+    both = pairs.dropna(subset=["category", "base_category"])
+    for question_id, pair in both[both["category"] != both["base_category"]].iterrows():
+        raise UserError(
+            f"question {question_id} is {pair['category']!r} in {names[0]} but "
+            f"{pair['base_category']!r} in {names[1]}; give answers to the same questions"
+        )
+
+
+def _first_choice(choice: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, float]:
+    tokens = sum(choice["new_tokens"])
+    if tokenizer is not None:
+        tokens = sum(len(tokenizer(turn).input_ids) - 1 for turn in choice.get("turns", []))
+    return {
+        "first_tokens": tokens,
+        "first_steps": len(choice["accept_lengths"]),
+        "first_accepted": sum(choice["accept_lengths"]),
+        "first_seconds": sum(choice["wall_time"]),
+    }
+
+
+def _all_choices(choices: Sequence[dict[str, Any]], limit: int | None) -> dict[str, float]:
+    counts = [count for choice in choices for count in choice["new_tokens"]]
+    return {
+        "tokens": sum(counts if limit is None else (min(count, limit) for count in counts)),
+        "steps": sum(len(choice["accept_lengths"]) for choice in choices),
+        "accepted": sum(sum(choice["accept_lengths"]) for choice in choices),
+        "seconds": sum(sum(choice["wall_time"]) for choice in choices),
+        "decode_seconds": sum(sum(choice.get("decode_time", [math.nan])) for choice in choices),
+        "draft_tokens": sum(sum(choice.get("draft_tokens", [math.nan])) for choice in choices),
+    }

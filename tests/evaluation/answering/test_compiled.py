@@ -1,0 +1,64 @@
+"""`--compile`: the same answers, everything compiled before the first question, and what it refuses.
+
+Run: pytest tests/evaluation/answering/test_compiled.py
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from evaluation.answering.config import RunConfig
+from model.commands import loading
+from model.commands.command_line import UserError
+from model.compiled.target import CompiledTarget
+from tests.evaluation.conftest import read_meta, run, token_ids
+
+OPTIONS = ("--threads", 1, "--max-new-tokens", 16, "--question-end", 2)
+
+
+@pytest.fixture(autouse=True)
+def quick_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace steps without turning them into other code."""
+
+    def quick(model: PreTrainedModel) -> CompiledTarget:
+        return CompiledTarget(model, backend="eager")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(loading, "CompiledTarget", quick)
+
+
+def test_compiled_answers_are_those_of_a_run_without(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ["--model-path", tiny_model, *OPTIONS, "--tree-version", "2.2.2"]
+    plain, compiled = tmp_path / "plain.jsonl", tmp_path / "compiled.jsonl"
+    with caplog.at_level(logging.WARNING):
+        assert run("recycling", options, plain, "--warmup", 1) == 0
+        assert run("recycling", options, compiled, "--warmup", 1, "--compile") == 0
+        assert "were compiled within an answer" not in caplog.text
+        assert token_ids(compiled) == token_ids(plain)
+        assert [read_meta(file)["compile"] for file in (plain, compiled)] == [False, True]
+        late = tmp_path / "late.jsonl"
+        assert run("recycling", options, late, "--warmup", 0, "--compile") == 0
+        assert "shapes were compiled within an answer" in caplog.text
+
+
+def test_compile_needs_a_model_on_one_gpu() -> None:
+    with pytest.raises(ValueError, match="compile: got num_gpus_per_model 2"):
+        RunConfig(compile=True, num_gpus_per_model=2, num_gpus_total=2)
+
+
+def test_a_model_without_tree_masks_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+) -> None:
+    run_config = RunConfig(model_path=str(tiny_model), compile=True)
+    monkeypatch.setattr(
+        "model.engine.target.why_chain_only", lambda model: "its positions are its own"
+    )
+    with pytest.raises(UserError, match=r"own .*--compile; leave it"):
+        loading.load_target(run_config, loading.check_model(run_config))

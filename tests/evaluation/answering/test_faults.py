@@ -1,0 +1,278 @@
+"""What goes wrong around a run: interrupts, full disks, memory that runs out, clocks and models that
+lie. Kills are in test_kill_and_resume, dying workers in test_workers.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evaluation.answering import method as method_answerer
+from evaluation.answering.low_memory import LEAN_DEPTH, LeanDrafter
+from model.budget.cost_model import StepCosts
+from model.engine.drafter import Drafter
+from model.engine.target import TargetModel
+from tests.evaluation.answering.test_loop import Spy, answer
+from tests.evaluation.conftest import (
+    QUESTIONS,
+    ROOT,
+    error_line,
+    figures,
+    read_meta,
+    read_rows,
+    run,
+    token_ids,
+)
+
+STEPS = ("token_ids", "accept_lengths", "draft_tokens", "turns")
+PATIENCE = 120.0
+KEPT = 4096  # bytes that a disk takes, as far as the process knows
+
+
+class InterruptedSpy(Spy):
+    """Gets Ctrl-C some times while it answers the second question."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(fails_on="nothing")
+        self._times = times
+
+    def answer(self, prompt_ids: list[int]) -> Any:
+        if prompt_ids == [ord(letter) for letter in "bad"]:
+            for _ in range(self._times):
+                signal.raise_signal(signal.SIGINT)
+        return super().answer(prompt_ids)
+
+
+@pytest.mark.parametrize(("times", "rows_left"), [(1, [1, 2]), (2, [1])])
+def test_one_interrupt_finishes_the_question_and_two_do_not(
+    times: int, rows_left: list[int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        answer(InterruptedSpy(times), tmp_path / "a.jsonl", num_warmup=0)
+    assert [row["question_id"] for row in read_rows(tmp_path / "a.jsonl")] == rows_left
+    assert "finishing this question" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before, "Ctrl-C was not given back"
+
+
+def start(options: list[str], file: Path, **more: Any) -> subprocess.Popen[str]:
+    """Start a real run with a hot matrix."""
+    command = [sys.executable, "-m", "evaluation.inference_recycling", *options]
+    return subprocess.Popen(
+        [*command, "--answer-file", str(file)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
+
+
+def test_an_interrupted_command_exits_with_130_and_is_gone_on_with(
+    options: list[str], tmp_path: Path
+) -> None:
+    uncut, file = tmp_path / "uncut.jsonl", tmp_path / "cut.jsonl"
+    assert run("recycling", options, uncut) == 0
+    process = start(options, file)
+    deadline = time.monotonic() + PATIENCE
+    while not (file.exists() and file.stat().st_size):
+        assert time.monotonic() < deadline and process.poll() is None, "no row came"
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode in (130, 0), errors  # 0: it was quicker than the signal
+    assert "Traceback" not in errors
+    assert run("recycling", options, file) == 0
+    assert figures(read_rows(file), *STEPS) == figures(read_rows(uncut), *STEPS)
+
+
+def limited() -> None:
+    """Let this process write no file beyond some bytes, as on a disk that is full then."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (KEPT, KEPT))
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_one_line_and_whole_rows(
+    options: list[str], tmp_path: Path
+) -> None:
+    uncut, file = tmp_path / "uncut.jsonl", tmp_path / "full.jsonl"
+    assert run("recycling", [*options, "--start", "cold"], uncut) == 0
+    assert uncut.stat().st_size > KEPT, "the limit would not be met"
+    more = [*options, "--start", "cold"]
+    process = start(more, file, preexec_fn=limited)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, errors
+    last = errors.splitlines()[-1]
+    assert last.startswith(f"error: answer file {file}: a row cannot be written: ")
+    assert "Traceback" not in errors
+    assert 1 <= len(read_rows(file)) < QUESTIONS, "only whole rows may be left"
+    assert run("recycling", more, file) == 0
+    assert figures(read_rows(file), *STEPS) == figures(read_rows(uncut), *STEPS)
+
+
+def test_a_matrix_that_the_disk_does_not_take_loses_no_row(
+    options: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "full.jsonl"
+    process = start(options, file, preexec_fn=limited)  # the hot matrix takes 256 kB
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, errors
+    assert "cannot write" in errors.splitlines()[-1]
+    assert file.read_bytes() == b"", "a row without its matrix could not be gone on with"
+    assert run("recycling", options, file) == 0
+    assert len(read_rows(file)) == QUESTIONS
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_folder_that_takes_no_file_is_refused_before_the_weights_load(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = error_line("vanilla", [*options, "--answer-file", "/proc/answers.jsonl"], capsys)
+    assert "/proc/answers.jsonl" in line
+    assert "cannot be written" in line
+
+
+class FullSpy(Spy):
+    """Runs out of memory over a question until it is asked in a lean way, and then perhaps again."""
+
+    def __init__(self, is_hopeless: bool) -> None:
+        super().__init__(fails_on="nothing")
+        self._is_hopeless = is_hopeless
+
+    def answer(self, prompt_ids: list[int]) -> Any:
+        if prompt_ids == [ord(letter) for letter in "bad"] and (
+            self._is_hopeless or "lean" not in self.calls
+        ):
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+        return super().answer(prompt_ids)
+
+
+@pytest.mark.parametrize("is_hopeless", [False, True])
+def test_a_question_that_runs_out_of_memory_is_asked_once_more_in_a_lean_way(
+    is_hopeless: bool, tmp_path: Path
+) -> None:
+    spy = FullSpy(is_hopeless)
+    assert answer(spy, tmp_path / "a.jsonl", num_warmup=0) == is_hopeless
+    first, second, third = read_rows(tmp_path / "a.jsonl")
+    assert second["retried_after"] == "OutOfMemoryError: tried to allocate 9 GiB"
+    assert second.get("error") == (second["retried_after"] if is_hopeless else None)
+    assert bool(second["choices"]) is not is_hopeless
+    assert spy.calls.count("lean") == 1
+    assert "retried_after" not in first and "retried_after" not in third
+
+
+def test_a_method_that_starts_cold_knows_nothing_of_the_answer_that_failed(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = method_answerer.generate
+    lengths = []
+    for is_late in (False, True):
+
+        def short_of_memory(
+            target: Any, drafter: Any, *given: Any, is_late: bool = is_late, **named: Any
+        ) -> Any:
+            is_lean = isinstance(drafter, LeanDrafter)
+            answer = generate(target, drafter, *given, **named) if is_lean or is_late else None
+            if not is_lean:
+                raise torch.OutOfMemoryError("no room for a tree")
+            return answer
+
+        monkeypatch.setattr(method_answerer, "generate", short_of_memory)
+        file = tmp_path / f"{is_late}.jsonl"
+        assert run("recycling", options, file, "--question-end", 1, "--start", "cold") == 0
+        (row,) = read_rows(file)
+        assert row["retried_after"]
+        lengths.append(row["choices"][0]["accept_lengths"])
+    assert lengths[0] == lengths[1]
+
+
+def test_a_lean_drafter_is_priced_with_the_model_that_drafts() -> None:
+    costs = StepCosts((1,), (2.0,), (2.0,))
+    drafter = Drafter(None, 9, torch.device("cpu"))
+    drafter.draft_costs = lambda: costs  # type: ignore[method-assign]
+    assert LeanDrafter(drafter).draft_costs() is costs
+
+
+@pytest.mark.parametrize("method", ["recycling", "lookahead"])
+def test_lean_answers_are_those_of_vanilla_with_short_chains(
+    method: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, lean = tmp_path / "plain.jsonl", tmp_path / "lean.jsonl"
+    run("vanilla", options, plain, "--question-end", 3)
+    generate = method_answerer.generate
+
+    def short_of_memory(target: Any, drafter: Any, *given: Any, **named: Any) -> Any:
+        if not isinstance(drafter, LeanDrafter):
+            raise torch.OutOfMemoryError("no room for a tree")
+        return generate(target, drafter, *given, **named)
+
+    monkeypatch.setattr(method_answerer, "generate", short_of_memory)
+    assert run(method, options, lean, "--question-end", 3) == 0
+    rows = read_rows(lean)
+    assert token_ids(lean) == token_ids(plain)
+    assert all("retried_after" in row for row in rows)
+    for choice in (row["choices"][0] for row in rows):
+        for drafted, steps in zip(choice["draft_tokens"], choice["decoding_steps"], strict=True):
+            assert drafted <= LEAN_DEPTH * steps
+    assert any(sum(row["choices"][0]["draft_tokens"]) for row in rows), "nothing was drafted"
+
+
+def test_a_clock_that_goes_backwards_harms_nothing(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 2e9
+
+    def backwards() -> float:
+        nonlocal now
+        now -= 3600
+        return now
+
+    file = tmp_path / "run.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", backwards)
+        assert run("recycling", options, file) == 0
+    rows, meta = read_rows(file), read_meta(file)
+    assert len(rows) == QUESTIONS
+    assert rows[0]["tstamp"] > rows[-1]["tstamp"], "the clock did not go backwards"
+    assert meta["end_time"] < meta["start_time"]
+    for row in rows:
+        for name in ("wall_time", "prefill_time", "decode_time"):
+            assert all(0 < seconds < PATIENCE for seconds in row["choices"][0][name])
+
+
+@pytest.mark.parametrize("method", ["vanilla", "recycling"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_an_error_and_never_a_text(
+    value: float,
+    method: str,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward, begin = TargetModel.run, method_answerer.MethodAnswerer.begin_question
+    num_begun = 0
+
+    def counted(self: Any) -> None:
+        nonlocal num_begun
+        num_begun += 1
+        begin(self)
+
+    def broken(self: Any, *given: Any, **named: Any) -> torch.Tensor:
+        logits = forward(self, *given, **named)
+        return logits * value if num_begun == 2 else logits
+
+    monkeypatch.setattr(TargetModel, "run", broken)
+    monkeypatch.setattr(method_answerer.MethodAnswerer, "begin_question", counted)
+    file = tmp_path / "run.jsonl"
+    assert run(method, options, file, "--question-end", 3) == 1
+    rows = read_rows(file)
+    assert ["error" in row for row in rows] == [False, True, False]
+    assert rows[1]["error"].startswith("InvalidLogitsError: ")
+    assert rows[1]["choices"] == []

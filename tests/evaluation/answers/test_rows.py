@@ -1,0 +1,119 @@
+"""Reading answer files: what is wrong is named with file and line; failures are recognised.
+
+Run: pytest tests/evaluation/answers/test_rows.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.answers.rows import is_failed, read_answers, read_meta, sidecar_path
+from model.commands.command_line import UserError
+from tests.evaluation.answers.answer_rows import failed_row, make_row, write_answers
+
+GOOD = make_row(1, "qa", [2, 1], 0.5)
+
+
+def test_rows_come_back_in_file_order(tmp_path: Path) -> None:
+    rows = [make_row(9, "qa", [1], 1.0, ["Zeile\u2028zwei ü"]), GOOD, failed_row("x", "rag")]
+    assert read_answers(write_answers(tmp_path / "a.jsonl", rows)) == rows
+
+
+def test_blank_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"\n{json.dumps(GOOD)}\n  \n\n")
+    assert read_answers(str(path)) == [GOOD]
+
+
+def _without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in GOOD.items() if name != key}
+
+
+def _with_choice(**keys: Any) -> dict[str, Any]:
+    return GOOD | {"choices": [GOOD["choices"][0] | keys]}
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{not json", "line 2: is not JSON"),
+        (json.dumps(GOOD)[:-20], "line 2: is not JSON"),
+        ("[" * 100_000, "line 2: is not JSON"),
+        ('{"question_id": 1, "question_id": 2}', "line 2: is not JSON: the key 'question_id' is"),
+        (GOOD | {"category": "\ud800"}, "line 2: holds half of a surrogate pair"),
+        ("[1, 2]", "line 2: an answer is a JSON object, got list"),
+        (_without("question_id"), "line 2: no 'question_id'"),
+        (_without("category"), "line 2: no 'category'"),
+        (_without("choices"), "line 2: no 'choices'"),
+        (GOOD | {"question_id": 77}, "line 2: question 77 is already answered in line 1"),
+        (GOOD | {"question_id": [1]}, "line 2: question_id is"),
+        (GOOD | {"question_id": True}, "line 2: question_id is"),
+        (GOOD | {"category": None}, "line 2: category is"),
+        (GOOD | {"choices": {}}, "line 2: choices is a list of objects"),
+        (GOOD | {"choices": ["text"]}, "line 2: choices is a list of objects"),
+        (_with_choice(new_tokens=7), "line 2: new_tokens is a list of numbers, got 7"),
+        (_with_choice(wall_time=["1.0"]), "line 2: wall_time is a list of numbers"),
+        (_with_choice(accept_lengths=[None]), "line 2: accept_lengths is a list of numbers"),
+        (_with_choice(turns=[None]), "line 2: turns is a list of texts"),
+        (_with_choice(token_ids=[1, 2]), "line 2: token_ids is a list of token ids"),
+        (_with_choice(token_ids=7), "line 2: token_ids is a list of token ids"),
+        (_with_choice(wall_time=[10**400]), "line 2: wall_time is a list of numbers"),
+        # Optional keys of ours, which other writers may mean otherwise.
+        (_with_choice(decode_time=1.5), "line 2: decode_time is a list of numbers, got 1.5"),
+        (_with_choice(draft_tokens=[None]), "line 2: draft_tokens is a list of numbers"),
+        (_with_choice(drafted=[3, 2]), "line 2: drafted is a list of counts"),
+        (_with_choice(accepted=7), "line 2: accepted is a list of counts"),
+        (_with_choice(sources=["pld"]), "line 2: sources is an object"),
+        (_with_choice(sources=[{"pld": [1, 2, 3]}]), "line 2: sources is an object"),
+        (_with_choice(step_times=[{"draft": None}]), "line 2: step_times is an object"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: object, complaint: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    text = line if isinstance(line, str) else json.dumps(line)
+    path.write_text(f"{json.dumps(GOOD | {'question_id': 77})}\n{text}\n")
+    with pytest.raises(UserError) as caught:
+        read_answers(path)
+    assert str(caught.value).startswith(f"{path}, {complaint}")
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_empty_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no answer file .*none\.jsonl"):
+        read_answers(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(UserError, match=r"empty\.jsonl holds no answers"):
+        read_answers(tmp_path / "empty.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes(b'{"question_id": "\xe9"}')
+    with pytest.raises(UserError, match=r"latin\.jsonl is not UTF-8"):
+        read_answers(tmp_path / "latin.jsonl")
+    with pytest.raises(UserError, match="cannot read the answer file"):
+        read_answers(tmp_path)
+
+
+def test_failures() -> None:
+    assert not is_failed(GOOD)
+    assert not is_failed(GOOD | {"error": None})
+    assert is_failed(failed_row(1, "qa"))
+    assert is_failed(GOOD | {"error": "too long"})
+    assert is_failed(GOOD | {"choices": []})
+    assert is_failed(_with_choice(new_tokens=[]))
+    assert is_failed(GOOD | {"choices": [{"turns": ["text"]}]})
+
+
+def test_sidecar(tmp_path: Path) -> None:
+    path = write_answers(tmp_path / "vicuna-temp-0.0.jsonl", [GOOD], {"method": "pld"})
+    assert sidecar_path(path) == tmp_path / "vicuna-temp-0.0.meta.json"
+    assert read_meta(path) == {"method": "pld"}
+    assert read_meta(tmp_path / "other.jsonl") == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\udce9", '{"options": 3}'])
+def test_a_bad_sidecar_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.meta.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(UserError, match=r"the sidecar .*a\.meta\.json is not"):
+        read_meta(tmp_path / "a.jsonl")
