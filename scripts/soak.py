@@ -28,7 +28,7 @@ from evaluation.reporting.tables import markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.loading import check_model, load_target
 from model.engine.target import eos_ids_of
-from scripts.benchmark_methods import (
+from scripts.benchmark.methods import (
     Method,
     Setting,
     check_draft,

@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config
 from evaluation.questions.questions import DATA_FOLDER, Question
 from model.commands.command_line import UserError
 from model.engine.target import TargetModel
-from scripts.benchmark import main, measure, spread
-from scripts.benchmark_methods import Method, Setting, drafter_of, our_method, referee
-from scripts.benchmark_report import PARTS, Answer, Work, print_tables, speedup, summarise
-from scripts.device_costs import CostPoint, Roofline, choose_contexts, cost_curve
+from scripts.benchmark.command import main, measure, spread
+from scripts.benchmark.device_costs import CostPoint, Roofline, choose_contexts, cost_curve
+from scripts.benchmark.methods import Method, Setting, drafter_of, our_method, referee
+from scripts.benchmark.report import PARTS, Answer, Work, print_tables, speedup, summarise
 from tests.model.decoded import known
 
 
@@ -134,7 +134,7 @@ def test_models_that_verify_chains_alone_have_a_cost_curve() -> None:
 def test_a_model_that_cannot_be_enlarged_is_refused_before_the_weights_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("scripts.benchmark.load_target")
+    monkeypatch.delattr("scripts.benchmark.command.load_target")
     shutil.copytree(DATA_FOLDER / "demo" / "model", tmp_path / "model")
     config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 8192}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))

@@ -16,8 +16,8 @@ from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels import short_pass as few_rows
 from model.kernels.attention import Attention
-from scripts import context_cost
-from scripts.context_cost import ContextCost, context_costs, main
+from scripts.benchmark import context_cost
+from scripts.benchmark.context_cost import ContextCost, context_costs, main
 from tests.evaluation.conftest import DEMO_MODEL, TOKENIZER_FILES
 from tests.model.decoded import known
 

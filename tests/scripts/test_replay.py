@@ -20,10 +20,10 @@ from model.commands.command_line import UserError
 from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.target import TargetModel
-from scripts.replay import build_parser, main, record
-from scripts.replay_recording import Recording
-from scripts.replay_scores import TurnScore, check_replayable, drafter_from, figures, score
-from scripts.replay_target import ReplayTarget, refuse_unrecordable
+from scripts.replay.command import build_parser, main, record
+from scripts.replay.recording import Recording
+from scripts.replay.scores import TurnScore, check_replayable, drafter_from, figures, score
+from scripts.replay.target import ReplayTarget, refuse_unrecordable
 from tests.model.family import Family
 
 # A draft model, and trees that do not follow the clock.

@@ -16,9 +16,9 @@ from model.commands.command_line import UserError
 from model.engine.tree import DraftBudget
 from model.methods.recycling.drafter import RecyclingConfig
 from model.methods.recycling.tree_template import TreeTemplate
-from scripts.replay_recording import RecordedTurn, Recording, Source
-from scripts.replay_target import ReplayTarget
-from scripts.search_tree import TracingDrafter, learn, main, most_probable
+from scripts.replay.recording import RecordedTurn, Recording, Source
+from scripts.replay.search_tree import TracingDrafter, learn, main, most_probable
+from scripts.replay.target import ReplayTarget
 from tests.model.decoded import random_ids, referee, target_of
 from tests.model.family import VOCAB
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from model.commands.command_line import UserError
-from scripts import benchmark
+from scripts.benchmark import command as benchmark
 from scripts.soak import Block, is_flat, main
 
 
@@ -43,7 +43,7 @@ def test_what_cannot_be_answered_is_refused_before_the_weights_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delattr("scripts.soak.load_target")
-    monkeypatch.delattr("scripts.benchmark.load_target")
+    monkeypatch.delattr("scripts.benchmark.command.load_target")
     with pytest.raises(UserError, match=r"got '\./none'; allowed: a folder"):
         main(["--methods", "sps", "--draft-model", "./none"])
     file = tmp_path / "q.jsonl"

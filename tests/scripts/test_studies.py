@@ -11,12 +11,12 @@ import pytest
 
 from model.commands.command_line import UserError
 from model.methods.recycling.tree_template import TreeTemplate
-from scripts import studies_catalogue
-from scripts.replay_scores import Figures
-from scripts.studies import chart, main, page
-from scripts.studies_catalogue import STUDIES, regular_tree
-from scripts.studies_lab import Point, Study
-from scripts.studies_texts import made_up_questions
+from scripts.replay.scores import Figures
+from scripts.studies import catalogue as studies_catalogue
+from scripts.studies.catalogue import STUDIES, regular_tree
+from scripts.studies.command import chart, main, page
+from scripts.studies.lab import Point, Study
+from scripts.studies.texts import made_up_questions
 
 LINES = Study(
     "Does it draw?",

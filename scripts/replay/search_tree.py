@@ -10,7 +10,7 @@ The template is a JSON file for `--tree-version`.
 
 Examples:
     python -m scripts.replay record --out demo.replay --num-questions 15
-    python -m scripts.search_tree demo.replay --extend --nodes 32 --out tree32.json
+    python -m scripts.replay.search_tree demo.replay --extend --nodes 32 --out tree32.json
     python -m evaluation.inference_recycling --tree-version tree32.json
 """
 
@@ -32,10 +32,10 @@ from model.commands.files import check_output, refuse_outputs, write_whole
 from model.engine.tree import DraftBudget, DraftTree
 from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
 from model.methods.recycling.tree_template import MAX_PATHS, load_template
-from scripts.replay import load_recorded_model
-from scripts.replay_recording import RecordedTurn, Recording
-from scripts.replay_scores import Figures, check_replayable, figures, score
-from scripts.replay_target import ReplayTarget
+from scripts.replay.command import load_recorded_model
+from scripts.replay.recording import RecordedTurn, Recording
+from scripts.replay.scores import Figures, check_replayable, figures, score
+from scripts.replay.target import ReplayTarget
 
 FIRST_TEMPLATE = "2.2.2"
 # Observations that the shares over all paths are worth against those of one path.
@@ -188,7 +188,7 @@ def write_template(file: Path, paths: Sequence[RankPath], source: str) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    parser = OptionParser(prog="python -m scripts.search_tree", description=__doc__)
+    parser = OptionParser(prog="python -m scripts.replay.search_tree", description=__doc__)
     parser.add_argument("recording", help="file of scripts.replay record")
     parser.add_argument("--out", required=True, help="JSON file to write")
     parser.add_argument("--nodes", type=int, default=80, help="drafted nodes N (%(default)s)")

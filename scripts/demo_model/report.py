@@ -8,8 +8,8 @@ point its trailing 24 tokens are periodic with a period of at most 12. A questio
 follows the model's own first answer. The table and one JSON line go to stdout.
 
 Example:
-    python -m scripts.demo_model_report --model data/demo/model --questions data/demo/question.jsonl
-    python -m scripts.demo_model_report --model data/demo/model --corpus corpus.jsonl.gz \
+    python -m scripts.demo_model.report --model data/demo/model --questions data/demo/question.jsonl
+    python -m scripts.demo_model.report --model data/demo/model --corpus corpus.jsonl.gz \
         --questions data/spec_bench/question.jsonl --answers answers.jsonl
 """
 
@@ -31,8 +31,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation.questions.questions import Question, load_questions
 from model.commands.command_line import OptionParser, run_command, user_errors
 from model.commands.files import check_output, write_whole
-from scripts.demo_corpus import CorpusConfig, encode_turns, read_rows, split_rows
-from scripts.loops import find_loop
+from scripts.demo_model.corpus import CorpusConfig, encode_turns, read_rows, split_rows
+from scripts.demo_model.loops import find_loop
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -221,7 +221,7 @@ def print_table(table: dict[str, dict[str, Summary]], max_new_tokens: int) -> No
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = OptionParser(prog="python -m scripts.demo_model_report", description=__doc__)
+    parser = OptionParser(prog="python -m scripts.demo_model.report", description=__doc__)
     parser.add_argument("--model", required=True, help="model folder")
     parser.add_argument("--questions", type=Path, nargs="+", required=True, help="JSONL files")
     parser.add_argument("--corpus", type=Path, help="training corpus, for the held-out loss")

@@ -2,10 +2,10 @@ r"""Draw the demo model's loss from its committed log.
 
 What: training and held-out loss over tokens, and the loops of the last phase over its rounds.
 Why: the model card shows curves, and a picture must come from the figures beside it.
-How: reads ``train_log.jsonl`` (written by ``scripts.train_demo_model``), writes a PNG.
+How: reads ``train_log.jsonl`` (written by ``scripts.demo_model``), writes a PNG.
 
 Example:
-    python -m scripts.demo_loss_plot --log data/demo/model/train_log.jsonl \
+    python -m scripts.demo_model.loss_plot --log data/demo/model/train_log.jsonl \
         --out docs/img/demo-model-loss.png
 """
 
@@ -32,7 +32,7 @@ def read_log(path: Path) -> list[dict[str, float]]:
     if not any("tokens" in entry for entry in entries):
         raise ValueError(
             f"log: got {path} without a training step, allowed a train_log.jsonl; "
-            "do train with scripts.train_demo_model"
+            "do train with scripts.demo_model"
         )
     return entries
 
@@ -81,7 +81,7 @@ def draw_loops(axis: Any, entries: list[dict[str, float]]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = OptionParser(prog="python -m scripts.demo_loss_plot", description=__doc__)
+    parser = OptionParser(prog="python -m scripts.demo_model.loss_plot", description=__doc__)
     parser.add_argument("--log", type=Path, required=True, help="train_log.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
     options = parser.parse_args(argv)

@@ -30,10 +30,10 @@ from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import write_whole
 from model.commands.loading import load_config_and_tokenizer
 from model.engine.drafter import unknown_name
-from scripts.replay import add_model_options, load_recorded_model, record
-from scripts.replay_recording import Recording
-from scripts.studies_catalogue import NUM_READ, STUDIES
-from scripts.studies_lab import Lab, Study
+from scripts.replay.command import add_model_options, load_recorded_model, record
+from scripts.replay.recording import Recording
+from scripts.studies.catalogue import NUM_READ, STUDIES
+from scripts.studies.lab import Lab, Study
 
 ALL = "all"
 
@@ -155,7 +155,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             if file:
                 recording.save(file)
     return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -7,7 +7,7 @@ engine, and shows here as a rest that rises.
 How: prints a table and a line of JSON; draws a picture with --out.
 
 Example:
-    python -m scripts.context_cost --contexts 512 4096 16384 --out docs/img/context-cost.png
+    python -m scripts.benchmark.context_cost --contexts 512 4096 16384 --out docs/img/context-cost.png
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from model.engine.tree import DraftTree
 from model.kernels import short_pass as few_rows
 from model.machine.measurements import device_name
 from model.options import DTYPES
-from scripts.device_costs import choose_contexts
+from scripts.benchmark.device_costs import choose_contexts
 
 NUM_ROUNDS = 7
 
@@ -152,7 +152,7 @@ def draw(costs: Sequence[ContextCost], path: Path) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    parser = OptionParser(prog="python -m scripts.context_cost", description=__doc__)
+    parser = OptionParser(prog="python -m scripts.benchmark.context_cost", description=__doc__)
     parser.add_argument("--model-path", default=RunConfig().model_path, help="folder or hub name")
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 81], help="sizes of trees")

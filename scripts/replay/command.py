@@ -31,10 +31,10 @@ from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import check_model, load_target
 from model.engine.target import TargetModel, eos_ids_of
 from model.options import DTYPES
-from scripts.benchmark import spread
-from scripts.replay_recording import RecordedTurn, Recording, Source
-from scripts.replay_scores import check_replayable, drafter_from, figures, replay, score
-from scripts.replay_target import ReplayTarget, refuse_unrecordable
+from scripts.benchmark.command import spread
+from scripts.replay.recording import RecordedTurn, Recording, Source
+from scripts.replay.scores import check_replayable, drafter_from, figures, replay, score
+from scripts.replay.target import ReplayTarget, refuse_unrecordable
 
 # Rows after the limit that drafts and drafters' own overrun may reach.
 REACH = 256
@@ -190,7 +190,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     recording.save(out)
     print(f"{len(recording.turns)} turns: {_size(recording, out)}")
     return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -7,16 +7,16 @@ Why: a fresh machine, CI or a plane has no model hub; a trained model inside the
 real text with real acceptance lengths at once.
 How: Muon for the matrices and AdamW for the rest, bf16 autocast, chats packed whole, prompt tokens
 weighted below answer tokens and the end of an answer above them, learning rate constant and then
-as one minus a square root, and last a phase against loops (``scripts.demo_antiloop``). Kill it at any time:
+as one minus a square root, and last a phase against loops (``scripts.demo_model.antiloop``). Kill it at any time:
 the same command goes on from the last checkpoint.
 
 Example:
-    python -m scripts.train_demo_model --corpus corpus.jsonl.gz --out data/demo/model
-    python -m scripts.train_demo_model --corpus corpus.jsonl.gz --out tiny --work tiny.work \
+    python -m scripts.demo_model --corpus corpus.jsonl.gz --out data/demo/model
+    python -m scripts.demo_model --corpus corpus.jsonl.gz --out tiny --work tiny.work \
         --tokens 200000 --layers 2 --hidden 64 --intermediate 128 --vocab-size 1024 --no-compile
 
-    # The draft model of the demo model, from the demo model's own answers (scripts.demo_answers):
-    python -m scripts.train_demo_model --corpus answers.jsonl --out data/demo/draft \
+    # The draft model of the demo model, from the demo model's own answers (scripts.demo_model.answers):
+    python -m scripts.demo_model --corpus answers.jsonl --out data/demo/draft \
         --tokenizer data/demo/model --layers 2 --hidden 128 --heads 2 --intermediate 352 \
         --tokens 12000000 --rounds 0
 """
@@ -39,8 +39,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from model.commands.command_line import OptionParser, run_command, user_errors
 from model.commands.files import write_whole
-from scripts.demo_antiloop import AntiLoopConfig, unlearn_loops
-from scripts.demo_corpus import (
+from scripts.demo_model.antiloop import AntiLoopConfig, unlearn_loops
+from scripts.demo_model.corpus import (
     CorpusConfig,
     Row,
     Split,
@@ -49,8 +49,8 @@ from scripts.demo_corpus import (
     split_rows,
     train_tokenizer,
 )
-from scripts.demo_recipe import CONTEXT, TrainConfig
-from scripts.demo_training import LOG, Trainer, append_line
+from scripts.demo_model.recipe import CONTEXT, TrainConfig
+from scripts.demo_model.training import LOG, Trainer, append_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def rounded(figures: Mapping[str, float], prefix: str = "") -> dict[str, object]
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = OptionParser(prog="python -m scripts.train_demo_model", description=__doc__)
+    parser = OptionParser(prog="python -m scripts.demo_model", description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True, help="JSONL(.gz): prompt, response")
     parser.add_argument("--out", type=Path, required=True, help="model folder to write")
     parser.add_argument("--work", type=Path, help="checkpoint and log (default: OUT.work)")
@@ -245,7 +245,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     unlearn_loops(trainer, anti_loop)
     export(trainer, options.out)
     return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -25,7 +25,7 @@ from model.engine.state_sketch import probe_ids, probed
 from model.engine.target import PREFILL_CHUNK, PromptChunk, TargetModel
 from model.engine.tree import DraftTree
 from model.kernels.largest_logits import top_k
-from scripts.replay_recording import EMPTY, RecordedTurn, Recording
+from scripts.replay.recording import EMPTY, RecordedTurn, Recording
 
 
 class MissingRowError(LookupError):

@@ -7,7 +7,7 @@ ordinary training batches so that nothing else is forgotten.
 Why: a small model under greedy decoding falls into loops, and looped text flatters every drafting
 method; this removes the cause in the weights, where a decoding trick would hide it. A way out that
 the model itself would take keeps answers as long as they were; ending them instead makes them short.
-How: called by ``scripts.train_demo_model``. The loss on repeated tokens is the unlikelihood
+How: called by ``scripts.demo_model``. The loss on repeated tokens is the unlikelihood
 -log(1 - p) of Welleck et al. 2019 (arXiv 1908.04319), on whole generated answers.
 """
 
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from scripts.demo_corpus import Turn
-from scripts.demo_training import LOG, Batch, Trainer, append_line, next_weights
-from scripts.loops import WINDOW, find_loop
+from scripts.demo_model.corpus import Turn
+from scripts.demo_model.loops import WINDOW, find_loop
+from scripts.demo_model.training import LOG, Batch, Trainer, append_line, next_weights
 
 # B sequences, T tokens each.
 

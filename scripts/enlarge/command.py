@@ -16,8 +16,8 @@ Tensors are made one by one and written shard by shard, so the 7B needs far less
 than to load.
 
 Example:
-    python -m scripts.scale_model --model data/demo/model --shape 150m --out demo-150m
-    python -m scripts.scale_model --model data/demo/model --layers 8 --hidden 512 --heads 8 \
+    python -m scripts.enlarge --model data/demo/model --shape 150m --out demo-150m
+    python -m scripts.enlarge --model data/demo/model --layers 8 --hidden 512 --heads 8 \
         --intermediate 1408 --kv-heads 4 --out demo-wide
 """
 
@@ -39,7 +39,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from model.commands.command_line import OptionParser, run_command, user_errors
-from scripts.enlarge import SHAPES, Enlarger, ModelShape, resolve_shape, scale_config
+from scripts.enlarge.arithmetic import SHAPES, Enlarger, ModelShape, resolve_shape, scale_config
 
 __all__ = ["SHAPES", "ModelShape", "scale_config", "scaled_model", "write_scaled"]
 
@@ -174,7 +174,7 @@ def _counted(groups: Iterator[dict[str, Tensor]], bar: tqdm) -> Iterator[dict[st
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = OptionParser(prog="python -m scripts.scale_model", description=__doc__)
+    parser = OptionParser(prog="python -m scripts.enlarge", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="folder of the small model")
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
     parser.add_argument("--shape", help=f"named size: {', '.join(SHAPES)}")
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (options.model / "config.json").is_file():
             raise ValueError(
                 f"model: got {options.model}, allowed a folder with config.json; "
-                "do train one with scripts.train_demo_model"
+                "do train one with scripts.demo_model"
             )
         shape = chosen_shape(options)
         num_parameters = write_scaled(
@@ -224,7 +224,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     print(f"{options.out}: {num_parameters:,} parameters, {options.dtype}")
     return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -23,7 +23,7 @@ from model.engine.loop import generate
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
 from model.methods.sps.draft_model import check_draft_model, load_draft_model
-from scripts.benchmark_report import ASSISTED, PARTS, REFEREES, Answer
+from scripts.benchmark.report import ASSISTED, PARTS, REFEREES, Answer
 
 DEMO_DRAFT = str(Path(RunConfig().model_path).with_name("draft"))
 AUTO = "-auto"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from scripts.replay import answer_turns
-from scripts.replay_recording import RecordedTurn
-from scripts.replay_scores import figures
-from scripts.search_tree import RankPath
-from scripts.studies_lab import Lab, Point, Study
-from scripts.studies_texts import LITTLE_CATEGORIES, MUCH_CATEGORIES, made_up_questions
+from scripts.replay.command import answer_turns
+from scripts.replay.recording import RecordedTurn
+from scripts.replay.scores import figures
+from scripts.replay.search_tree import RankPath
+from scripts.studies.lab import Lab, Point, Study
+from scripts.studies.texts import LITTLE_CATEGORIES, MUCH_CATEGORIES, made_up_questions
 
 SUCCESSORS = (2, 4, 8, 16, 32)
 BREADTHS = (1, 2, 3, 4, 8, 32)

@@ -38,7 +38,8 @@ from model.compiled.target import CompiledTarget
 from model.engine.target import TargetModel, eos_ids_of
 from model.machine.measurements import device_name
 from model.options import DTYPES
-from scripts.benchmark_methods import (
+from scripts.benchmark.device_costs import CONTEXTS, choose_contexts, cost_curve, roofline
+from scripts.benchmark.methods import (
     Method,
     Setting,
     check_draft,
@@ -49,10 +50,9 @@ from scripts.benchmark_methods import (
     referee,
     refuse_repeated,
 )
-from scripts.benchmark_report import REFEREES, Answer, print_tables, summarise
-from scripts.device_costs import CONTEXTS, choose_contexts, cost_curve, roofline
-from scripts.enlarge import SHAPES, scale_config
-from scripts.scale_model import scaled_model
+from scripts.benchmark.report import REFEREES, Answer, print_tables, summarise
+from scripts.enlarge.arithmetic import SHAPES, scale_config
+from scripts.enlarge.command import scaled_model
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 81, 128)
 DEFAULT_METHODS = (
@@ -259,7 +259,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out:
         write_whole(args.out, json_line(report) + "\n")
     return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

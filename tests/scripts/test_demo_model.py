@@ -13,8 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from model.commands.command_line import UserError
-from scripts import demo_answers, demo_loss_plot, demo_model_report, train_demo_model
-from scripts.demo_antiloop import (
+from scripts.demo_model import answers as demo_answers
+from scripts.demo_model import command as train_demo_model
+from scripts.demo_model import loss_plot as demo_loss_plot
+from scripts.demo_model import report as demo_model_report
+from scripts.demo_model.antiloop import (
     Answer,
     AntiLoopConfig,
     Speaker,
@@ -24,7 +27,7 @@ from scripts.demo_antiloop import (
     unlearn_loops,
     unlikelihood,
 )
-from scripts.demo_corpus import (
+from scripts.demo_model.corpus import (
     CorpusConfig,
     Row,
     encode_turns,
@@ -33,8 +36,8 @@ from scripts.demo_corpus import (
     split_rows,
     train_tokenizer,
 )
-from scripts.demo_recipe import TrainConfig
-from scripts.loops import find_loop
+from scripts.demo_model.loops import find_loop
+from scripts.demo_model.recipe import TrainConfig
 
 WORDS = ("the", "a", "cat", "dog", "house", "runs", "sits", "big", "small", "and", "12", "345")
 

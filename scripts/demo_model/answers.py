@@ -8,7 +8,7 @@ How: plain Hugging Face ``generate`` in batches of prompts of about the same len
 time: the same command goes on where it stopped.
 
 Example:
-    python -m scripts.demo_answers --model data/demo/model --corpus corpus.jsonl.gz \
+    python -m scripts.demo_model.answers --model data/demo/model --corpus corpus.jsonl.gz \
         --num-prompts 16000 --out answers.jsonl
 """
 
@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from model.commands.command_line import OptionParser, run_command, user_errors
 from model.commands.files import check_output, write_whole
-from scripts.demo_corpus import read_rows
-from scripts.demo_model_report import DTYPES, Speaker
+from scripts.demo_model.corpus import read_rows
+from scripts.demo_model.report import DTYPES, Speaker
 
 
 def write_answers(speaker: Speaker, prompts: list[str], out: Path) -> None:
@@ -59,7 +59,7 @@ def write_answers(speaker: Speaker, prompts: list[str], out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = OptionParser(prog="python -m scripts.demo_answers", description=__doc__)
+    parser = OptionParser(prog="python -m scripts.demo_model.answers", description=__doc__)
     parser.add_argument("--model", required=True, help="model folder")
     parser.add_argument("--corpus", type=Path, required=True, help="JSONL(.gz): prompt, response")
     parser.add_argument("--out", type=Path, required=True, help="JSONL to write")

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from model.commands.command_line import UserError
-from scripts import scale_model
-from scripts.scale_model import SHAPES, ModelShape, scale_config, scaled_model, write_scaled
+from scripts.enlarge import command as scale_model
+from scripts.enlarge.command import SHAPES, ModelShape, scale_config, scaled_model, write_scaled
 
 VOCAB = 97
 

@@ -4,7 +4,7 @@ What: reads a JSONL(.gz) corpus of ``prompt`` and ``response``, trains a byte-le
 it, and turns rows into packed training sequences with one loss weight per token.
 Why: ``train_demo_model`` is about optimisation, this file about what is shown to the model, and
 ``demo_model_report`` needs the same held-out split.
-How: imported by ``scripts.train_demo_model`` and ``scripts.demo_model_report``; not run by itself.
+How: imported by ``scripts.demo_model`` and ``scripts.demo_model.report``; not run by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from scripts.loops import find_loop
+from scripts.demo_model.loops import find_loop
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 SYSTEM_MESSAGE = (

@@ -11,7 +11,7 @@ import numpy as np
 from evaluation.answers.step_figures import PARTS
 from evaluation.reporting.tables import markdown_table
 from evaluation.scoring.intervals import paired_interval, ratio_of_rates
-from scripts.device_costs import CostPoint, Roofline
+from scripts.benchmark.device_costs import CostPoint, Roofline
 
 ASSISTED = "generate-assisted"
 REFEREES = ("generate", "generate-pld", ASSISTED)

@@ -16,8 +16,8 @@ from model.engine.rules import sampling_processors
 from model.engine.target import TargetModel
 from model.engine.verification import SamplingRule
 from model.methods.recycling.tree_template import load_template
-from scripts.replay_recording import RecordedTurn, Recording
-from scripts.replay_scores import (
+from scripts.replay.recording import RecordedTurn, Recording
+from scripts.replay.scores import (
     Figures,
     TurnScore,
     check_replayable,
@@ -25,8 +25,8 @@ from scripts.replay_scores import (
     figures,
     score,
 )
-from scripts.replay_target import ReplayTarget
-from scripts.search_tree import FIRST_TEMPLATE, RankPath, learn, write_template
+from scripts.replay.search_tree import FIRST_TEMPLATE, RankPath, learn, write_template
+from scripts.replay.target import ReplayTarget
 
 # Rank paths among which the paper's are looked up; the rest of them is too rare to be ordered.
 NUM_RANKED = 1000

@@ -2,7 +2,7 @@
 
 What: one optimizer step, the held-out loss and the saved state.
 Why: the main phase and the phase against loops share them.
-How: imported by ``scripts.train_demo_model`` and ``scripts.demo_antiloop``.
+How: imported by ``scripts.demo_model`` and ``scripts.demo_model.antiloop``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from model.commands.files import write_whole
 from model.machine.files import replaced
-from scripts.demo_corpus import CorpusConfig, Packed, Split, Turn, pack_epoch
-from scripts.demo_recipe import TrainConfig, build_model, build_optimizers
+from scripts.demo_model.corpus import CorpusConfig, Packed, Split, Turn, pack_epoch
+from scripts.demo_model.recipe import TrainConfig, build_model, build_optimizers
 
 CHECKPOINT, LOG = "checkpoint.pt", "train_log.jsonl"
 

@@ -2,7 +2,7 @@
 
 What: the frozen configuration and what follows from it: the untrained model and its optimizers.
 Why: the model card quotes these figures; they stand in one place.
-How: imported by ``scripts.demo_training``.
+How: imported by ``scripts.demo_model.training``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What: maps a small Llama's config and tensors to those of any larger shape that computes the same
 logits.
 Why: ``scale_model`` writes files and builds models; what each number becomes is told here, once.
-How: imported by ``scripts.scale_model``, whose docstring gives the rules in words.
+How: imported by ``scripts.enlarge``, whose docstring gives the rules in words.
 """
 
 from __future__ import annotations

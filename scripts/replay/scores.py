@@ -18,9 +18,9 @@ from evaluation.answering.config import RunConfig
 from model.commands.command_line import UserError
 from model.engine.drafter import Drafter, drafter_class
 from model.engine.loop import Generation, generate
-from scripts.loops import find_loop
-from scripts.replay_recording import RecordedTurn
-from scripts.replay_target import MissingRowError, ReplayTarget
+from scripts.demo_model.loops import find_loop
+from scripts.replay.recording import RecordedTurn
+from scripts.replay.target import MissingRowError, ReplayTarget
 
 
 @dataclass(frozen=True, slots=True)
