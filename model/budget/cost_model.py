@@ -263,7 +263,7 @@ def _time_in_a_row(target: TargetModel, cache: TreeCache, tree: DraftTree, conte
 
 
 def step_costs(target: TargetModel) -> StepCosts:
-    """Return the cost curve of a target model: measured once, then read from disk (`model.machine.measurements`)."""
+    """Return the cost curve of a target model: measured once, then read from disk."""
     name = "step-costs"
     key = "-".join((machine_key(target), target.linear_kernels.name, target.attention.name))
     try:

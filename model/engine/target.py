@@ -1,7 +1,7 @@
 """The target model: a stock Hugging Face causal LM, unmodified, that can verify draft trees.
 
 All that decoding asks of transformers' models is here; caches, attention functions and what models
-declare have modules of their own (`model.engine.cache`, `model.kernels.attention`, `model.engine.support`). A tree goes
+declare have modules of their own (`cache`, `support`, and `attention` among the kernels). A tree goes
 into the model as an additive 4-D float mask (a dict of masks for models with `layer_types`),
 explicit positions and a `TreeCache`. What the model can verify is read off what it declares
 (`model.engine.support`), and proved by `model.engine.self_test`.

@@ -1,6 +1,6 @@
 """The attention of a pass, by whatever is fastest for its number of queries.
 
-On a CPU torch's kernel takes 1.3 to 7 times as long as one of our own (`model.kernels.short_pass`) for the handful of
+On a CPU torch's kernel takes 1.3 to 7 times as long as one of our own (`short_pass`) for the handful of
 queries of a draft, and 1.1 to 2.5 times as long for a prompt. Up to how many queries ours is the faster one
 depends on heads, dtype and machine, so it is measured, once, and kept on disk. It sums in another order: in
 float32 decoding decides near-ties with transformers' own attention (`plainly`), as with

@@ -31,7 +31,7 @@ from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.per_question import task_of
-from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs, write_whole
 from model.commands.loading import check_model, load_target
 from model.compiled.target import CompiledTarget

@@ -37,7 +37,7 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from model.commands.command_line import OptionParser, run_command, user_errors
+from model.commands.command_line import OptionParser, user_errors
 from model.commands.files import write_whole
 from scripts.demo_model.antiloop import AntiLoopConfig, unlearn_loops
 from scripts.demo_model.corpus import (

@@ -38,7 +38,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from model.commands.command_line import OptionParser, run_command, user_errors
+from model.commands.command_line import OptionParser, user_errors
 from scripts.enlarge.arithmetic import SHAPES, Enlarger, ModelShape, resolve_shape, scale_config
 
 __all__ = ["SHAPES", "ModelShape", "scale_config", "scaled_model", "write_scaled"]

@@ -26,7 +26,7 @@ from evaluation.answers.provenance import check_weights, git_commit, model_finge
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from evaluation.reporting.tables import cell, json_line, markdown_table
-from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import check_model, load_target
 from model.engine.target import TargetModel, eos_ids_of

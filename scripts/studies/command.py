@@ -26,7 +26,7 @@ from evaluation.questions.conversation import choose_conversation
 from evaluation.reporting.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.tables import cell, json_line, markdown_table
-from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.command_line import OptionParser, UserError
 from model.commands.files import write_whole
 from model.commands.loading import load_config_and_tokenizer
 from model.engine.drafter import unknown_name

@@ -2,7 +2,7 @@
 
 A row of the last one to three tokens knows no more of its context than these. The state after the token before
 knows all of it: of the nodes verified with the same token, the one before which the model was in the likest state
-says best what follows. States are compared by their probes (`model.engine.state_sketch`), which every pass brings along.
+says best what follows. States are compared by their probes (`engine.state_sketch`), which every pass brings along.
 
 A ring of records, one for each verified node, so that memory is bounded: the newest overwrites the oldest.
 
