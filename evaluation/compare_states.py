@@ -42,7 +42,7 @@ from evaluation.scoring.per_question import question_frame
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.loading import check_model
 from model.commands.matrix_file import make_drafter, read_memory
-from model.engine.drafter import METHODS, drafter_class
+from model.methods.registry import METHODS, drafter_class
 
 # Options of an inference command that mean nothing where no answer file is written.
 REFUSED = (

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from model.api.decoder import GenerateOutput, SpeculativeDecoder, StreamPiece, TokenRecycling
+    from .api.decoder import GenerateOutput, SpeculativeDecoder, StreamPiece, TokenRecycling
 
 __all__ = ["GenerateOutput", "SpeculativeDecoder", "StreamPiece", "TokenRecycling"]
 
@@ -15,4 +15,4 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first asked for: commands that read reports need none."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("model.api.decoder"), name)
+    return getattr(importlib.import_module(".api.decoder", __name__), name)

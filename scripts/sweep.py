@@ -31,7 +31,8 @@ from evaluation.scoring.comparable import DEFAULT_BASELINE
 from model.chat.terminal import Interrupt
 from model.commands.command_line import FINISHING, OptionParser, UserError, run_command
 from model.commands.files import read_text
-from model.engine.drafter import METHODS, unknown_name
+from model.engine.drafter import unknown_name
+from model.methods.registry import METHODS
 
 EXAMPLE = """example of a file:
   out: results/first            # answers, and the report in report/

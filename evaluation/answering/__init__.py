@@ -1,0 +1,1 @@
+"""Answering questions: options, the run, its workers."""

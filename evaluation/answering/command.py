@@ -17,7 +17,7 @@ from typing import Any
 from evaluation.answering.config import RunConfig
 from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import OptionParser, run_command, user_errors
-from model.engine.drafter import drafter_class
+from model.methods.registry import drafter_class
 
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
 

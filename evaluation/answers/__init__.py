@@ -1,0 +1,1 @@
+"""Answer files and their sidecars: written, read, checked."""

@@ -1,0 +1,1 @@
+"""Whether answers are right: differences judged, samples tested."""

@@ -21,8 +21,9 @@ from evaluation.scoring.intervals import proportion_interval
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import check_model, load_target
 from model.commands.matrix_file import make_drafter
-from model.engine.drafter import Drafter, drafter_class
+from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
+from model.methods.registry import drafter_class
 
 if TYPE_CHECKING:
     from evaluation.equal import Difference

@@ -1,0 +1,1 @@
+"""Question files and the prompts made of them."""

@@ -1,0 +1,1 @@
+"""Figures of answers: speed-up, mean accepted tokens, intervals, comparable runs."""

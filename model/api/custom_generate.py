@@ -9,7 +9,7 @@ refused. Three arguments never reach a callable, because transformers drops them
 - `tokenizer`: give it to `recycling(tokenizer=...)` if there are `stop_strings`;
 - `assistant_model`: has no effect.
 
-    from model.api.custom_generate import recycling
+    from .custom_generate import recycling
 
     decode = recycling()
     model.generate(**inputs, custom_generate=decode, max_new_tokens=100)
@@ -37,11 +37,11 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from model.api.decoder import SpeculativeDecoder, stop_strings_of
-from model.api.prompts import num_padding
-from model.engine.loop import StepRecord
-from model.engine.rules import refuse_stateful
-from model.engine.verification import GreedyRule, SamplingRule, TokenRule, as_in_transformers
+from ..engine.loop import StepRecord
+from ..engine.rules import refuse_stateful
+from ..engine.verification import GreedyRule, SamplingRule, TokenRule, as_in_transformers
+from .decoder import SpeculativeDecoder, stop_strings_of
+from .prompts import num_padding
 
 MODES = ("greedy_search", "sample")
 # What transformers passes on that is a default, or that has no meaning here.
@@ -60,7 +60,7 @@ class Speculative:
     """A callable for `generate(custom_generate=...)`; memory and cache live in it from call to call.
 
     Args:
-        method: a name in `model.engine.drafter.METHODS`.
+        method: a name in `model.methods.registry.METHODS`.
         tokenizer: for `stop_strings`.
         options: the method's options.
 
@@ -183,7 +183,7 @@ def speculative(method: str, tokenizer: Any = None, **options: Any) -> Speculati
     """Return a callable for `generate(custom_generate=...)` that decodes with a method.
 
     Args:
-        method: a name in `model.engine.drafter.METHODS`.
+        method: a name in `model.methods.registry.METHODS`.
         tokenizer: for `stop_strings`.
         options: the method's options, such as `num_pred_tokens=5` for pld.
 
@@ -221,7 +221,7 @@ def generate_from_folder(
     Args:
         model: the model whose `generate` is asked.
         inputs: as for `generate`.
-        method: a name in `model.engine.drafter.METHODS`.
+        method: a name in `model.methods.registry.METHODS`.
         method_options: the method's options.
         streamer: gets the prompt, then every step's tokens.
         tokenizer: for `stop_strings`.

@@ -3,7 +3,7 @@
 Everything stands on `model.engine.loop.decode`; what is added here is text in and out, and what lives
 from one prompt to the next: the method's memory, and the KV cache of the last text.
 
-    from model import TokenRecycling
+    from .. import TokenRecycling
 
     decoder = TokenRecycling.from_pretrained("data/demo/model")
     print(decoder.generate("USER: Who are you? ASSISTANT:").text)
@@ -30,17 +30,18 @@ from transformers import (
     StopStringCriteria,
 )
 
-from model.api.checkpoint_settings import shaping_settings
-from model.api.prompts import prompt_ids_of
-from model.api.saved_memory import load_memory, save_memory
-from model.api.text_stream import TextStream
-from model.engine.drafter import Drafter, drafter_class, unknown_name
-from model.engine.loop import StepRecord, decode
-from model.engine.prefix_cache import PrefixCache
-from model.engine.rules import token_rule
-from model.engine.self_test import self_test
-from model.engine.target import IN_TRAINING, TargetModel, eos_ids_of
-from model.engine.verification import Processor, TokenRule
+from ..engine.drafter import Drafter, unknown_name
+from ..engine.loop import StepRecord, decode
+from ..engine.prefix_cache import PrefixCache
+from ..engine.rules import token_rule
+from ..engine.self_test import self_test
+from ..engine.target import IN_TRAINING, TargetModel, eos_ids_of
+from ..engine.verification import Processor, TokenRule
+from ..methods.registry import drafter_class
+from .checkpoint_settings import shaping_settings
+from .prompts import prompt_ids_of
+from .saved_memory import load_memory, save_memory
+from .text_stream import TextStream
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class SpeculativeDecoder:
         model: a loaded causal LM on its device(s), in eval mode; LoRA adapters of peft and compiled
             models included. Or a target that has been checked (`model.engine.self_test`).
         tokenizer: its tokenizer; None if prompts come as token ids and no text is wanted.
-        method: a name in `model.engine.drafter.METHODS`.
+        method: a name in `model.methods.registry.METHODS`.
         options: the method's options, such as `output_id_topk=16` for recycling.
 
     Attributes:
@@ -153,7 +154,7 @@ class SpeculativeDecoder:
 
         Args:
             path: folder or hub name of a causal LM.
-            method: a name in `model.engine.drafter.METHODS`.
+            method: a name in `model.methods.registry.METHODS`.
             dtype: "auto" is the checkpoint's own. float32 is the dtype in which texts are equal to
                 plain decoding's to the last token.
             device_map: where to put the weights (needs accelerate); None is the CPU.

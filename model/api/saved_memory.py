@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from model.engine.drafter import Drafter
-from model.machine.files import replaced
+from ..engine.drafter import Drafter
+from ..machine.files import replaced
 
 
 def save_memory(drafter: Drafter, file: Path) -> None:

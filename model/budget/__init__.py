@@ -1,0 +1,1 @@
+"""What a drafted node costs on this device, and whether drafting pays."""

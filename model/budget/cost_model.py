@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from model.budget.device_speed import Tempo
-from model.budget.switch import Pace
-from model.engine.budget import Prices
-from model.engine.tree import DraftTree
-from model.engine.verification import read_out
-from model.machine.measurements import machine_key, read_measured, write_measured
+from ..engine.budget import Prices
+from ..engine.tree import DraftTree
+from ..engine.verification import read_out
+from ..machine.measurements import machine_key, read_measured, write_measured
+from .device_speed import Tempo
+from .switch import Pace
 
 if TYPE_CHECKING:
-    from model.engine.cache import TreeCache
-    from model.engine.target import TargetModel
+    from ..engine.cache import TreeCache
+    from ..engine.target import TargetModel
 
 # What is timed: (which context, nodes with the root). What a slow model has no time for comes last.
 # Matrix kernels work in blocks of eight rows, so that costs jump after each.

@@ -1,6 +1,6 @@
 """The command `python -m model.chat`."""
 
-from model.chat.command import main
+from .command import main
 
 if __name__ == "__main__":
     main()

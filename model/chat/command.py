@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from evaluation.answering.command import add_options, config_of
 from evaluation.answering.config import RunConfig
-from model.chat.terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
-from model.commands.command_line import OptionParser, UserError, first_line, run_command
-from model.engine.drafter import METHODS, unknown_name
+
+from ..commands.command_line import OptionParser, UserError, first_line, run_command
+from ..engine.drafter import unknown_name
+from ..methods.registry import METHODS
+from .terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
 
 if TYPE_CHECKING:
-    from model.chat.dialogue import Dialogue
+    from .dialogue import Dialogue
 
 COMMANDS = ("/reset", "/method", "/help", "/exit")
 HELP = f"""\
@@ -79,7 +81,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a stray byte ends no chat
     options = _parse(argv)
-    from model.chat.setup import ChatSetup  # late: it imports transformers, which takes seconds
+    from .setup import ChatSetup  # late: it imports transformers, which takes seconds
 
     setup = ChatSetup(options)
     if options.show_matrix is not None and options.prompt is None:

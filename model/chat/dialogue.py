@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from model.api.decoder import SpeculativeDecoder, StreamPiece
-from model.engine.drafter import Drafter, drafter_class
+from ..api.decoder import SpeculativeDecoder, StreamPiece
+from ..engine.drafter import Drafter
+from ..methods.registry import drafter_class
 
 
 class Dialogue:

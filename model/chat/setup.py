@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as transformers_logging
 
-from model.api.decoder import SpeculativeDecoder
-from model.chat.dialogue import Dialogue, default_drafter, render
-from model.chat.terminal import printable
-from model.commands.command_line import UserError, first_line, user_errors
-from model.commands.files import check_output
-from model.commands.loading import check_model, load_target
-from model.commands.matrix_file import read_memory, save_memory
-from model.engine.support import context_limit
+from ..api.decoder import SpeculativeDecoder
+from ..commands.command_line import UserError, first_line, user_errors
+from ..commands.files import check_output
+from ..commands.loading import check_model, load_target
+from ..commands.matrix_file import read_memory, save_memory
+from ..engine.support import context_limit
+from .dialogue import Dialogue, default_drafter, render
+from .terminal import printable
 
 NO_TEMPLATE = "the tokenizer has no chat template: the model gets the messages line by line"
 # The name of recycling's matrix among the tensors of a drafter's memory.

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from model.commands.command_line import UserError, first_line
-from model.machine.files import replaced
+from ..machine.files import replaced
+from .command_line import UserError, first_line
 
 if TYPE_CHECKING:
     import torch

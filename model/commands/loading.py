@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.answering.config import RunConfig
-from model.commands.command_line import UserError, first_line
-from model.compiled.target import CompiledTarget
-from model.engine.self_test import self_test
-from model.engine.support import UnsupportedModelError
-from model.engine.target import TargetModel
+
+from ..compiled.target import CompiledTarget
+from ..engine.self_test import self_test
+from ..engine.support import UnsupportedModelError
+from ..engine.target import TargetModel
+from .command_line import UserError, first_line
 
 # Threads for each processor, at most: far more exhaust the memory before anything runs.
 MOST_THREADS = 8

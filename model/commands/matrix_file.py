@@ -10,10 +10,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from model.api import saved_memory as memory_file
-from model.commands.command_line import UserError, first_line, user_errors
-from model.commands.files import check_file
-from model.engine.drafter import Drafter, drafter_class
+from ..api import saved_memory as memory_file
+from ..engine.drafter import Drafter
+from ..methods.registry import drafter_class
+from .command_line import UserError, first_line, user_errors
+from .files import check_file
 
 # A matrix of Token Recycling takes a few megabytes; this leaves room for tables of other methods.
 MAX_BYTES = 2**30

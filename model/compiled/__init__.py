@@ -1,0 +1,1 @@
+"""Steps in static shapes: compiled, or replayed as CUDA graphs."""

@@ -15,7 +15,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from model.engine.cache import BufferShape, LayerShape, TreeCache
+from ..engine.cache import BufferShape, LayerShape, TreeCache
 
 # Rows moved at once come in powers of two from here on: a path is rarely deeper.
 FEWEST_MOVED = 8

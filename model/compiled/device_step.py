@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from model.compiled.cache import StaticTreeCache, StaticView, move_rows
-from model.engine.tree import DraftBudget, DraftTree, TreeTopology
-from model.engine.verification import LEAST_SIZE, Acceptance, Candidates, check_finite
-from model.kernels.largest_logits import top_k
+from ..engine.tree import DraftBudget, DraftTree, TreeTopology
+from ..engine.verification import LEAST_SIZE, Acceptance, Candidates, check_finite
+from ..kernels.largest_logits import top_k
+from .cache import StaticTreeCache, StaticView, move_rows
 
 if TYPE_CHECKING:
-    from model.compiled.target import StaticTarget
+    from .target import StaticTarget
 
 # Columns of what the host reads for every node; the last holds the bits of its largest logit.
 TOKEN, CHOSEN, IS_OPEN, LAST_ACCEPTED, LARGEST = range(5)

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from model.compiled.cache import StaticStorage, StaticTreeCache, StaticView, move_rows
-from model.compiled.device_step import WholeStep
-from model.compiled.shape import Again, CompiledShape
-from model.engine.cache import TreeCache
-from model.engine.drafter import Drafter
-from model.engine.support import UnsupportedModelError
-from model.engine.target import PromptChunk, TargetModel
-from model.engine.tree import DraftTree, TreeTopology
+from ..engine.cache import TreeCache
+from ..engine.drafter import Drafter
+from ..engine.support import UnsupportedModelError
+from ..engine.target import PromptChunk, TargetModel
+from ..engine.tree import DraftTree, TreeTopology
+from .cache import StaticStorage, StaticTreeCache, StaticView, move_rows
+from .device_step import WholeStep
+from .shape import Again, CompiledShape
 
 # Kernels work in tiles of 8 rows, and every bucket is compiled; 88 holds the paper's 81 nodes.
 NODE_BUCKETS = (1, 4, 8, 16, 32, 48, 64, 88, 128)

@@ -1,36 +1,24 @@
-"""Drafters: the part of speculative decoding that guesses, and the table of methods.
+"""Drafters: the part of speculative decoding that guesses.
 
 A drafter may be wrong, never unsafe: whatever it proposes, verification emits the target model's
-own tokens. To add a method: one folder with a `drafter.py` (a config dataclass and a `Drafter`),
-and one line in `METHODS`.
+own tokens.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from model.budget.cost_model import StepCosts
-from model.engine.tree import DraftBudget, DraftTree
-from model.engine.verification import Acceptance
+from ..budget.cost_model import StepCosts
+from .tree import DraftBudget, DraftTree
+from .verification import Acceptance
 
 if TYPE_CHECKING:
-    from model.compiled.device_step import DeviceDrafting
-
-METHODS: dict[str, str] = {
-    "vanilla": "model.methods.vanilla.drafter:VanillaDrafter",
-    "recycling": "model.methods.recycling.drafter:RecyclingDrafter",
-    "pld": "model.methods.pld.drafter:PldDrafter",
-    "lookahead": "model.methods.lookahead.drafter:LookaheadDrafter",
-    "samd": "model.methods.samd.drafter:SamdDrafter",
-    "sps": "model.methods.sps.drafter:SpsDrafter",
-    "hybrid": "model.methods.hybrid.drafter:HybridDrafter",
-}
+    from ..compiled.device_step import DeviceDrafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +169,3 @@ def unknown_name(what: str, name: object, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{what}: got {name!r}; allowed: {', '.join(known)}{hint}"
-
-
-def drafter_class(method: str) -> type[Drafter]:
-    """Return the drafter of a method.
-
-    Raises:
-        ValueError: if the method is unknown.
-    """
-    if method not in METHODS:
-        raise ValueError(unknown_name("method", method, list(METHODS)))
-    module, name = METHODS[method].split(":")
-    found: type[Drafter] = getattr(importlib.import_module(module), name)
-    return found

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from model.engine.cache import TreeCache
-from model.engine.drafter import Drafter, VerifiedStep
-from model.engine.prefix_cache import PrefixCache
-from model.engine.target import TargetModel
-from model.engine.tree import DraftBudget, DraftTree
-from model.engine.verification import TokenRule, decides_near_ties, verify
+from .cache import TreeCache
+from .drafter import Drafter, VerifiedStep
+from .prefix_cache import PrefixCache
+from .target import TargetModel
+from .tree import DraftBudget, DraftTree
+from .verification import TokenRule, decides_near_ties, verify
 
 # Two logits closer than this many rounding steps of the larger may change places with the shape of
 # a forward pass; the noise measured on the demo model in float32 is 6 such steps.

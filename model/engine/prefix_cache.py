@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from model.engine.cache import TreeCache
-from model.engine.support import rope_border
-from model.engine.target import TargetModel
+from .cache import TreeCache
+from .support import rope_border
+from .target import TargetModel
 
 # What peft's layers say about the adapters that take part.
 ADAPTER_STATE = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")

@@ -14,8 +14,8 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from model.engine.target import TargetModel
-from model.engine.verification import GreedyRule, Processor, SamplingRule, TokenRule
+from .target import TargetModel
+from .verification import GreedyRule, Processor, SamplingRule, TokenRule
 
 # They count their calls, and in float32 a near-tie asks twice about one token.
 STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)

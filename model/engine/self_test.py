@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from model.engine.support import UnsupportedModelError
-from model.engine.target import TargetModel
-from model.engine.tree import DraftTree, TreeTopology
+from .support import UnsupportedModelError
+from .target import TargetModel
+from .tree import DraftTree, TreeTopology
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,12 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from model.budget.cost_model import StepCosts, step_costs
-from model.engine.cache import BufferShape, LayerShape, TreeCache
-from model.engine.support import (
+from ..budget.cost_model import StepCosts, step_costs
+from ..kernels.attention import Attention, attention
+from ..kernels.choice import linear_kernels
+from ..kernels.linear import LinearKernels
+from .cache import BufferShape, LayerShape, TreeCache
+from .support import (
     UnsupportedModelError,
     cache_argument,
     context_limit,
@@ -34,14 +37,11 @@ from model.engine.support import (
     use_masked_attention,
     why_chain_only,
 )
-from model.engine.tree import DraftTree, TreeTopology
-from model.kernels.attention import Attention, attention
-from model.kernels.choice import linear_kernels
-from model.kernels.linear import LinearKernels
+from .tree import DraftTree, TreeTopology
 
 if TYPE_CHECKING:
-    from model.compiled.device_step import WholeStep
-    from model.engine.drafter import Drafter
+    from ..compiled.device_step import WholeStep
+    from .drafter import Drafter
 
 # Prompt tokens C in one forward pass, at most, and how many logits [C, V] may be held at once. The
 # same for all methods, whether they want logits or not: other passes would round otherwise. A

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from model.engine.budget import Prices
+from .budget import Prices
 
 
 class TreeTopology:

@@ -19,9 +19,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from model.engine.state_sketch import probed
-from model.engine.tree import DraftTree, TreeTopology
-from model.kernels.largest_logits import top_k
+from ..kernels.largest_logits import top_k
+from .state_sketch import probed
+from .tree import DraftTree, TreeTopology
 
 # Logits count as at least this large where near-ties are looked for: the largest may be near 0, while what
 # is summed up for it, and rounds, is not. The margin leaves room for sums some forty times as large.

@@ -1,0 +1,1 @@
+"""Faster kernels for passes over a few rows, chosen by measurement."""

@@ -27,15 +27,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from model.engine.verification import decides_near_ties
-from model.kernels import short_pass as few_rows
-from model.kernels.choice import FEWEST_WEIGHTS, random_numbers
-from model.kernels.short_pass import DTYPES, few_rows_kernel
-from model.machine.measurements import machine_key, read_measured, write_measured
+from ..engine.verification import decides_near_ties
+from ..machine.measurements import machine_key, read_measured, write_measured
+from . import short_pass as few_rows
+from .choice import FEWEST_WEIGHTS, random_numbers
+from .short_pass import DTYPES, few_rows_kernel
 
 if TYPE_CHECKING:
-    from model.engine.cache import LayerShape
-    from model.engine.target import TargetModel
+    from ..engine.cache import LayerShape
+    from ..engine.target import TargetModel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
 # Arguments of transformers' attention functions that the kernels do not know.

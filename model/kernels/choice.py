@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from model.kernels.linear import (
+from ..machine.measurements import machine_key, read_measured, write_measured
+from ..machine.memory import free_memory
+from .linear import (
     FEW_ROWS,
     KERNELS,
     PACKED,
@@ -26,12 +28,10 @@ from model.kernels.linear import (
     has_blocks,
     size_of,
 )
-from model.kernels.short_pass import DTYPES, few_rows_kernel
-from model.machine.measurements import machine_key, read_measured, write_measured
-from model.machine.memory import free_memory
+from .short_pass import DTYPES, few_rows_kernel
 
 if TYPE_CHECKING:
-    from model.engine.target import TargetModel
+    from ..engine.target import TargetModel
 
 USUAL_ROWS = (1, 4, 8, 16)
 # A smaller model spends its time elsewhere.

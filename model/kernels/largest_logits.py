@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from model.kernels import short_pass as few_rows
+from . import short_pass as few_rows
 
 BLOCK = 128
 # Below this many numbers one plain call is faster: in a step, each call costs 10 to 40 us besides its

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from model.engine.verification import decides_near_ties
+from ..engine.verification import decides_near_ties
 
 # Numbers of rows that are measured; a pass counts as the next of them, a longer one as the last.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 512)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from model.machine.build import BuildError, built
+from ..machine.build import BuildError, built
 
 SOURCE = Path(__file__).with_name("short_pass.cpp")
 HEADERS = (SOURCE.with_name("short_pass.h"), SOURCE.with_name("short_attention.h"))

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.machine.files import replaced
+from .files import replaced
 
 BUILD_SECONDS = 300
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from model.machine.files import replaced
+from .files import replaced
 
 if TYPE_CHECKING:
-    from model.engine.target import TargetModel
+    from ..engine.target import TargetModel
 
 
 def read_measured(name: str, key: str) -> Any:

@@ -1,0 +1,1 @@
+"""The methods: one folder each, and the registry that names them."""

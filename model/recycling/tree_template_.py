@@ -4,7 +4,7 @@ against it.
 
 from __future__ import annotations
 
-from model.methods.recycling.tree_template import load_template
+from ..methods.recycling.tree_template import load_template
 
 
 def choose_tree_template(version: str) -> list[list[int]]:

@@ -1,0 +1,1 @@
+"""The interleaved benchmark of methods on this device."""

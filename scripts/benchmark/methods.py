@@ -18,10 +18,11 @@ from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import CheckedModel
-from model.engine.drafter import METHODS, Drafter, drafter_class, unknown_name
+from model.engine.drafter import Drafter, unknown_name
 from model.engine.loop import generate
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
+from model.methods.registry import METHODS, drafter_class
 from model.methods.sps.draft_model import check_draft_model, load_draft_model
 from scripts.benchmark.report import ASSISTED, PARTS, REFEREES, Answer
 

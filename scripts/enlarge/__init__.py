@@ -1,0 +1,1 @@
+"""Larger models that compute what a small one computes."""

@@ -1,0 +1,1 @@
+"""Drafters scored on recorded answers, without the model."""

@@ -16,8 +16,9 @@ import torch
 from evaluation.answering.command import parse
 from evaluation.answering.config import RunConfig
 from model.commands.command_line import UserError
-from model.engine.drafter import Drafter, drafter_class
+from model.engine.drafter import Drafter
 from model.engine.loop import Generation, generate
+from model.methods.registry import drafter_class
 from scripts.demo_model.loops import find_loop
 from scripts.replay.recording import RecordedTurn
 from scripts.replay.target import MissingRowError, ReplayTarget

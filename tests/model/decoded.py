@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from model.engine.drafter import Drafter, drafter_class
+from model.engine.drafter import Drafter
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
+from model.methods.registry import drafter_class
 from tests.model.families import FAMILIES
 from tests.model.family import VOCAB, Family
 

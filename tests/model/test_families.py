@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel, UnsupportedModelError
+from model.methods.registry import METHODS
 from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee, target_of
 from tests.model.families import CHAINS, FAMILIES, REFUSED, TREES
 from tests.model.family import IS_VERSION_4

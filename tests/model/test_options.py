@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evaluation.answering.config import RunConfig
-from model.engine.drafter import METHODS, drafter_class
+from model.methods.registry import METHODS, drafter_class
 
 CONFIGS = (RunConfig, *(drafter_class(method).config_class for method in METHODS))
 

@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from evaluation.answering.config import RunConfig
 from model.commands.command_line import UserError
-from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.target import TargetModel
+from model.methods.registry import METHODS
 from scripts.replay.command import build_parser, main, record
 from scripts.replay.recording import Recording
 from scripts.replay.scores import TurnScore, check_replayable, drafter_from, figures, score

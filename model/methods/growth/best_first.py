@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
-from model.engine.tree import DraftTree
-from model.engine.verification import Acceptance
+from ...engine.tree import DraftTree
+from ...engine.verification import Acceptance
 
 Context = TypeVar("Context")
 

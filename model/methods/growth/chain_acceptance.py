@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from model.engine.budget import Prices
-from model.methods.growth.best_first import AcceptanceRates
+from ...engine.budget import Prices
+from .best_first import AcceptanceRates
 
 # Share of right guesses before anything is known; soon replaced by what is seen.
 PRIOR = 0.5

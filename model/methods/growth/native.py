@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import torch
 
-from model.engine.budget import MARGIN
-from model.engine.tree import DraftBudget, DraftTree
-from model.machine.build import BuildError, built
+from ...engine.budget import MARGIN
+from ...engine.tree import DraftBudget, DraftTree
+from ...machine.build import BuildError, built
 
 Source = TypeVar("Source")
 

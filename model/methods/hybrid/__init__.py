@@ -1,0 +1,1 @@
+"""All sources in one tree."""

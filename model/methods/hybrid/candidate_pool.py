@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from model.engine.tree import DraftBudget, DraftTree
-from model.engine.verification import Acceptance
-from model.methods.growth.best_first import CENTRES, MINUS_EDGES, AcceptanceRates, Growth, Guess
-from model.methods.hybrid.frequent_tokens import NUM_TOKENS, FrequentTokens
-from model.methods.hybrid.neighbours import NOBODY, NUM_STEPS, Neighbours, states_of
-from model.methods.hybrid.row_tables import LONGEST_KEY as LONGEST_ROW_KEY
-from model.methods.hybrid.row_tables import NUM_CODES, RowTables, row_of
-from model.methods.hybrid.suffix_index import LONGEST_KEY, Match, SuffixIndex
+from ...engine.tree import DraftBudget, DraftTree
+from ...engine.verification import Acceptance
+from ..growth.best_first import CENTRES, MINUS_EDGES, AcceptanceRates, Growth, Guess
+from .frequent_tokens import NUM_TOKENS, FrequentTokens
+from .neighbours import NOBODY, NUM_STEPS, Neighbours, states_of
+from .row_tables import LONGEST_KEY as LONGEST_ROW_KEY
+from .row_tables import NUM_CODES, RowTables, row_of
+from .suffix_index import LONGEST_KEY, Match, SuffixIndex
 
 # Weights of the pool, fitted on a 7M model and 120 Spec-Bench questions; flat around these values.
 ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4

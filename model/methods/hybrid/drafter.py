@@ -22,14 +22,14 @@ from dataclasses import dataclass
 
 import torch
 
-from model.budget.cost_model import LARGEST
-from model.engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
-from model.engine.state_sketch import probed
-from model.engine.tree import DraftBudget, DraftTree
-from model.kernels.largest_logits import top_k
-from model.methods.hybrid.native_candidate_pool import market_class
-from model.methods.hybrid.row_tables import LONGEST_KEY
-from model.options import STARTS, budget_option, check_options, option
+from ...budget.cost_model import LARGEST
+from ...engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
+from ...engine.state_sketch import probed
+from ...engine.tree import DraftBudget, DraftTree
+from ...kernels.largest_logits import top_k
+from ...options import STARTS, budget_option, check_options, option
+from .native_candidate_pool import market_class
+from .row_tables import LONGEST_KEY
 
 MAX_DEPTH = 24
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model.engine.tree import DraftBudget, DraftTree
-from model.engine.verification import Acceptance
-from model.methods.growth.best_first import CENTRES, MEMORY, MINUS_EDGES
-from model.methods.growth.native import (
+from ...engine.tree import DraftBudget, DraftTree
+from ...engine.verification import Acceptance
+from ..growth.best_first import CENTRES, MEMORY, MINUS_EDGES
+from ..growth.native import (
     GROW_ARGUMENTS,
     NUMBER,
     POINTER,
@@ -26,7 +26,7 @@ from model.methods.growth.native import (
     flat,
     loaded,
 )
-from model.methods.hybrid.candidate_pool import (
+from .candidate_pool import (
     FIRST_FREQUENT,
     IN_TEXT_WEIGHT,
     KIND_CENTRES,
@@ -36,9 +36,9 @@ from model.methods.hybrid.candidate_pool import (
     ROW_WEIGHTS,
     Market,
 )
-from model.methods.hybrid.frequent_tokens import NUM_TOKENS
-from model.methods.hybrid.neighbours import LARGEST_LOGIT, LENGTH, LOGIT_STEPS, NUM_STEPS
-from model.methods.hybrid.row_tables import FIRST, NUM_CODES
+from .frequent_tokens import NUM_TOKENS
+from .neighbours import LARGEST_LOGIT, LENGTH, LOGIT_STEPS, NUM_STEPS
+from .row_tables import FIRST, NUM_CODES
 
 SOURCE = Path(__file__).with_name("candidate_pool.cpp")
 

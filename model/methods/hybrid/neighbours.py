@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from model.engine.state_sketch import probe_ids
-from model.methods.hybrid.row_tables import check_entries
+from ...engine.state_sketch import probe_ids
+from .row_tables import check_entries
 
 # Records, at most, and what they and the tokens take with the default k: beside 10 MB of rows of tokens, the
 # hybrid stays within 16 MB.

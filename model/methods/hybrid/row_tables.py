@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from model.methods.growth.best_first import CENTRES, probability_codes
+from ..growth.best_first import CENTRES, probability_codes
 
 LONGEST_KEY = 3
 # An entry is token * NUM_CODES + code; the code of a row's first token is larger by FIRST.

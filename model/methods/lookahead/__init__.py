@@ -1,0 +1,1 @@
+"""Lookahead decoding (arXiv 2402.02057)."""

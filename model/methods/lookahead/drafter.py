@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 import torch
 
-from model.engine.budget import Prices
-from model.engine.drafter import Drafter, VerifiedStep
-from model.engine.tree import DraftBudget, DraftTree
-from model.methods.growth.backoff import Retries
-from model.options import budget_option, check_options, option
+from ...engine.budget import Prices
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.tree import DraftBudget, DraftTree
+from ...options import budget_option, check_options, option
+from ..growth.backoff import Retries
 
 # For the automatic budget: drafted tokens accepted in a step, before anything is known; steps that
 # their mean is taken over.

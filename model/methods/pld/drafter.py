@@ -16,10 +16,10 @@ from types import MappingProxyType
 
 import torch
 
-from model.engine.drafter import Drafter, VerifiedStep
-from model.engine.tree import DraftBudget, DraftTree
-from model.methods.growth.chain_acceptance import ChainRates
-from model.options import budget_option, check_options, option
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.tree import DraftBudget, DraftTree
+from ...options import budget_option, check_options, option
+from ..growth.chain_acceptance import ChainRates
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Token Recycling (arXiv 2408.08696)."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from model.methods.recycling.tree_template import TreeTemplate
+from .tree_template import TreeTemplate
 
 
 class AdjacencyMatrix:

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from model.engine.tree import DraftBudget, DraftTree
-from model.engine.verification import Acceptance
-from model.methods.growth.best_first import (
+from ...engine.tree import DraftBudget, DraftTree
+from ...engine.verification import Acceptance
+from ..growth.best_first import (
     CENTRES,
     AcceptanceRates,
     Growth,
@@ -25,7 +25,7 @@ from model.methods.growth.best_first import (
     probabilities,
     probability_codes,
 )
-from model.methods.recycling.text_so_far import NUM_LEVELS, TextSoFar
+from .text_so_far import NUM_LEVELS, TextSoFar
 
 # A stored probability is of another context with the same last token: it promises about half.
 TRUST = 0.5

@@ -24,15 +24,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from model.budget.cost_model import LARGEST
-from model.engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
-from model.engine.tree import DraftBudget, DraftTree
-from model.kernels.largest_logits import top_k
-from model.methods.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
-from model.methods.recycling.auto_tree import RowGuesses
-from model.methods.recycling.native_auto_tree import row_guesses_class
-from model.methods.recycling.tree_template import TreeTemplate, load_template
-from model.options import STARTS, check_options, option
+from ...budget.cost_model import LARGEST
+from ...engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
+from ...engine.tree import DraftBudget, DraftTree
+from ...kernels.largest_logits import top_k
+from ...options import STARTS, check_options, option
+from .adjacency import AdjacencyMatrix, DeviceTemplate
+from .auto_tree import RowGuesses
+from .native_auto_tree import row_guesses_class
+from .tree_template import TreeTemplate, load_template
 
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
 AUTO = "auto"

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model.budget.cost_model import LARGEST
-from model.engine.tree import DraftBudget, DraftTree
-from model.engine.verification import Acceptance
-from model.methods.growth.best_first import CENTRES, MEMORY, MINUS_EDGES
-from model.methods.growth.native import (
+from ...budget.cost_model import LARGEST
+from ...engine.tree import DraftBudget, DraftTree
+from ...engine.verification import Acceptance
+from ..growth.best_first import CENTRES, MEMORY, MINUS_EDGES
+from ..growth.native import (
     GROW_ARGUMENTS,
     NUMBER,
     POINTER,
@@ -27,7 +27,7 @@ from model.methods.growth.native import (
     flat,
     loaded,
 )
-from model.methods.recycling.auto_tree import RowGuesses
+from .auto_tree import RowGuesses
 
 SOURCE = Path(__file__).with_name("auto_tree.cpp")
 

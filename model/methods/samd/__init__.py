@@ -1,0 +1,1 @@
+"""Suffix automaton decoding (arXiv 2411.10666)."""

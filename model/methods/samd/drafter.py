@@ -24,12 +24,13 @@ from typing import NamedTuple
 
 import torch
 
-from model.engine.drafter import Drafter, VerifiedStep, drafter_class
-from model.engine.tree import DraftBudget, DraftTree
-from model.methods.growth.chain_acceptance import ChainRates
-from model.methods.samd.static_automaton import Follower, StaticAutomaton
-from model.methods.samd.suffix_automaton import SuffixAutomaton
-from model.options import STARTS, budget_option, check_options, option
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.tree import DraftBudget, DraftTree
+from ...options import STARTS, budget_option, check_options, option
+from ..growth.chain_acceptance import ChainRates
+from ..registry import drafter_class
+from .static_automaton import Follower, StaticAutomaton
+from .suffix_automaton import SuffixAutomaton
 
 FALLBACKS = ("recycling", "none")
 # Matches from this length on are of one kind to the automatic budget.

@@ -16,8 +16,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from model.machine.files import replaced, written_state
-from model.methods.samd.suffix_automaton import ROOT, Match, SuffixAutomaton
+from ...machine.files import replaced, written_state
+from .suffix_automaton import ROOT, Match, SuffixAutomaton
 
 BOUNDARY = -1
 NAMES = ("tokens", "links", "lengths", "ends", "first_edges", "edge_tokens", "edge_states")

@@ -1,0 +1,1 @@
+"""Speculative sampling with a smaller draft model."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from model.engine.target import TargetModel
-from model.machine.files import written_state
+from ...engine.target import TargetModel
+from ...machine.files import written_state
 
 
 def check_draft_model(name: str, vocab_size: int) -> None:

@@ -24,15 +24,15 @@ from types import MappingProxyType
 
 import torch
 
-from model.budget.cost_model import StepCosts
-from model.engine.budget import Prices
-from model.engine.cache import TreeCache
-from model.engine.drafter import Drafter, VerifiedStep
-from model.engine.tree import DraftBudget, DraftTree, TreeTopology
-from model.methods.growth.backoff import Retries
-from model.methods.growth.chain_acceptance import ChainRates
-from model.methods.sps.draft_model import check_draft_model, load_draft_model
-from model.options import DTYPES, budget_option, check_options, option
+from ...budget.cost_model import StepCosts
+from ...engine.budget import Prices
+from ...engine.cache import TreeCache
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.tree import DraftBudget, DraftTree, TreeTopology
+from ...options import DTYPES, budget_option, check_options, option
+from ..growth.backoff import Retries
+from ..growth.chain_acceptance import ChainRates
+from .draft_model import check_draft_model, load_draft_model
 
 # Rows that the draft model's cache gains when it is full: it is not told how long the text gets.
 MORE_ROWS = 512

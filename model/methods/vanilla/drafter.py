@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model.engine.drafter import Drafter
-from model.engine.tree import DraftBudget, DraftTree
+from ...engine.drafter import Drafter
+from ...engine.tree import DraftBudget, DraftTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 from evaluation.answering import command as cli
 from evaluation.answering.command import build_parser, parse
 from evaluation.answering.config import RunConfig
-from model.engine.drafter import METHODS, drafter_class
+from model.methods.registry import METHODS, drafter_class
 from tests.evaluation.conftest import ROOT
 
 # The options of Spec-Bench's and TokenRecycling's own scripts.

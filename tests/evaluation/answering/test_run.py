@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from evaluation.answering import run as inference
 from evaluation.answering.command import main, parse
 from model.commands.command_line import UserError
-from model.engine.drafter import METHODS
+from model.methods.registry import METHODS
 from tests.evaluation.conftest import (
     CHOICE_KEYS,
     OUR_CHOICE_KEYS,

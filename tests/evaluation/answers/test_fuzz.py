@@ -25,8 +25,8 @@ from evaluation.questions.questions import load_questions
 from evaluation.reporting.published import PUBLISHED_DIR, read_published
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter, read_memory
-from model.engine.drafter import drafter_class
 from model.methods.recycling.tree_template import load_template
+from model.methods.registry import drafter_class
 from scripts.sweep import read_sweep
 
 CASES = int(os.environ.get("FUZZ_CASES", "100"))

@@ -24,8 +24,8 @@ from evaluation.sampling_check import (
     total_variation,
 )
 from model.commands.command_line import UserError
-from model.engine.drafter import METHODS
 from model.engine.verification import Processor, SamplingRule
+from model.methods.registry import METHODS
 
 FEW = 60
 # Enough that a bias of some percent shows.

@@ -25,8 +25,8 @@ from transformers.generation.streamers import BaseStreamer
 
 import model.engine.loop
 from model.api.custom_generate import Speculative, generate_from_folder, recycling, speculative
-from model.engine.drafter import METHODS
 from model.engine.support import cache_argument
+from model.methods.registry import METHODS
 from tests.model.api.test_decoder import PROMPT, demo
 from tests.model.decoded import known, random_ids, required_options
 from tests.model.engine.test_near_ties import model_with_twins

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from model.api.custom_generate import Speculative, speculative
-from model.engine.drafter import METHODS
+from model.methods.registry import METHODS
 from tests.model.decoded import known, random_ids, required_options
 
 FAMILIES = [

@@ -22,9 +22,9 @@ from transformers import (
 import model as package
 from model import SpeculativeDecoder, TokenRecycling
 from model.api.custom_generate import recycling
-from model.engine.drafter import METHODS
 from model.kernels import attention
 from model.kernels import choice as kernel_choice
+from model.methods.registry import METHODS
 from tests.model.decoded import known, random_ids, referee, required_options
 
 DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"

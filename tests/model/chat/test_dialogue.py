@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from model.api.decoder import SpeculativeDecoder
 from model.chat.dialogue import Dialogue, render
 from model.engine.cache import TreeCache
-from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.prefix_cache import PrefixCache
+from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for
 
 DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"

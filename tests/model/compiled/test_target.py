@@ -18,13 +18,13 @@ import model.compiled.target
 from model.budget.cost_model import StepCosts
 from model.compiled.shape import CompiledShape
 from model.compiled.target import CompiledTarget, StaticTarget, length_bucket, node_bucket
-from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.self_test import Probe, expected_logits, self_test, verified_logits
 from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree, TreeTopology
 from model.kernels import short_pass as few_rows
 from model.kernels.short_pass import few_rows_kernel
+from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
 from tests.model.families import CHAINS, TREES

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from model import SpeculativeDecoder, TokenRecycling
-from model.engine.drafter import METHODS
 from model.kernels import attention
 from model.kernels import choice as kernel_choice
+from model.methods.registry import METHODS
 from tests.model.api.test_decoder import LLAMA, PROMPT, decoder_for, demo
 from tests.model.decoded import known, random_ids, referee
 

@@ -15,10 +15,11 @@ import torch
 from model.budget.cost_model import StepCosts
 from model.budget.switch import CREDIT
 from model.compiled.target import StaticTarget
-from model.engine.drafter import METHODS, Drafter, drafter_class
+from model.engine.drafter import Drafter
 from model.engine.loop import decode, generate
 from model.engine.target import TargetModel
 from model.engine.tree import DraftBudget, DraftTree
+from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.family import VOCAB, Family
 

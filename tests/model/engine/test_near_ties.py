@@ -11,11 +11,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import model.engine.loop
-from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.kernels.attention import Attention
 from model.kernels.short_pass import few_rows_kernel
+from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for
 
 VOCAB_SIZE = 64

@@ -13,10 +13,10 @@ from torch.nn.utils import prune
 
 import model.engine.loop
 from model.engine.cache import TreeCache
-from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.prefix_cache import PrefixCache
 from model.engine.target import TargetModel
+from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.engine.test_near_ties import model_with_twins
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.rules import sampling_processors
 from model.engine.verification import SamplingRule
+from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, random_ids, target_of
 
 SETTINGS = [(1.0, 0, 1.0), (0.7, 0, 0.9), (1.5, 12, 1.0)]

@@ -15,12 +15,12 @@ import torch
 from transformers import PreTrainedModel
 
 import model.engine.target
-from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.self_test import plain_logits, self_test
 from model.engine.support import ATTENTION
 from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree
+from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.family import Family
 

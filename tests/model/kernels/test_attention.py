@@ -18,7 +18,6 @@ from transformers import AttentionInterface, PreTrainedModel
 import model.kernels.attention as module
 from model.compiled.target import CompiledTarget
 from model.engine.cache import BufferShape, LayerShape
-from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel
@@ -38,6 +37,7 @@ from model.kernels.attention import (
 from model.kernels.choice import suitable_layers
 from model.kernels.linear import FEW_ROWS, ROWS, LinearKernels, size_of
 from model.kernels.short_pass import DTYPES, few_rows_kernel
+from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.test_families import PREFIX_LENGTH
 

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from model.engine import loop as decoding
-from model.engine.drafter import METHODS
 from model.engine.loop import generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
@@ -30,6 +29,7 @@ from model.kernels.linear import (
     size_of,
 )
 from model.kernels.short_pass import few_rows_kernel
+from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee
 
 LLAMA = "Llama, grouped heads"

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from model.engine.drafter import VerifiedStep, drafter_class
+from model.engine.drafter import VerifiedStep
 from model.engine.loop import generate
 from model.engine.tree import DraftBudget
 from model.engine.verification import verify
+from model.methods.registry import drafter_class
 from model.methods.samd.drafter import FALLBACKS, SamdConfig, SamdDrafter
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.methods.growth.test_chain_acceptance import CHEAP, DEAR

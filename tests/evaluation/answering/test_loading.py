@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from model.commands.loading import load_config_and_tokenizer
-from model.engine.drafter import drafter_class
 from model.engine.loop import generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
+from model.methods.registry import drafter_class
 from tests.evaluation.conftest import error_line, run, token_ids
 
 

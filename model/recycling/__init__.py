@@ -1,0 +1,1 @@
+"""Old import paths of Token Recycling: `model.recycling.tree_template_`."""
