@@ -36,9 +36,8 @@ from evaluation.reporting.tables import json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
-from model.engine.rules import sampling_processors
+from model.engine.rules import Processor, SamplingRule, TokenRule, sampling_processors
 from model.engine.target import TargetModel
-from model.engine.verification import Processor, SamplingRule, TokenRule
 from model.methods.registry import METHODS, drafter_class
 from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
 

@@ -51,5 +51,5 @@ def given_costs() -> Iterator[None]:
         return GivenCosts((1, 4, 8, 16), near=(1.0, 1.02, 1.05, 1.1), far=(1.1, 1.2, 1.3, 1.4))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.engine.target.step_costs", costs)
+        patch.setattr("model.budget.measure.read_or_measure", costs)
         yield

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from model.budget.cost_model import StepCosts
+from model.budget.paced import CostAwareDrafter
+from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep
-from model.engine.tree import DraftBudget, DraftTree
+from model.engine.tree import DraftTree
 
 # Tokens of the longest chain: logits and cache rows of a few nodes instead of a whole tree.
 LEAN_DEPTH = 4
 
 
-class LeanDrafter(Drafter):
+class LeanDrafter(CostAwareDrafter):
     """Another drafter, held to short chains, that is not shown the prompt's logits.
 
     Answers are the same, since drafts never change them; steps are more. What the drafter keeps
@@ -26,8 +28,9 @@ class LeanDrafter(Drafter):
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
         self._drafter = drafter
         self.num_candidates = drafter.num_candidates
-        self.wants_prices = drafter.wants_prices
-        self.overrun = drafter.overrun
+        self._cost_aware = drafter if isinstance(drafter, CostAwareDrafter) else None
+        self.wants_prices = self._cost_aware is not None and self._cost_aware.wants_prices
+        self.quirks = drafter.quirks
         self.is_cold = drafter.is_cold
         self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
 
@@ -46,7 +49,8 @@ class LeanDrafter(Drafter):
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Let the drafter take over plainly decoded tokens."""
-        self._drafter.skip(tokens)
+        if self._cost_aware is not None:
+            self._cost_aware.skip(tokens)
 
     def reset(self) -> None:
         """Let the drafter forget."""
@@ -54,4 +58,4 @@ class LeanDrafter(Drafter):
 
     def draft_costs(self) -> StepCosts | None:
         """Return what the drafter's own model costs."""
-        return self._drafter.draft_costs()
+        return self._cost_aware.draft_costs() if self._cost_aware is not None else None

@@ -22,9 +22,8 @@ from model.commands.loading import CheckedModel, load_target
 from model.commands.matrix_file import make_drafter
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
-from model.engine.rules import sampling_processors
+from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.target import TargetModel, eos_ids_of
-from model.engine.verification import SamplingRule
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +133,7 @@ class MethodAnswerer:
 
     def end_warmup(self) -> None:
         """Forget the warm-up, unless the method counts it."""
-        if not self.drafter.keeps_warmup:
+        if not self.drafter.quirks.keeps_warmup:
             self.drafter.reset()
         limit = self.target.context_limit(1) or self._longest_text
         self.target.warm_up(min(self._longest_text, limit))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evaluation.answers.step_figures import PARTS
-from model.engine.loop import StepRecord
+from model.engine.step import StepRecord
 
 # Depth in the tree (the root's children have 1) and place among the siblings (from 0).
 Place = tuple[int, int]

@@ -37,9 +37,8 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..engine.loop import StepRecord
-from ..engine.rules import refuse_stateful
-from ..engine.verification import GreedyRule, SamplingRule, TokenRule, as_in_transformers
+from ..engine.rules import GreedyRule, SamplingRule, TokenRule, as_in_transformers, refuse_stateful
+from ..engine.step import StepRecord
 from .decoder import SpeculativeDecoder, stop_strings_of
 from .prompts import num_padding
 

@@ -31,12 +31,12 @@ from transformers import (
 )
 
 from ..engine.drafter import Drafter, unknown_name
-from ..engine.loop import StepRecord, decode
+from ..engine.loop import decode
 from ..engine.prefix_cache import PrefixCache
-from ..engine.rules import token_rule
+from ..engine.rules import Processor, TokenRule, token_rule
 from ..engine.self_test import self_test
+from ..engine.step import StepRecord
 from ..engine.target import IN_TRAINING, TargetModel, eos_ids_of
-from ..engine.verification import Processor, TokenRule
 from ..methods.registry import drafter_class
 from .checkpoint_settings import shaping_settings
 from .prompts import prompt_ids_of
@@ -214,7 +214,7 @@ class SpeculativeDecoder:
         prompt_ids = prompt_ids_of(prompt, self.tokenizer)
         self._warn_of_settings()
         began = time.perf_counter()
-        rule = token_rule(self.target, temperature, top_k, top_p, seed, logits_processors)
+        rule = token_rule(self.target.device, temperature, top_k, top_p, seed, logits_processors)
         steps = list(
             self.steps(
                 prompt_ids,
@@ -250,7 +250,7 @@ class SpeculativeDecoder:
         """
         prompt_ids = prompt_ids_of(prompt, self.tokenizer)
         self._warn_of_settings()
-        rule = token_rule(self.target, temperature, top_k, top_p, seed, logits_processors)
+        rule = token_rule(self.target.device, temperature, top_k, top_p, seed, logits_processors)
         stop = self._stop(stop_strings)
         text = TextStream(self.tokenizer)
         for step in self.steps(

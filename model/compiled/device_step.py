@@ -13,46 +13,49 @@ Shapes: N nodes, P nodes of their bucket, D the deepest node's depth, V vocabula
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from ..engine.tree import DraftBudget, DraftTree, TreeTopology
-from ..engine.verification import LEAST_SIZE, Acceptance, Candidates, check_finite
+from ..engine.budget import DraftBudget
+from ..engine.near_ties import LEAST_SIZE
+from ..engine.read_out import Candidates
+from ..engine.step import DeviceDrafting
+from ..engine.tree import DraftTree, TreeTopology
+from ..engine.verification import Acceptance, check_finite
 from ..kernels.largest_logits import top_k
 from .cache import StaticTreeCache, StaticView, move_rows
-
-if TYPE_CHECKING:
-    from .target import StaticTarget
 
 # Columns of what the host reads for every node; the last holds the bits of its largest logit.
 TOKEN, CHOSEN, IS_OPEN, LAST_ACCEPTED, LARGEST = range(5)
 
 
-class DeviceDrafting(Protocol):
-    """What a drafter does within a step, on tensors of the target model's device.
+class StaticPasses(Protocol):
+    """A target model in static shapes, as whole steps need it; see `compiled.target.StaticTarget`."""
 
-    Attributes:
-        topology: of every draft, N nodes.
-        num_candidates: the likeliest tokens k that it learns from after every node.
-    """
+    device: torch.device
+    vocab_size: int
 
-    topology: TreeTopology
-    num_candidates: int
+    def padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return depths [P] and additive mask [P, P] of a padded tree."""
+        ...
 
-    def begin_step(self) -> None:
-        """Bring to the device what the host has learned since, by other kinds of steps."""
+    def logits_of(
+        self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
+    ) -> torch.Tensor:
+        """Return the logits [P, V] of a padded tree."""
+        ...
 
-    def fill(self, root: torch.Tensor) -> torch.Tensor:
-        """Return the draft's token ids [N], given the root's []."""
-
-    def learn(
-        self, token_ids: torch.Tensor, candidates: torch.Tensor, is_accepted: torch.Tensor
-    ) -> None:
-        """Learn from the likeliest tokens [N, k] after every node, and which were accepted [N]."""
-
-    def snapshot(self) -> Callable[[], None]:
-        """Return what undoes all that is learned from now on."""
+    def call(
+        self,
+        function: Callable[..., torch.Tensor],
+        functions: dict[tuple[int, int], Any],
+        arguments: tuple[object, ...],
+        cache: StaticTreeCache,
+        num_padded: int,
+    ) -> torch.Tensor:
+        """Call a function of a pass over `num_padded` rows after the cache's."""
+        ...
 
 
 class WholeStep:
@@ -67,7 +70,7 @@ class WholeStep:
 
     def __init__(
         self,
-        target: StaticTarget,
+        target: StaticPasses,
         drafting: DeviceDrafting,
         tie_margin: float,
         eos_ids: Collection[int],

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..engine.cache import TreeCache
-from ..engine.drafter import Drafter
+from ..engine.step import DeviceDrafting
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
 from ..engine.tree import DraftTree, TreeTopology
@@ -86,6 +86,7 @@ class StaticTarget(TargetModel):
         # What runs a pass of a shape: buckets of nodes and of rows (0: all).
         self._functions: dict[tuple[int, int], Any] = {}
         self._whole_steps: list[WholeStep] = []  # of the last drafters
+        self._expected: set[int] = set()  # sizes of drafts that may come
         self._num_warm: int | None = None  # shapes known at the last warm-up
 
     def new_cache(self, capacity: int) -> StaticTreeCache:
@@ -130,10 +131,9 @@ class StaticTarget(TargetModel):
         asked for costs, of those it chooses from, after texts of up to `num_tokens` tokens, one of
         every bucket: what is compiled there is not compiled within a timed step.
         """
-        priced = self.step_costs.sizes if "step_costs" in self.__dict__ else ()
         buckets = {
             1,
-            *map(node_bucket, (*num_nodes, *priced)),
+            *map(node_bucket, (*num_nodes, *self._expected)),
             *(nodes for nodes, _ in self.shapes),
         }
         cache = self.new_cache(num_tokens + max(buckets))
@@ -163,13 +163,14 @@ class StaticTarget(TargetModel):
         """Shapes (bucket of nodes, bucket of rows or 0 for any) so far, of passes and of whole steps."""
         return [*self._functions, *(shape for step in self._whole_steps for shape in step.shapes)]
 
-    def whole_step(
-        self, drafter: Drafter, tie_margin: float, eos_ids: Collection[int]
+    def will_draft(self, num_nodes: Collection[int]) -> None:
+        """Take note of sizes of drafts that may come: the next warm-up runs them."""
+        self._expected |= set(num_nodes)
+
+    def device_step(
+        self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
     ) -> WholeStep | None:
-        """Return what runs this drafter's steps whole on the device; None if it works on the host."""
-        drafting = drafter.on_device()
-        if drafting is None:
-            return None
+        """Return a drafter's steps whole on the device."""
         for step in self._whole_steps:
             if step.is_for(drafting, tie_margin, eos_ids):
                 return step

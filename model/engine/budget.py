@@ -1,4 +1,4 @@
-"""How many drafted nodes are worth what they cost.
+"""What a draft may contain, and how many drafted nodes are worth what they cost.
 
 A tree gets the number of nodes that maximises expected emitted tokens per millisecond, plain
 decoding (no drafted node) included.
@@ -7,7 +7,10 @@ decoding (no drafted node) included.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from .tree import TreeTopology
 
 # A tree must promise this much more tokens per millisecond than a smaller one: estimates err.
 MARGIN = 1.01
@@ -65,3 +68,27 @@ class Prices(NamedTuple):
                 self.sizes[index + 1 :], self.milliseconds[index + 1 :], strict=True
             )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """What a draft may contain; a drafter must stay inside it.
+
+    Attributes:
+        max_depth: deepest node allowed: the context left after the root. 0 allows the root alone.
+        chain_only: whether the model can verify chains only (see `target`).
+        prices: what a step costs against its nodes; only for drafters that ask (`wants_prices`).
+    """
+
+    max_depth: int
+    chain_only: bool = False
+    prices: Prices | None = None
+
+    def check(self, topology: TreeTopology) -> None:
+        """Raise ValueError if `topology` exceeds the budget: a drafter's bug, not a user's mistake."""
+        if topology.max_depth > self.max_depth:
+            raise ValueError(
+                f"draft of depth {topology.max_depth}; allowed: at most {self.max_depth}"
+            )
+        if self.chain_only and not topology.is_chain:
+            raise ValueError("draft branches; this model verifies chains only")

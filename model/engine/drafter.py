@@ -9,16 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from ..budget.cost_model import StepCosts
-from .tree import DraftBudget, DraftTree
+from .budget import DraftBudget
+from .step import DeviceDrafting
+from .target import TargetModel
+from .tree import DraftTree
 from .verification import Acceptance
-
-if TYPE_CHECKING:
-    from ..compiled.device_step import DeviceDrafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,18 @@ class VerifiedStep:
     stop_reason: str | None
 
 
+class Quirks(NamedTuple):
+    """How a published code departs from exact limits and clean starts.
+
+    Attributes:
+        overrun: tokens past the limit until which steps go on, unseen.
+        keeps_warmup: whether warm-up passes leave their mark on the measured run.
+    """
+
+    overrun: int = 0
+    keeps_warmup: bool = False
+
+
 class Drafter:
     """Base of all drafters: the lifecycle, with nothing to do by default.
 
@@ -51,27 +62,20 @@ class Drafter:
     """
 
     config_class: ClassVar[type]
-    # The options that make the number of drafted nodes what pays on the device; empty if it has none.
+    # Options that switch on the automatic node budget, such as {"budget": "auto"}; empty if there is none.
     auto_options: ClassVar[Mapping[str, str]] = {}
-    # Whether `observe_prompt` wants the logits of the prompt's tokens; None: where they are cheap.
-    harvests_prompt: bool | None = False
-    # Whether warm-up passes leave their mark on the measured run.
-    keeps_warmup: bool = False
-    # Whether memory is cleared between questions (a cold start each).
-    is_cold: bool = False
-    # Likeliest tokens that `observe` finds after every node (it may find one or two more).
-    num_candidates: int = 0
-    # Whether `observe` finds the probes of every node (`model.engine.state_sketch`).
-    wants_probes: bool = False
     # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
     max_nodes: int = 1
-    # Whether `propose` reads `budget.prices`, so that the costs of a step must be measured.
-    wants_prices: bool = False
-    # What steps with this drafter take on its target model; the loop keeps it here.
-    costs: StepCosts | None = None
-    # Steps go on, unseen, until this many tokens past the limit (to reproduce codes that
-    # overshoot).
-    overrun: int = 0
+    # Likeliest tokens that `observe` finds after every node (it may find one or two more).
+    num_candidates: int = 0
+    # Whether `observe` finds the probes of every node (`read_out`).
+    wants_probes: bool = False
+    # Whether `observe_prompt` wants the logits of the prompt's tokens; None: where they are cheap.
+    harvests_prompt: bool | None = False
+    # Whether memory is cleared between questions (a cold start each).
+    is_cold: bool = False
+    # Where the published code of the method, which is reproduced, departs from all others.
+    quirks: Quirks = Quirks()
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
         self.config = config
@@ -97,11 +101,9 @@ class Drafter:
         """
         return None
 
-    def skip(self, tokens: Sequence[int]) -> None:
-        """Take over tokens that were decoded plainly, without a proposal: drafting did not pay.
-
-        Only drafters that ask for prices are told.
-        """
+    def for_target(self, target: TargetModel) -> Drafter:
+        """Return the drafter that decodes with this target model: this one, or one around it."""
+        return self
 
     def reset(self) -> None:
         """Forget everything, memory kept across prompts included."""
@@ -139,12 +141,6 @@ class Drafter:
     def is_hot(self) -> bool:
         """Whether memory lives on from question to question in a run."""
         return self.keeps_memory() and not self.is_cold
-
-    def draft_costs(self) -> StepCosts | None:
-        """Return the costs of the model that drafts, one pass of one node for each drafted node; None if
-        none does.
-        """
-        return None
 
     def describe(self) -> str:
         """Return one line on size and memory for a log; empty if there is nothing to say."""

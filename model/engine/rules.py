@@ -1,8 +1,13 @@
-"""Settings of sampling, as what chooses each token (`model.engine.verification`)."""
+"""Rules: how the token after a node is chosen, where it is not the plain argmax.
+
+Shapes: V vocabulary, P tokens of a prefix.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from transformers import (
@@ -14,15 +19,100 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from .target import TargetModel
-from .verification import GreedyRule, Processor, SamplingRule, TokenRule
+from .near_ties import tie_gap
 
 # They count their calls, and in float32 a near-tie asks twice about one token.
 STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
 
 
+class TokenRule(Protocol):
+    """Chooses the token after one node when plain argmax is not the rule."""
+
+    def choose(
+        self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
+    ) -> int | None:
+        """Return the next token for `logits` [V], given the node's true prefix of token ids.
+
+        None if rounding could exchange the two likeliest (see `verify`); the rule is then asked
+        again with logits that decide.
+        """
+        ...
+
+
+# Takes token ids [1, P] and scores [1, V] to scores [1, V], as transformers' `LogitsProcessor`.
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class GreedyRule:
+    """The largest score after processors such as penalties, and forced or forbidden tokens.
+
+    Args:
+        processors: applied in order, at every node to its true prefix.
+    """
+
+    def __init__(self, processors: Sequence[Processor]) -> None:
+        self.processors = tuple(processors)
+
+    def choose(
+        self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
+    ) -> int | None:
+        """Return the token with the largest score, of equals the first; None at a near-tie."""
+        scores = _processed(self.processors, logits, prefix)[0]  # [V]
+        if tie_margin:
+            largest, *others = scores.topk(min(2, len(scores))).values.tolist()
+            # A processor may leave a small score in front; the noise is that of the logits.
+            gap = max(tie_gap(largest, tie_margin), tie_gap(float(logits.max()), tie_margin))
+            if others and largest - others[0] < gap:
+                return None
+        return int(scores.argmax())
+
+
+class SamplingRule:
+    """One draw per emitted token from the processed distribution.
+
+    The draws happen in the order of the emitted tokens, one each, so that plain decoding and every
+    method consume one generator alike and produce the same text.
+
+    Args:
+        processors: such as transformers' temperature, top-k and top-p warpers, applied in order.
+        generator: source of randomness; None uses torch's global one.
+    """
+
+    def __init__(
+        self, processors: Sequence[Processor], generator: torch.Generator | None = None
+    ) -> None:
+        self.processors = tuple(processors)
+        self.generator = generator
+
+    def choose(self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0) -> int:
+        """Return one draw; where tokens are drawn there is no tie."""
+        scores = _processed(self.processors, logits, prefix)
+        return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
+
+
+@contextmanager
+def as_in_transformers() -> Iterator[None]:
+    """Run the user's code in the block as transformers' own generation does: what was made in inference mode
+    could neither be written nor be part of a gradient later.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _processed(
+    processors: Sequence[Processor], logits: torch.Tensor, prefix: Sequence[int]
+) -> torch.Tensor:
+    """Return the scores [1, V] after all processors; float32 as in transformers' own generation."""
+    with as_in_transformers():
+        scores = logits[None].to(dtype=torch.float32, copy=True)
+        input_ids = torch.tensor([list(prefix)], device=logits.device)  # [1, P]
+        for processor in processors:
+            scores = processor(input_ids, scores)
+    return scores
+
+
 def token_rule(
-    target: TargetModel,
+    device: torch.device,
     temperature: float,
     top_k: int,
     top_p: float,
@@ -37,7 +127,7 @@ def token_rule(
     if temperature > 0:
         generator = None
         if seed is not None:
-            generator = torch.Generator(target.device).manual_seed(seed)
+            generator = torch.Generator(device).manual_seed(seed)
         return SamplingRule(
             [*processors, *sampling_processors(temperature, top_k, top_p)], generator
         )

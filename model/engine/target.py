@@ -22,11 +22,12 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ..budget.cost_model import StepCosts, step_costs
-from ..kernels.attention import Attention, attention
+from ..kernels.attention import Attention, HeadShape, attention
 from ..kernels.choice import linear_kernels
 from ..kernels.linear import LinearKernels
+from ..machine.measurements import machine_key
 from .cache import BufferShape, LayerShape, TreeCache
+from .step import DeviceDrafting, DeviceStep
 from .support import (
     UnsupportedModelError,
     cache_argument,
@@ -38,10 +39,6 @@ from .support import (
     why_chain_only,
 )
 from .tree import DraftTree, TreeTopology
-
-if TYPE_CHECKING:
-    from ..compiled.device_step import WholeStep
-    from .drafter import Drafter
 
 # Prompt tokens C in one forward pass, at most, and how many logits [C, V] may be held at once. The
 # same for all methods, whether they want logits or not: other passes would round otherwise. A
@@ -117,6 +114,8 @@ class TargetModel:
         self._query_scale_step: int = self.config.floor_scale if scales_queries else 0
         self._rope_border = rope_border(self.config)
         self.layer_shapes, self.vocab_size = self._probe_shapes()
+        # Measurements of this model that others made, by name.
+        self.measured: dict[str, Any] = {}
         self.chain_reason = why_chain_only(model)
 
     def check_unchanged(self) -> None:
@@ -165,20 +164,29 @@ class TargetModel:
         """Whether drafts must be chains."""
         return bool(self.chain_reason)
 
-    @_measured
-    def step_costs(self) -> StepCosts:
-        """What a step costs on this device; measured at the first call, then read from disk."""
-        return step_costs(self)
+    @property
+    def machine_key(self) -> str:
+        """A name for everything that the time of a pass depends on."""
+        facts = (
+            self.config.to_json_string(use_diff=False),
+            self.model.config._attn_implementation,
+            type(self).__name__,
+        )
+        return machine_key(facts, self.device, self.dtype)
 
     @_measured
     def linear_kernels(self) -> LinearKernels:
-        """What computes linear layers over a few rows; measured at the first call, like costs."""
-        return linear_kernels(self)
+        """The kernels of linear layers over a few rows; measured at the first call."""
+        return linear_kernels(self.model, self.machine_key, self.is_compiled)
 
     @_measured
     def attention(self) -> Attention:
-        """What attends with a few rows; measured at the first call, like costs."""
-        return attention(self)
+        """The attention of passes over a few rows; measured at the first call."""
+        layer = next(shape for shape in self.layer_shapes if shape)
+        keys, values = (
+            HeadShape(part.num_heads, part.head_dim) for part in (layer.keys, layer.values)
+        )
+        return attention(self.model, (keys, values), self.machine_key, self.is_compiled)
 
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
@@ -186,16 +194,16 @@ class TargetModel:
         with self.lock, self.attention.for_rows(num_rows), self.linear_kernels.for_rows(num_rows):
             yield
 
-    def is_plain(self, num_rows: int) -> bool:
+    def is_reference(self, num_rows: int) -> bool:
         """Whether a chunk of the prompt of so many tokens, or a single row, is read as plain decoding reads
-        it, bit for bit, without `plainly`.
+        it, bit for bit, without `reference`.
         """
-        return self.linear_kernels.is_plain(num_rows) and self.attention.is_plain(num_rows)
+        return self.linear_kernels.is_reference(num_rows) and self.attention.is_reference(num_rows)
 
     @contextmanager
-    def plainly(self) -> Iterator[None]:
+    def reference(self) -> Iterator[None]:
         """Within the block prompts and single rows are plain decoding, bit for bit."""
-        with self.linear_kernels.plainly(), self.attention.plainly():
+        with self.linear_kernels.reference(), self.attention.reference():
             yield
 
     @cached_property
@@ -285,11 +293,14 @@ class TargetModel:
         """Functions that were compiled so far; a step that compiles one says nothing about costs."""
         return 0
 
-    def whole_step(
-        self, drafter: Drafter, tie_margin: float, eos_ids: Collection[int]
-    ) -> WholeStep | None:
-        """Return what runs this drafter's steps whole on the device: nothing, without static shapes."""
+    def device_step(
+        self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
+    ) -> DeviceStep | None:
+        """Return a drafter's steps whole on the device: None, without static shapes."""
         return None
+
+    def will_draft(self, num_nodes: Collection[int]) -> None:
+        """Take note of sizes of drafts that may come: nothing to do, where nothing is compiled."""
 
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next counts finished work."""

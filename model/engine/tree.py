@@ -17,8 +17,6 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from .budget import Prices
-
 
 class TreeTopology:
     """The shape of a draft tree: parents, and everything that follows from them.
@@ -171,27 +169,3 @@ class DraftTree:
     def star(cls, tokens: Sequence[int], device: torch.device) -> DraftTree:
         """Build a star: all nodes but the root hang from it, so that any number fits every context."""
         return cls.from_lists(tokens, (-1, *[0] * (len(tokens) - 1)), device)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftBudget:
-    """What a draft may contain; a drafter must stay inside it.
-
-    Attributes:
-        max_depth: deepest node allowed: the context left after the root. 0 allows the root alone.
-        chain_only: whether the model can verify chains only (see `model.engine.target`).
-        prices: what a step costs against its nodes; only for drafters that ask (`wants_prices`).
-    """
-
-    max_depth: int
-    chain_only: bool = False
-    prices: Prices | None = None
-
-    def check(self, topology: TreeTopology) -> None:
-        """Raise ValueError if `topology` exceeds the budget: a drafter's bug, not a user's mistake."""
-        if topology.max_depth > self.max_depth:
-            raise ValueError(
-                f"draft of depth {topology.max_depth}; allowed: at most {self.max_depth}"
-            )
-        if self.chain_only and not topology.is_chain:
-            raise ValueError("draft branches; this model verifies chains only")

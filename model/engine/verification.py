@@ -12,39 +12,19 @@ Shapes: N nodes, V vocabulary, k candidates, S probes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
 
 import torch
 
-from ..kernels.largest_logits import top_k
-from .state_sketch import probed
+from .near_ties import tie_gap
+from .read_out import Candidates, read_out
+from .rules import TokenRule
 from .tree import DraftTree, TreeTopology
-
-# Logits count as at least this large where near-ties are looked for: the largest may be near 0, while what
-# is summed up for it, and rounds, is not. The margin leaves room for sums some forty times as large.
-LEAST_SIZE = 1.0
 
 
 class InvalidLogitsError(ArithmeticError):
     """The model's logits hold no largest number: there is no next token to speak of."""
-
-
-class Candidates(NamedTuple):
-    """The likeliest next tokens after every node, on the host.
-
-    Lists, not arrays: after a pass nothing is left in the processor's caches, so that a call into a
-    library takes longer than a loop over the numbers of a usual draft.
-
-    Attributes:
-        token_ids: of N nodes k each, the likeliest first.
-        logits: of these tokens.
-    """
-
-    token_ids: list[list[int]]
-    logits: list[list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,92 +66,6 @@ class Acceptance:
     def decided(self, token: int, is_stopped: bool = False) -> Acceptance:
         """Return this acceptance with the open token filled in."""
         return replace(self, tokens=[*self.tokens, token], is_decided=True, is_stopped=is_stopped)
-
-
-class TokenRule(Protocol):
-    """Chooses the token after one node when plain argmax is not the rule."""
-
-    def choose(
-        self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
-    ) -> int | None:
-        """Return the next token for `logits` [V], given the node's true prefix of token ids.
-
-        None if rounding could exchange the two likeliest (see `verify`); the rule is then asked
-        again with logits that decide.
-        """
-        ...
-
-
-# Takes token ids [1, P] and scores [1, V] to scores [1, V], as transformers' `LogitsProcessor`.
-Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-class GreedyRule:
-    """The largest score after processors such as penalties, and forced or forbidden tokens.
-
-    Args:
-        processors: applied in order, at every node to its true prefix.
-    """
-
-    def __init__(self, processors: Sequence[Processor]) -> None:
-        self.processors = tuple(processors)
-
-    def choose(
-        self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
-    ) -> int | None:
-        """Return the token with the largest score, of equals the first; None at a near-tie."""
-        scores = _processed(self.processors, logits, prefix)[0]  # [V]
-        if tie_margin:
-            largest, *others = scores.topk(min(2, len(scores))).values.tolist()
-            # A processor may leave a small score in front; the noise is that of the logits.
-            gap = max(tie_gap(largest, tie_margin), tie_gap(float(logits.max()), tie_margin))
-            if others and largest - others[0] < gap:
-                return None
-        return int(scores.argmax())
-
-
-class SamplingRule:
-    """One draw per emitted token from the processed distribution.
-
-    The draws happen in the order of the emitted tokens, one each, so that plain decoding and every
-    method consume one generator alike and produce the same text.
-
-    Args:
-        processors: such as transformers' temperature, top-k and top-p warpers, applied in order.
-        generator: source of randomness; None uses torch's global one.
-    """
-
-    def __init__(
-        self, processors: Sequence[Processor], generator: torch.Generator | None = None
-    ) -> None:
-        self.processors = tuple(processors)
-        self.generator = generator
-
-    def choose(self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0) -> int:
-        """Return one draw; where tokens are drawn there is no tie."""
-        scores = _processed(self.processors, logits, prefix)
-        return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
-
-
-@contextmanager
-def as_in_transformers() -> Iterator[None]:
-    """Run the user's code in the block as transformers' own generation does: what was made in inference mode
-    could neither be written nor be part of a gradient later.
-    """
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
-def _processed(
-    processors: Sequence[Processor], logits: torch.Tensor, prefix: Sequence[int]
-) -> torch.Tensor:
-    """Return the scores [1, V] after all processors; float32 as in transformers' own generation."""
-    with as_in_transformers():
-        scores = logits[None].to(dtype=torch.float32, copy=True)
-        input_ids = torch.tensor([list(prefix)], device=logits.device)  # [1, P]
-        for processor in processors:
-            scores = processor(input_ids, scores)
-    return scores
 
 
 def verify(
@@ -252,69 +146,7 @@ def verify(
         frontier = matching
 
 
-def decides_near_ties(dtype: torch.dtype) -> bool:
-    """Whether near-ties of logits of this dtype are left to plain decoding.
-
-    Not in half precision: its noise is as large as common differences, so that most of the text would
-    be decoded twice.
-    """
-    return dtype.itemsize >= 4
-
-
-def tie_gap(largest: float, margin: float) -> float:
-    """Return the difference from the largest logit below which rounding could exchange two."""
-    return margin * max(abs(largest), LEAST_SIZE)
-
-
 def check_finite(largest: float) -> None:
     """Raise InvalidLogitsError if the largest logit of a node is not a finite number."""
     if not math.isfinite(largest):
         raise InvalidLogitsError(f"the largest logit is {largest}; allowed: a finite number")
-
-
-def read_out(
-    tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_probes: bool = False
-) -> tuple[list[int], Candidates, torch.Tensor | None]:
-    """Copy the tokens [N] of a tree, and the candidates and probes of each, to the host, in one transfer.
-
-    Args:
-        tree: N nodes.
-        logits: [N, V].
-        num_candidates: k; of 1, equal logits go to the first token, else to any of them.
-        with_probes: whether probes are wanted.
-
-    Returns:
-        Tokens, candidates of N nodes, and their probes, float32 [N, S], None if there are none.
-    """
-    count = min(num_candidates, logits.shape[-1])
-    if count == 1:
-        values, token_ids = logits.max(dim=-1, keepdim=True)  # [N, 1], [N, 1]
-    else:
-        values, token_ids = top_k(logits, count)  # [N, k], [N, k]
-    probes = probed(logits) if with_probes else None
-    if logits.device.type == "cpu":  # nothing to transfer
-        found = Candidates(token_ids.tolist(), values.tolist())
-        return tree.token_ids.tolist(), found, probes
-    return _unpacked(_packed(tree, token_ids, values, probes).cpu(), count)
-
-
-def _packed(
-    tree: DraftTree,
-    token_ids: torch.Tensor,
-    values: torch.Tensor,
-    probes: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return tokens [N], candidates and their logits [N, k] and probes [N, S] as one int32 tensor."""
-    numbers = values.float() if probes is None else torch.cat((values.float(), probes), dim=1)
-    tokens = tree.token_ids[:, None].int()
-    return torch.cat((tokens, token_ids.int(), numbers.view(torch.int32)), dim=1)
-
-
-def _unpacked(
-    packed: torch.Tensor, num_candidates: int
-) -> tuple[list[int], Candidates, torch.Tensor | None]:
-    """Return what `read_out` returns, of what `_packed` returned."""
-    tokens, token_ids, bits = packed.tensor_split((1, 1 + num_candidates), dim=1)
-    values, probes = bits.view(torch.float32).tensor_split((num_candidates,), dim=1)
-    found = Candidates(token_ids.tolist(), values.tolist())
-    return tokens[:, 0].tolist(), found, probes if probes.shape[1] else None

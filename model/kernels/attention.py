@@ -3,7 +3,7 @@
 On a CPU torch's kernel takes 1.3 to 7 times as long as one of our own (`short_pass`) for the handful of
 queries of a draft, and 1.1 to 2.5 times as long for a prompt. Up to how many queries ours is the faster one
 depends on heads, dtype and machine, so it is measured, once, and kept on disk. It sums in another order: in
-float32 decoding decides near-ties with transformers' own attention (`plainly`), as with
+float32 decoding decides near-ties with transformers' own attention (`reference`), as with
 `model.kernels.linear`.
 
 For longer passes there is torch's kernel. Transformers' sdpa attention repeats the keys and values of a group
@@ -20,22 +20,18 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..engine.verification import decides_near_ties
-from ..machine.measurements import machine_key, read_measured, write_measured
+from ..machine.measurements import read_measured, write_measured
 from . import short_pass as few_rows
 from .choice import FEWEST_WEIGHTS, random_numbers
+from .linear import is_exact
 from .short_pass import DTYPES, few_rows_kernel
-
-if TYPE_CHECKING:
-    from ..engine.cache import LayerShape
-    from ..engine.target import TargetModel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
 # Arguments of transformers' attention functions that the kernels do not know.
@@ -142,7 +138,7 @@ class Attention:
         config: the model's, of its text part.
         groups_heads: whether passes of several rows use `grouped_attention`.
         most_queries: largest number of rows for which passes use `few_queries_attention`; 0: none.
-        is_plain: whether passes are plain decoding with any function: compiled ones, which round in their own
+        is_reference: whether passes are plain decoding with any function: compiled ones, which round in their own
             way, and those in half precision, where near-ties may fall either way.
 
     Attributes:
@@ -150,12 +146,12 @@ class Attention:
     """
 
     def __init__(
-        self, config: Any, groups_heads: bool, most_queries: int, is_plain: bool = False
+        self, config: Any, groups_heads: bool, most_queries: int, is_reference: bool = False
     ) -> None:
         self._config = config
         self._groups_heads = groups_heads
         self._most_queries = most_queries
-        self._is_always_plain = is_plain
+        self._is_always_reference = is_reference
         self._is_off = False
         self.name = f"attention-{most_queries}"
 
@@ -166,14 +162,14 @@ class Attention:
         # No heads are repeated for a single query without a mask, unless it is compiled.
         return exchanged(self._config, GROUPED) if self._groups_heads else nullcontext()
 
-    def is_plain(self, num_rows: int) -> bool:
+    def is_reference(self, num_rows: int) -> bool:
         """Whether a pass over so many rows attends as plain decoding does, bit for bit."""
-        return self._is_always_plain or num_rows > self._most_queries
+        return self._is_always_reference or num_rows > self._most_queries
 
     @contextmanager
-    def plainly(self) -> Iterator[None]:
+    def reference(self) -> Iterator[None]:
         """Within the block passes attend as plain decoding does, bit for bit."""
-        self._is_off = not self._is_always_plain
+        self._is_off = not self._is_always_reference
         try:
             yield
         finally:
@@ -201,66 +197,79 @@ def can_exchange(model: PreTrainedModel) -> bool:
     )
 
 
-def attention(target: TargetModel) -> Attention:
-    """Return the attention that a target model's passes are fastest with on this machine: measured once,
-    then read from disk.
+class HeadShape(NamedTuple):
+    """The heads of a layer's keys or values: how many, and their size."""
+
+    num_heads: int
+    head_dim: int
+
+
+def attention(
+    model: PreTrainedModel, shapes: tuple[HeadShape, HeadShape], machine: str, is_compiled: bool
+) -> Attention:
+    """Return the attention that a model's passes are fastest with on this machine: measured once, then
+    read from disk.
+
+    Args:
+        model: whose attention is served.
+        shapes: of keys and values.
+        machine: name of the model on this machine (`machine_key`).
+        is_compiled: whether passes are compiled.
     """
-    config = target.config
-    if not can_exchange(target.model):
+    config = model.config.get_text_config(decoder=True)
+    if not can_exchange(model):
         return Attention(config, groups_heads=False, most_queries=0)
     num_heads = getattr(config, "num_attention_heads", 0)
     num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    is_plain = target.is_compiled or not decides_near_ties(target.dtype)
-    most_queries = _most_queries(target, num_heads)
-    return Attention(config, num_heads != num_key_value_heads, most_queries, is_plain)
+    is_reference = is_compiled or not is_exact(model.dtype)
+    most_queries = _most_queries(model, num_heads, shapes, machine)
+    return Attention(config, num_heads != num_key_value_heads, most_queries, is_reference)
 
 
-def _most_queries(target: TargetModel, num_heads: int) -> int:
+def _most_queries(
+    model: PreTrainedModel, num_heads: int, shapes: tuple[HeadShape, HeadShape], machine: str
+) -> int:
     """Return up to how many queries the kernel for a few is the faster one; 0: never."""
-    model = target.model
-    shape = next(shape for shape in target.layer_shapes if shape)
     is_small = sum(parameter.numel() for parameter in model.parameters()) < FEWEST_WEIGHTS
-    if is_small or hasattr(model, "_orig_mod") or target.dtype not in DTYPES:
+    if is_small or hasattr(model, "_orig_mod") or model.dtype not in DTYPES:
         return 0
-    if num_heads % shape.keys.num_heads or not (build := few_rows_kernel()):
+    if num_heads % shapes[0].num_heads or not (build := few_rows_kernel()):
         return 0
-    name, key = "attention", f"{machine_key(target)}-{build}"
+    name, key = "attention", f"{machine}-{build}"
     try:
         return int(read_measured(name, key)["most_queries"])
     except (TypeError, ValueError, KeyError):  # none there, or not one of ours
-        most = measure(num_heads, shape)
+        most = measure(num_heads, shapes, model.dtype)
     write_measured(name, key, {"most_queries": most})
     return most
 
 
 @torch.inference_mode()
-def measure(num_heads: int, shape: LayerShape) -> int:
+def measure(num_heads: int, shapes: tuple[HeadShape, HeadShape], dtype: torch.dtype) -> int:
     """Time attention in both ways for drafts and prompts: one second for 16 heads of 64.
 
     Args:
         num_heads: H.
-        shape: of the keys and values of a layer.
+        shapes: of the keys and values of a layer.
+        dtype: of both.
 
     Returns:
         The largest number of queries for which the kernel is the faster one, as for all smaller ones.
     """
-    dtype = shape.keys.dtype
     module = torch.nn.Module()
-    module.num_key_value_groups = num_heads // shape.keys.num_heads  # type: ignore[assignment]
+    module.num_key_value_groups = num_heads // shapes[0].num_heads  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(0)  # not the user's
     most = 0
     for n in (*DRAFTS, *PROMPTS):
         is_draft = n in DRAFTS
         num_keys = NUM_KEYS if is_draft else n
-        sizes = [
-            (1, part.num_heads, num_keys, part.head_dim) for part in (shape.keys, shape.values)
-        ]
+        sizes = [(1, part.num_heads, num_keys, part.head_dim) for part in shapes]
         num_bytes = sum(torch.Size(size).numel() for size in sizes) * dtype.itemsize
         layers = [
             [random_numbers(size, generator, dtype) for size in sizes]
             for _ in range(max(1, TIMED_BYTES // num_bytes))
         ]
-        query = random_numbers((1, num_heads, n, shape.keys.head_dim), generator, dtype)
+        query = random_numbers((1, num_heads, n, shapes[0].head_dim), generator, dtype)
         mask = query.new_zeros(1, 1, n, num_keys) if is_draft and n > 1 else None
         times: dict[Callable[..., Any], list[float]] = {
             few_queries_attention: [],

@@ -8,12 +8,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from ..machine.measurements import machine_key, read_measured, write_measured
+from ..machine.measurements import read_measured, write_measured
 from ..machine.memory import free_memory
 from .linear import (
     FEW_ROWS,
@@ -29,9 +29,6 @@ from .linear import (
     size_of,
 )
 from .short_pass import DTYPES, few_rows_kernel
-
-if TYPE_CHECKING:
-    from ..engine.target import TargetModel
 
 USUAL_ROWS = (1, 4, 8, 16)
 # A smaller model spends its time elsewhere.
@@ -71,23 +68,29 @@ def _is_plain(layer: nn.Linear) -> bool:
     )
 
 
-def linear_kernels(target: TargetModel) -> LinearKernels:
-    """Return the kernels that a target model's passes are fastest with on this machine: measured once,
-    then read from disk. Copies are made where they fit into memory alone.
+def linear_kernels(model: PreTrainedModel, machine: str, is_compiled: bool) -> LinearKernels:
+    """Return the kernels that a model's passes are fastest with on this machine: measured once, then
+    read from disk. Copies are made where they fit into memory alone.
+
+    Args:
+        model: whose linear layers are served.
+        machine: name of the model on this machine (`machine_key`).
+        is_compiled: whether passes are compiled.
     """
-    layers = suitable_layers(target.model)
+    layers = suitable_layers(model)
+    dtype = model.dtype
     num_weights = sum(layer.weight.numel() for layer in layers)
     if num_weights < FEWEST_WEIGHTS:
-        return LinearKernels([], {}, target.is_compiled)
-    build = few_rows_kernel() if target.dtype in DTYPES else None
+        return LinearKernels([], {}, is_compiled)
+    build = few_rows_kernel() if dtype in DTYPES else None
     kernels = [FEW_ROWS] if build else []
-    itemsize = target.dtype.itemsize if has_blocks(target.dtype) else 4
+    itemsize = dtype.itemsize if has_blocks(dtype) else 4
     # The compiler does not know oneDNN's layout, and float64 would be rounded.
-    is_allowed = not target.is_compiled and target.dtype in DTYPES
+    is_allowed = not is_compiled and dtype in DTYPES
     if is_allowed and num_weights * itemsize <= MEMORY_SHARE * free_memory():
         kernels.append(PACKED)
     name = "linear-kernels"
-    key = "-".join((machine_key(target), *(kernel.name for kernel in kernels if kernel.is_copy)))
+    key = "-".join((machine, *(kernel.name for kernel in kernels if kernel.is_copy)))
     key += f"-{build}" if build else ""
     try:
         content = read_measured(name, key)
@@ -104,7 +107,7 @@ def linear_kernels(target: TargetModel) -> LinearKernels:
             for size, by_rows in chosen.items()
         ]
         write_measured(name, key, {"rows": ROWS, "sizes": sizes})
-    return LinearKernels(layers, chosen, target.is_compiled)
+    return LinearKernels(layers, chosen, is_compiled)
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ number of rows, the dtype and the machine, so it is measured, once, and kept on 
 
 The model stays as it is: its layers compute with other kernels within `for_rows` alone. Sums may differ
 by rounding, as those of any pass over several rows do. In float32 decoding decides near-ties with the
-layers as they are (`plainly`). In half precision near-ties may fall either way, for all methods alike.
+layers as they are (`reference`). In half precision near-ties may fall either way, for all methods alike.
 
 Shapes: n rows, I inputs and O outputs of a layer.
 """
@@ -26,8 +26,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
-from ..engine.verification import decides_near_ties
 
 # Numbers of rows that are measured; a pass counts as the next of them, a longer one as the last.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 512)
@@ -157,10 +155,10 @@ class LinearKernels:
         self.name = "+".join(sorted(names)) or "as-they-are"
         self._is_off = False
         self._is_compiled = is_compiled
-        self._not_plain = {
+        self._not_reference = {
             n
             for n, functions in self._used.items()
-            if any(decides_near_ties(function.layer.weight.dtype) for function in functions)
+            if any(is_exact(function.layer.weight.dtype) for function in functions)
         }
 
     def __bool__(self) -> bool:
@@ -172,14 +170,14 @@ class LinearKernels:
         functions = self._used[_measured(num_rows)]
         return _exchanged(functions) if functions and not self._is_off else nullcontext()
 
-    def is_plain(self, num_rows: int) -> bool:
+    def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt of so many tokens, or a single row, is read as plain decoding reads it, bit for
         bit.
         """
-        return self._is_compiled or _measured(num_rows) not in self._not_plain
+        return self._is_compiled or _measured(num_rows) not in self._not_reference
 
     @contextmanager
-    def plainly(self) -> Iterator[None]:
+    def reference(self) -> Iterator[None]:
         """Within the block prompts and single rows are plain decoding, bit for bit."""
         self._is_off = not self._is_compiled
         try:
@@ -212,6 +210,15 @@ def _exchanged(functions: Sequence[_Function]) -> Iterator[None]:
     finally:
         for function in functions:
             del function.layer.__dict__["forward"]
+
+
+def is_exact(dtype: torch.dtype) -> bool:
+    """Whether near-ties of logits of this dtype are decided by the arithmetic of plain decoding.
+
+    Not in half precision: its noise is as large as common differences, so that most of the text would
+    be decoded twice.
+    """
+    return dtype.itemsize >= 4
 
 
 def size_of(layer: nn.Linear) -> Size:

@@ -9,15 +9,13 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .files import replaced
-
-if TYPE_CHECKING:
-    from ..engine.target import TargetModel
 
 
 def read_measured(name: str, key: str) -> Any:
@@ -39,15 +37,15 @@ def write_measured(name: str, key: str, content: object) -> None:
         pass
 
 
-def machine_key(target: TargetModel) -> str:
-    """Return a name for everything that the time of a target model's pass depends on."""
+def machine_key(facts: Sequence[str], device: torch.device, dtype: torch.dtype) -> str:
+    """Return a name for everything that the time of a model's pass depends on: this machine, and facts of
+    the model.
+    """
     parts = (
-        target.config.to_json_string(use_diff=False),
-        target.model.config._attn_implementation,
-        type(target).__name__,
-        f"{target.device} {device_name(target.device)} {torch.backends.cpu.get_cpu_capability()}",
+        *facts,
+        f"{device} {device_name(device)} {torch.backends.cpu.get_cpu_capability()}",
         f"{platform.machine()} {os.cpu_count()} {torch.get_num_threads()}",
-        f"{target.dtype} {torch.__version__}",
+        f"{dtype} {torch.__version__}",
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -28,7 +28,7 @@ from torch.nn import functional
 from evaluation.answering.config import RunConfig
 from evaluation.answers.provenance import git_commit, versions
 from evaluation.reporting.tables import markdown_table
-from model.budget.cost_model import draft_of, has_room
+from model.budget.measure import draft_of, has_room
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.files import check_output, replace_file
 from model.commands.loading import check_model, load_target

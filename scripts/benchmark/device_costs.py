@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from model.budget.cost_model import draft_of, has_room
+from model.budget.measure import draft_of, has_room
 from model.commands.command_line import UserError
 from model.engine.support import context_limit
 from model.engine.target import TargetModel

@@ -1,7 +1,7 @@
 """What a model says after every text that a drafter ever asked about, in one file.
 
 The texts are a trie: a node is a text, its children are the texts with one more token, and each node
-has a row, the K likeliest next tokens and their logits, and probes (`model.engine.state_sketch`). Prompts, answers
+has a row, the K likeliest next tokens and their logits, and probes (`model.engine.read_out`). Prompts, answers
 and rejected guesses are all paths in it, and what they share is stored once. With the greedy answers of
 every prompt that is all a train-free drafter can learn from a model, so that drafters can be scored
 without it.
@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError, first_line
 from model.commands.files import replace_file
-from model.engine.state_sketch import probe_ids
+from model.engine.read_out import probe_ids
 
 FORMAT = "replay-recording-2"
 EMPTY = 0  # the node of the empty text

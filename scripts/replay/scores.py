@@ -15,9 +15,11 @@ import torch
 
 from evaluation.answering.command import parse
 from evaluation.answering.config import RunConfig
+from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import UserError
 from model.engine.drafter import Drafter
-from model.engine.loop import Generation, generate
+from model.engine.loop import generate
+from model.engine.step import Generation
 from model.methods.registry import drafter_class
 from scripts.demo_model.loops import find_loop
 from scripts.replay.recording import RecordedTurn
@@ -105,7 +107,7 @@ def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
     Raises:
         UserError: with the reason.
     """
-    if drafter.wants_prices:
+    if isinstance(drafter, CostAwareDrafter) and drafter.wants_prices:
         raise UserError(
             f"{words!r}: its trees follow the clock of this device; give a fixed number of nodes"
         )

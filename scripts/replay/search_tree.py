@@ -29,7 +29,8 @@ import torch
 
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import check_output, refuse_outputs, write_whole
-from model.engine.tree import DraftBudget, DraftTree
+from model.engine.budget import DraftBudget
+from model.engine.tree import DraftTree
 from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
 from model.methods.recycling.tree_template import MAX_PATHS, load_template
 from scripts.replay.command import load_recorded_model

@@ -21,7 +21,7 @@ import torch
 
 from model.commands.command_line import UserError
 from model.engine.cache import TreeCache
-from model.engine.state_sketch import probe_ids, probed
+from model.engine.read_out import probe_ids, probed
 from model.engine.target import PREFILL_CHUNK, PromptChunk, TargetModel
 from model.engine.tree import DraftTree
 from model.kernels.largest_logits import top_k
@@ -97,15 +97,15 @@ class ReplayTarget:
         """Whether drafts must be chains; models where that changes in the text are not recorded."""
         return self.chain_only
 
-    def is_plain(self, num_rows: int) -> bool:
+    def is_reference(self, num_rows: int) -> bool:
         """Return True: a recorded row is the same in whatever pass."""
         return True
 
-    def plainly(self) -> AbstractContextManager[None]:
+    def reference(self) -> AbstractContextManager[None]:
         """Return a block that changes nothing."""
         return nullcontext()
 
-    def whole_step(self, *arguments: object) -> None:
+    def device_step(self, *arguments: object) -> None:
         """Return None: steps are replayed part by part."""
 
     def synchronize(self) -> None:

@@ -12,9 +12,8 @@ import torch
 from evaluation.questions.conversation import Conversation
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
-from model.engine.rules import sampling_processors
+from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.target import TargetModel
-from model.engine.verification import SamplingRule
 from model.methods.recycling.tree_template import load_template
 from scripts.replay.recording import RecordedTurn, Recording
 from scripts.replay.scores import (

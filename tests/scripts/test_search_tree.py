@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from model.commands.command_line import UserError
-from model.engine.tree import DraftBudget
+from model.engine.budget import DraftBudget
 from model.methods.recycling.drafter import RecyclingConfig
 from model.methods.recycling.tree_template import TreeTemplate
 from scripts.replay.recording import RecordedTurn, Recording, Source

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from ...engine.budget import MARGIN
-from ...engine.tree import DraftBudget, DraftTree
+from ...engine.budget import MARGIN, DraftBudget
+from ...engine.tree import DraftTree
 from ...machine.build import BuildError, built
 
 Source = TypeVar("Source")

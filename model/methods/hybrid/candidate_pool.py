@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...engine.tree import DraftBudget, DraftTree
+from ...engine.budget import DraftBudget
+from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from ..growth.best_first import CENTRES, MINUS_EDGES, AcceptanceRates, Growth, Guess
 from .frequent_tokens import NUM_TOKENS, FrequentTokens

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ...budget.cost_model import LARGEST
-from ...engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
-from ...engine.state_sketch import probed
-from ...engine.tree import DraftBudget, DraftTree
+from ...budget.measure import MAX_MEASURED_NODES
+from ...budget.paced import CostAwareDrafter
+from ...engine.budget import DraftBudget
+from ...engine.drafter import VerifiedStep, check_topk, wrong_tensors
+from ...engine.read_out import probed
+from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, budget_option, check_options, option
 from .native_candidate_pool import market_class
@@ -38,7 +40,7 @@ MAX_DEPTH = 24
 class HybridConfig:
     """Options of the hybrid."""
 
-    num_nodes: int = option(LARGEST - 1, "drafted nodes of a step, at most", least=1)
+    num_nodes: int = option(MAX_MEASURED_NODES - 1, "drafted nodes of a step, at most", least=1)
     budget: str = budget_option("auto")
     output_id_topk: int = option(8, "tokens kept in a row (k)", least=1)
     start: str = option(
@@ -67,7 +69,7 @@ class HybridConfig:
             raise ValueError(f"table_bits: got {self.table_bits}; allowed: 8 to 24")
 
 
-class HybridDrafter(Drafter):
+class HybridDrafter(CostAwareDrafter):
     """Drafts the tree on which all sources agree best."""
 
     config_class = HybridConfig

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...engine.tree import DraftBudget, DraftTree
+from ...engine.budget import DraftBudget
+from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from ..growth.best_first import CENTRES, MEMORY, MINUS_EDGES
 from ..growth.native import (

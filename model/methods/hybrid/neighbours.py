@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from ...engine.state_sketch import probe_ids
+from ...engine.read_out import probe_ids
 from .row_tables import check_entries
 
 # Records, at most, and what they and the tokens take with the default k: beside 10 MB of rows of tokens, the

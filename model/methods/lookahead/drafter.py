@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 import torch
 
-from ...engine.budget import Prices
-from ...engine.drafter import Drafter, VerifiedStep
-from ...engine.tree import DraftBudget, DraftTree
+from ...budget.paced import CostAwareDrafter
+from ...engine.budget import DraftBudget, Prices
+from ...engine.drafter import VerifiedStep
+from ...engine.tree import DraftTree
 from ...options import budget_option, check_options, option
 from ..growth.backoff import Retries
 
@@ -59,7 +60,7 @@ class _Nodes(NamedTuple):
     last_nodes: list[int]
 
 
-class LookaheadDrafter(Drafter):
+class LookaheadDrafter(CostAwareDrafter):
     """Drafts the Jacobi window and the n-grams of the pool in one tree."""
 
     config_class = LookaheadConfig

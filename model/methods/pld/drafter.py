@@ -16,8 +16,10 @@ from types import MappingProxyType
 
 import torch
 
-from ...engine.drafter import Drafter, VerifiedStep
-from ...engine.tree import DraftBudget, DraftTree
+from ...budget.paced import CostAwareDrafter
+from ...engine.budget import DraftBudget
+from ...engine.drafter import VerifiedStep
+from ...engine.tree import DraftTree
 from ...options import budget_option, check_options, option
 from ..growth.chain_acceptance import ChainRates
 
@@ -42,7 +44,7 @@ class PldConfig:
         check_options(self)
 
 
-class PldDrafter(Drafter):
+class PldDrafter(CostAwareDrafter):
     """Proposes the continuation of the longest suffix n-gram seen before."""
 
     config_class = PldConfig

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from ...engine.tree import DraftBudget, DraftTree
+from ...engine.budget import DraftBudget
+from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from ..growth.best_first import (
     CENTRES,

@@ -24,9 +24,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...budget.cost_model import LARGEST
-from ...engine.drafter import Drafter, VerifiedStep, check_topk, wrong_tensors
-from ...engine.tree import DraftBudget, DraftTree
+from ...budget.measure import MAX_MEASURED_NODES
+from ...budget.paced import CostAwareDrafter
+from ...engine.budget import DraftBudget
+from ...engine.drafter import Quirks, VerifiedStep, check_topk, wrong_tensors
+from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, check_options, option
 from .adjacency import AdjacencyMatrix, DeviceTemplate
@@ -105,7 +107,7 @@ class _Level(NamedTuple):
     ranks: np.ndarray
 
 
-class RecyclingDrafter(Drafter):
+class RecyclingDrafter(CostAwareDrafter):
     """Drafts from the adjacency matrix: a static tree, or with `tree_version="auto"` the tree that
     pays.
     """
@@ -122,18 +124,18 @@ class RecyclingDrafter(Drafter):
         self.harvests_prompt = config.harvest_prompt
         if config.harvest_prompt is None and config.tree_version != AUTO:
             self.harvests_prompt = not self._is_original
-        self.keeps_warmup = self._is_original
         self.is_cold = config.start == "cold"
-        # The published loop stops once more than max_new_tokens + 1 tokens stand; the steps beyond
-        # the limit still write rows that later questions draft from.
-        self.overrun = 2 if self._is_original else 0
+        if self._is_original:
+            # The published loop stops once more than max_new_tokens + 1 tokens stand; the steps beyond
+            # the limit still write rows that later questions draft from.
+            self.quirks = Quirks(overrun=2, keeps_warmup=True)
         self._guesses: RowGuesses | None = None
         self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device)
         self.wants_prices = config.tree_version == AUTO
         if self.wants_prices or is_average:
             self._guesses = row_guesses_class()(self._matrix, is_average)
         if self.wants_prices:
-            self.max_nodes = LARGEST
+            self.max_nodes = MAX_MEASURED_NODES
         else:
             self._template = load_template(config.tree_version)
             self.max_nodes = self._template.topology.num_nodes

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...budget.cost_model import LARGEST
-from ...engine.tree import DraftBudget, DraftTree
+from ...budget.measure import MAX_MEASURED_NODES
+from ...engine.budget import DraftBudget
+from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from ..growth.best_first import CENTRES, MEMORY, MINUS_EDGES
 from ..growth.native import (
@@ -98,7 +99,7 @@ class NativeRowGuesses(RowGuesses):
         """Return the tree of the most probable nodes that are worth their price."""
         self._check(root)
         self._is_grown = True
-        return self._native.grow(root, LARGEST - 1, budget, device)
+        return self._native.grow(root, MAX_MEASURED_NODES - 1, budget, device)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
         """Learn from a verified tree; as `RowGuesses.learn`."""

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from ...engine.budget import DraftBudget
 from ...engine.drafter import unknown_name
-from ...engine.tree import DraftBudget, TreeTopology
+from ...engine.tree import TreeTopology
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 # A template is verified by one forward pass; far larger ones are a mistake or an attack on memory.

@@ -24,8 +24,10 @@ from typing import NamedTuple
 
 import torch
 
+from ...budget.paced import CostAwareDrafter
+from ...engine.budget import DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
-from ...engine.tree import DraftBudget, DraftTree
+from ...engine.tree import DraftTree
 from ...options import STARTS, budget_option, check_options, option
 from ..growth.chain_acceptance import ChainRates
 from ..registry import drafter_class
@@ -108,7 +110,7 @@ class _Chain(NamedTuple):
     source: str
 
 
-class SamdDrafter(Drafter):
+class SamdDrafter(CostAwareDrafter):
     """Drafts the continuation of the longest match, or the fallback's tree."""
 
     config_class = SamdConfig
@@ -135,7 +137,9 @@ class SamdDrafter(Drafter):
         self.max_nodes = max(1 + config.num_pred_tokens, inner.max_nodes)
         self.harvests_prompt = inner.harvests_prompt
         self.num_candidates = inner.num_candidates
-        self.wants_prices = inner.wants_prices or config.budget == "auto"
+        self.wants_prices = (
+            isinstance(inner, CostAwareDrafter) and inner.wants_prices
+        ) or config.budget == "auto"
         self.is_cold = inner.is_cold
         self._text = SuffixAutomaton()
         self._follower: Follower | None = None
@@ -182,7 +186,7 @@ class SamdDrafter(Drafter):
     def skip(self, tokens: Sequence[int]) -> None:
         """Append the new tokens."""
         self._extend(tokens)
-        if self._fallback:
+        if isinstance(self._fallback, CostAwareDrafter):
             self._fallback.skip(tokens)
 
     def reset(self) -> None:

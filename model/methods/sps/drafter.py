@@ -25,10 +25,12 @@ from types import MappingProxyType
 import torch
 
 from ...budget.cost_model import StepCosts
-from ...engine.budget import Prices
+from ...budget.measure import step_costs
+from ...budget.paced import CostAwareDrafter
+from ...engine.budget import DraftBudget, Prices
 from ...engine.cache import TreeCache
-from ...engine.drafter import Drafter, VerifiedStep
-from ...engine.tree import DraftBudget, DraftTree, TreeTopology
+from ...engine.drafter import VerifiedStep
+from ...engine.tree import DraftTree, TreeTopology
 from ...options import DTYPES, budget_option, check_options, option
 from ..growth.backoff import Retries
 from ..growth.chain_acceptance import ChainRates
@@ -60,7 +62,7 @@ class SpsConfig:
         check_options(self)
 
 
-class SpsDrafter(Drafter):
+class SpsDrafter(CostAwareDrafter):
     """Drafts what a smaller model would write.
 
     Raises:
@@ -137,7 +139,7 @@ class SpsDrafter(Drafter):
 
     def draft_costs(self) -> StepCosts:
         """Return what the draft model's passes cost: one is taken for every guess."""
-        return self._model.step_costs
+        return step_costs(self._model)
 
     def describe(self) -> str:
         """Return the size of the draft model."""

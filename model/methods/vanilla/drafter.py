@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...engine.budget import DraftBudget
 from ...engine.drafter import Drafter
-from ...engine.tree import DraftBudget, DraftTree
+from ...engine.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)

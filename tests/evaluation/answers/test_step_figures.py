@@ -18,7 +18,8 @@ from evaluation.answers.step_figures import (
     source_counts,
     time_shares,
 )
-from model.engine.loop import StepRecord, generate
+from model.engine.loop import generate
+from model.engine.step import StepRecord
 from model.engine.tree import DraftTree
 from tests.evaluation.answers.answer_rows import make_row
 from tests.model.decoded import drafter_for, random_ids, target_of

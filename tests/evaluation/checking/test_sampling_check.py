@@ -24,7 +24,7 @@ from evaluation.sampling_check import (
     total_variation,
 )
 from model.commands.command_line import UserError
-from model.engine.verification import Processor, SamplingRule
+from model.engine.rules import Processor, SamplingRule
 from model.methods.registry import METHODS
 
 FEW = 60

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-import model.engine.loop
+import model.engine.near_ties
 from model.api.custom_generate import Speculative, generate_from_folder, recycling, speculative
 from model.engine.support import cache_argument
 from model.methods.registry import METHODS
@@ -242,7 +242,7 @@ def test_near_ties_of_processed_scores_fall_as_in_plain_decoding() -> None:
 
 
 def test_without_the_rule_they_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model.engine.loop, "TIE_STEPS", 0)
+    monkeypatch.setattr(model.engine.near_ties, "TIE_STEPS", 0)
     assert num_differing() > 0, "without the rule nothing differs: the test above proves nothing"
 
 

@@ -12,16 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from model.budget import cost_model as module
-from model.budget.cost_model import (
-    CONTEXTS,
-    LARGEST,
+from model.budget import measure as module
+from model.budget.cost_model import CONTEXTS, REFRESH, StepCosts
+from model.budget.measure import (
+    MAX_MEASURED_NODES,
     PLAN,
-    REFRESH,
-    StepCosts,
     _time_in_a_row,
     measure,
-    step_costs,
+    read_or_measure,
 )
 from model.compiled.target import NODE_BUCKETS, StaticTarget
 from model.engine.budget import MARGIN, Prices
@@ -142,7 +140,7 @@ def test_where_drafts_are_padded_whole_buckets_are_measured(
 ) -> None:
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
     costs = measure(StaticTarget(target_of(LLAMA).model))
-    assert costs.sizes == tuple(size for size in NODE_BUCKETS if size <= LARGEST)
+    assert costs.sizes == tuple(size for size in NODE_BUCKETS if size <= MAX_MEASURED_NODES)
     assert costs.at(100).of(2) == costs.at(100).of(4)
 
 
@@ -199,12 +197,12 @@ def test_costs_are_measured_once_and_a_broken_file_is_replaced(
     calls: list[object] = []
     monkeypatch.setattr(module, "measure", lambda given: calls.append(given) or made)
     if content is not None:
-        step_costs(target)
+        read_or_measure(target)
         (file,) = tmp_path.iterdir()
         file.write_text(content, encoding="utf-8")
         calls.clear()
-    assert step_costs(target) == made
-    assert step_costs(target) == made
+    assert read_or_measure(target) == made
+    assert read_or_measure(target) == made
     assert len(calls) == 1
     (file,) = tmp_path.iterdir()
     assert json.loads(file.read_text(encoding="utf-8"))["sizes"] == [1, 8]
@@ -216,7 +214,7 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement_only(
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(module, "SECONDS", 0.0)
-    assert step_costs(target_of(LLAMA)).sizes == (1, 8)
+    assert read_or_measure(target_of(LLAMA)).sizes == (1, 8)
 
 
 @pytest.mark.parametrize("cls", [TargetModel, StaticTarget])

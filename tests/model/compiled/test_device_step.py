@@ -13,10 +13,12 @@ import torch
 
 from model.compiled.device_step import WholeStep
 from model.compiled.target import CompiledTarget, StaticTarget
-from model.engine.loop import Generation, decode, generate
+from model.engine.budget import DraftBudget
+from model.engine.loop import decode, generate
+from model.engine.rules import SamplingRule
+from model.engine.step import Generation
 from model.engine.target import TargetModel
-from model.engine.tree import DraftBudget
-from model.engine.verification import InvalidLogitsError, SamplingRule
+from model.engine.verification import InvalidLogitsError
 from model.methods.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
 from model.methods.recycling.drafter import RecyclingDrafter
 from model.methods.recycling.tree_template import TreeTemplate, load_template
@@ -154,29 +156,30 @@ def test_steps_that_do_not_fit_run_on_the_host(count_whole_steps: list[int]) -> 
 def test_other_orders_of_writing_and_other_targets_stay_on_the_host() -> None:
     static, plain = StaticTarget(known(LLAMA).build()), TargetModel(known(LLAMA).build())
     options = {"tie_margin": 0.0, "eos_ids": ()}
-    assert static.whole_step(drafter_for("recycling", static), **options) is not None
+    assert static.device_step(drafter_for("recycling", static).on_device(), **options) is not None
     for method, given in [
         ("recycling", {"policy": "original"}),
         ("recycling", {"tree_version": "auto"}),
         ("pld", {}),
     ]:
-        assert static.whole_step(drafter_for(method, static, **given), **options) is None
-    assert plain.whole_step(drafter_for("recycling", plain), **options) is None
+        assert drafter_for(method, static, **given).on_device() is None
+    assert plain.device_step(drafter_for("recycling", plain).on_device(), **options) is None
 
 
 def test_a_step_is_made_once_for_a_drafter() -> None:
     target = StaticTarget(known(LLAMA).build())
     one, other = drafter_for("recycling", target), drafter_for("recycling", target)
-    step = target.whole_step(one, 0.0, [3])
-    assert target.whole_step(other, 0.0, [3]) is not step
-    assert target.whole_step(one, 0.0, [3]) is step
-    assert target.whole_step(one, 0.0, [4]) is not step
-    assert target.whole_step(one, 0.1, [3]) is not step
+    one, other = one.on_device(), other.on_device()
+    step = target.device_step(one, 0.0, [3])
+    assert target.device_step(other, 0.0, [3]) is not step
+    assert target.device_step(one, 0.0, [3]) is step
+    assert target.device_step(one, 0.0, [4]) is not step
+    assert target.device_step(one, 0.1, [3]) is not step
 
 
 def test_a_budget_below_the_template_does_not_fit() -> None:
     target = StaticTarget(known(LLAMA).build())
-    step = target.whole_step(drafter_for("recycling", target), 0.0, ())
+    step = target.device_step(drafter_for("recycling", target).on_device(), 0.0, ())
     assert step is not None
     depth = step.topology.max_depth
     assert step.fits(DraftBudget(depth))

@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 
 import model.compiled.target
 from model.budget.cost_model import StepCosts
+from model.budget.measure import NAME, step_costs
 from model.compiled.shape import CompiledShape
 from model.compiled.target import CompiledTarget, StaticTarget, length_bucket, node_bucket
 from model.engine.loop import generate
@@ -158,7 +159,7 @@ def test_sizes_of_an_automatic_budget_are_warmed_up(compiled: CompiledTarget) ->
     drafter = drafter_for("recycling", compiled, tree_version="auto")
     generate(compiled, drafter, [5], max_new_tokens=2)  # asks for costs
     compiled.warm_up(100)
-    buckets = {node_bucket(size) for size in compiled.step_costs.sizes}
+    buckets = {node_bucket(size) for size in step_costs(compiled).sizes}
     assert buckets <= {nodes for nodes, _ in compiled.shapes}
 
 
@@ -295,7 +296,7 @@ def test_what_compiles_says_nothing_about_costs(
         learn(self, num_nodes, *others)
 
     monkeypatch.setattr(StepCosts, "learn", counted)
-    compiled.__dict__["step_costs"] = StepCosts((1, 8), (1.0, 1.1), (1.0, 1.1))
+    compiled.measured[NAME] = StepCosts((1, 8), (1.0, 1.1), (1.0, 1.1))
     drafter = drafter_for("pld", compiled, budget="auto")
     for is_first in (True, False):
         learned.clear()

@@ -10,9 +10,10 @@ import random
 import pytest
 import torch
 
+from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
-from model.engine.loop import Generation, generate
-from model.engine.tree import DraftBudget
+from model.engine.loop import generate
+from model.engine.step import Generation
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, random_ids, target_of
 

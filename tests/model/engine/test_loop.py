@@ -15,10 +15,11 @@ import torch
 from model.budget.cost_model import StepCosts
 from model.budget.switch import CREDIT
 from model.compiled.target import StaticTarget
+from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
 from model.engine.loop import decode, generate
 from model.engine.target import TargetModel
-from model.engine.tree import DraftBudget, DraftTree
+from model.engine.tree import DraftTree
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.family import VOCAB, Family
@@ -224,7 +225,7 @@ def test_rests_change_no_token_and_what_follows_knows_the_text(
         flat = (1.0 if model is target else 0.01,) * 3  # a draft model is cheap
         return EveryOtherRests((1, 8, 64), flat, flat)
 
-    monkeypatch.setattr("model.engine.target.step_costs", flat_costs)
+    monkeypatch.setattr("model.budget.measure.read_or_measure", flat_costs)
     options = drafter_class(method).auto_options
     drafter = drafter_for(method, target, **options)
     prompt = random_ids(30, seed=3)
@@ -239,7 +240,7 @@ def test_rests_change_no_token_and_what_follows_knows_the_text(
 def test_what_one_drafter_loses_makes_no_other_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = (1.0, 1.0, 1.0)
     monkeypatch.setattr(
-        "model.engine.target.step_costs", lambda _: StepCosts((1, 8, 64), flat, flat)
+        "model.budget.measure.read_or_measure", lambda _: StepCosts((1, 8, 64), flat, flat)
     )
     target = TargetModel(target_of(LLAMA).model)
     one, other = (drafter_for("hybrid", target) for _ in range(2))

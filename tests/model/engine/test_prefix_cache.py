@@ -12,9 +12,9 @@ import torch
 from torch.nn.utils import prune
 
 import model.engine.loop
-from model.engine.cache import TreeCache
 from model.engine.loop import generate
 from model.engine.prefix_cache import PrefixCache
+from model.engine.reference_rows import ReferenceRows
 from model.engine.target import TargetModel
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
@@ -201,12 +201,11 @@ def test_near_ties_fall_as_without_a_cache() -> None:
 
 
 def test_without_reading_the_prompt_again_they_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain_token = model.engine.loop._plain_token
+    reference_token = ReferenceRows._reference_token
 
-    def trusting(
-        target: TargetModel, cache: TreeCache, text: list[int], start: int, plain: int, rule: None
-    ) -> int:
-        return plain_token(target, cache, text, start, max(plain, start - 1), rule)
+    def trusting(rows: ReferenceRows, text: list[int], rule: None) -> int:
+        rows._num_rows = max(rows._num_rows, rows._prompt_length - 1)
+        return reference_token(rows, text, rule)
 
-    monkeypatch.setattr(model.engine.loop, "_plain_token", trusting)
+    monkeypatch.setattr(ReferenceRows, "_reference_token", trusting)
     assert num_differing() > 0, "nothing differs: the test above proves nothing"

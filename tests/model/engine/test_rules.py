@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from model.engine.loop import generate
-from model.engine.rules import sampling_processors
-from model.engine.verification import SamplingRule
+from model.engine.rules import SamplingRule, sampling_processors
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, random_ids, target_of
 

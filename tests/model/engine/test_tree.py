@@ -10,7 +10,8 @@ import random
 import pytest
 import torch
 
-from model.engine.tree import DraftBudget, DraftTree, TreeTopology
+from model.engine.budget import DraftBudget
+from model.engine.tree import DraftTree, TreeTopology
 
 CPU = torch.device("cpu")
 RANDOM_TREES = [

@@ -12,17 +12,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from model.engine import verification as module
-from model.engine.state_sketch import probed
+from model.engine import read_out as module
+from model.engine.read_out import probed, read_out
+from model.engine.rules import GreedyRule, SamplingRule
 from model.engine.tree import DraftTree
-from model.engine.verification import (
-    Acceptance,
-    GreedyRule,
-    InvalidLogitsError,
-    SamplingRule,
-    read_out,
-    verify,
-)
+from model.engine.verification import Acceptance, InvalidLogitsError, verify
 
 CPU = torch.device("cpu")
 VOCAB = 4  # small, so that siblings repeat tokens and paths are long

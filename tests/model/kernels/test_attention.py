@@ -17,7 +17,6 @@ from transformers import AttentionInterface, PreTrainedModel
 
 import model.kernels.attention as module
 from model.compiled.target import CompiledTarget
-from model.engine.cache import BufferShape, LayerShape
 from model.engine.loop import generate
 from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel
@@ -28,6 +27,7 @@ from model.kernels.attention import (
     GROUPED,
     PROMPTS,
     Attention,
+    HeadShape,
     can_exchange,
     exchanged,
     few_queries_attention,
@@ -173,21 +173,21 @@ def test_a_draft_has_the_bits_of_single_steps_with_our_kernels(
 def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatch) -> None:
     target = target_using(LLAMA, most_queries=8)
     calls = count_calls(FEW_QUERIES, monkeypatch)
-    assert not target.is_plain(1) and not target.is_plain(8) and target.is_plain(9)
+    assert not target.is_reference(1) and not target.is_reference(8) and target.is_reference(9)
     for num_rows, is_used in ((1, True), (8, True), (9, False)):
         prompt = torch.tensor(random_ids(num_rows))
         cache = target.new_cache(60)
         with torch.inference_mode():
             list(target.prefill(random_ids(20), cache, False))
-            with target.plainly():
+            with target.reference():
                 calls.clear()
                 target.read(prompt, cache.length, cache, last_logits_only=False)
                 assert not calls
             target.read(prompt, cache.length, cache, last_logits_only=False)
         assert bool(calls) == is_used
-    always = Attention(target.config, True, 8, is_plain=True)
-    assert always.is_plain(1)
-    with always.plainly(), always.for_rows(1):
+    always = Attention(target.config, True, 8, is_reference=True)
+    assert always.is_reference(1)
+    with always.reference(), always.for_rows(1):
         assert target.config._attn_implementation == FEW_QUERIES, "compiled passes have one way"
 
 
@@ -310,7 +310,7 @@ def test_it_is_measured_once_for_models_that_are_not_small(
     assert double.name == "attention-0"
     compiled = CompiledTarget(known("Qwen3").build(), backend="eager")
     monkeypatch.setattr(module, "measure", lambda *args: 8)
-    assert compiled.attention.is_plain(1)
+    assert compiled.attention.is_reference(1)
     monkeypatch.setattr(module, "few_rows_kernel", lambda: None)
     assert TargetModel(known("Phi").build()).attention.name == "attention-0"
 
@@ -333,6 +333,6 @@ def test_the_kernel_serves_as_long_as_it_is_the_faster_one(
         "few_queries_attention",
         lambda layer, query, *args: taking(3.0 if query.shape[2] >= slower_from else 1.0),
     )
-    part = BufferShape(2, 8, torch.float32, torch.device("cpu"))
+    part = HeadShape(2, 8)
     most = max([n for n in (*DRAFTS, *PROMPTS) if n < slower_from], default=0)
-    assert measure(4, LayerShape(part, part)) == most
+    assert measure(4, (part, part), torch.float32) == most

@@ -210,7 +210,7 @@ def test_compiled_passes_read_the_weights_as_they_are(
     layers = suitable_layers(target.model)
     kernels = target.linear_kernels
     assert kernels.name == "few-rows"
-    assert all(target.is_plain(num_rows) for num_rows in ROWS)
+    assert all(target.is_reference(num_rows) for num_rows in ROWS)
     with kernels.for_rows(1):
         functions = [layer.forward for layer in layers]
     with torch.no_grad():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from model.engine import loop as decoding
+from model.engine import near_ties
 from model.engine.loop import generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
@@ -101,7 +101,7 @@ def test_tokens_equal_generate_with_kernels(
     if not suitable_layers(known(name).build()):
         pytest.skip("no linear layers")
     target = target_using(name, kernel, rows)
-    assert target.is_plain(1) == (1 not in rows) and not target.is_plain(28)
+    assert target.is_reference(1) == (1 not in rows) and not target.is_reference(28)
     self_test(target)
     for method in METHODS:
         if method == "sps":
@@ -139,7 +139,7 @@ def test_near_ties_are_decided_without_kernels(
     expected = referee(target, prompt, 40)
     wrong = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)
     assert wrong.token_ids != expected
-    monkeypatch.setattr(decoding, "TIE_STEPS", 1e9)
+    monkeypatch.setattr(near_ties, "TIE_STEPS", 1e9)
     answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)
     assert answer.token_ids == expected
 
@@ -151,8 +151,8 @@ def test_kernels_serve_the_numbers_of_rows_they_are_for(kernel: Kernel) -> None:
     for num_rows in range(1, 600):
         with kernels.for_rows(num_rows):
             used[num_rows] = "forward" in layer.__dict__
-        assert kernels.is_plain(num_rows) != used[num_rows]
-        with kernels.plainly(), kernels.for_rows(num_rows):
+        assert kernels.is_reference(num_rows) != used[num_rows]
+        with kernels.reference(), kernels.for_rows(num_rows):
             assert "forward" not in layer.__dict__
     assert {rows for rows, is_used in used.items() if is_used} == {
         *(3, 4),
@@ -164,7 +164,7 @@ def test_kernels_serve_the_numbers_of_rows_they_are_for(kernel: Kernel) -> None:
 def test_half_precision_is_plain_with_any_kernel() -> None:
     layer = layer_of(torch.bfloat16)
     kernels = using(PACKED, layer)
-    assert all(kernels.is_plain(num_rows) for num_rows in ROWS)
+    assert all(kernels.is_reference(num_rows) for num_rows in ROWS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from model.engine.budget import Prices
+from model.engine.budget import DraftBudget, Prices
 from model.engine.drafter import VerifiedStep
 from model.engine.loop import generate
-from model.engine.tree import DraftBudget, DraftTree
+from model.engine.tree import DraftTree
 from model.engine.verification import verify
 from model.methods.growth.backoff import FIRST_WAIT, LONGEST_WAIT
 from model.methods.lookahead.drafter import LookaheadConfig, LookaheadDrafter

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from model.engine.budget import Prices
+from model.engine.budget import DraftBudget, Prices
 from model.engine.drafter import VerifiedStep
-from model.engine.tree import DraftBudget, DraftTree
-from model.engine.verification import Acceptance, Candidates
+from model.engine.read_out import Candidates
+from model.engine.tree import DraftTree
+from model.engine.verification import Acceptance
 from model.methods.pld.drafter import PldConfig, PldDrafter
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from model.engine.budget import DraftBudget
 from model.engine.loop import generate
-from model.engine.tree import DraftBudget
 from model.methods.hybrid import drafter as module
 from model.methods.hybrid.candidate_pool import Market
 from model.methods.hybrid.drafter import HybridConfig, HybridDrafter

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from model.engine.budget import Prices
-from model.engine.state_sketch import probed
-from model.engine.tree import DraftBudget, DraftTree
+from model.engine.budget import DraftBudget, Prices
+from model.engine.read_out import probed
+from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, verify
 from model.methods.hybrid import neighbours
 from model.methods.hybrid.candidate_pool import Market

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine.state_sketch import probe_ids
+from model.engine.read_out import probe_ids
 from model.methods.hybrid import neighbours as module
 from model.methods.hybrid.neighbours import (
     BYTES_OF_TOKEN,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine.budget import Prices
-from model.engine.tree import DraftBudget, DraftTree
+from model.engine.budget import DraftBudget, Prices
+from model.engine.tree import DraftTree
 from model.engine.verification import verify
 from model.methods.growth.best_first import CENTRES
 from model.methods.recycling.auto_tree import RowGuesses

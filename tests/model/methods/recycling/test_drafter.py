@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from model.engine.budget import DraftBudget
 from model.engine.drafter import VerifiedStep
 from model.engine.loop import generate
-from model.engine.tree import DraftBudget, DraftTree
+from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, verify
 from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
 from tests.model.decoded import drafter_for, random_ids, referee, target_of

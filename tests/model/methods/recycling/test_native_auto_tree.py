@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from model.engine.budget import Prices
-from model.engine.tree import DraftBudget
+from model.engine.budget import DraftBudget, Prices
 from model.engine.verification import verify
 from model.methods.recycling import native_auto_tree as native_row_guesses
 from model.methods.recycling.auto_tree import RowGuesses

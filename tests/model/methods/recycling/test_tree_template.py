@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from model.engine.tree import DraftBudget
+from model.engine.budget import DraftBudget
 from model.methods.recycling.drafter import RecyclingConfig
 from model.methods.recycling.tree_template import TreeTemplate, load_template, template_names
 from model.recycling.tree_template_ import choose_tree_template

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from model.engine.budget import DraftBudget
 from model.engine.drafter import VerifiedStep
 from model.engine.loop import generate
-from model.engine.tree import DraftBudget
 from model.engine.verification import verify
 from model.methods.registry import drafter_class
 from model.methods.samd.drafter import FALLBACKS, SamdConfig, SamdDrafter

@@ -14,11 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model.budget.cost_model import StepCosts
+from model.engine.budget import DraftBudget
 from model.engine.loop import generate
-from model.engine.rules import sampling_processors
+from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.target import TargetModel
-from model.engine.tree import DraftBudget
-from model.engine.verification import SamplingRule
 from model.methods.growth.backoff import FIRST_WAIT
 from model.methods.sps import drafter as sps_module
 from model.methods.sps.drafter import SpsConfig, SpsDrafter

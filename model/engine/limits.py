@@ -1,0 +1,93 @@
+"""Limits: how far an answer may go, and why it ended."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from .step import StepRecord
+from .target import TargetModel
+from .verification import Acceptance
+
+# Depth allowed to drafts where the model sets no limit to its context.
+MAX_UNLIMITED_DRAFT = 4096
+
+
+class Limits(NamedTuple):
+    """How far an answer may go, in tokens.
+
+    Attributes:
+        context: prompt and answer together.
+        num_visible: new tokens that are emitted.
+        num_total: new tokens until the loop ends; more than are emitted where a published code that is
+            reproduced runs on.
+        name: which limit the answer meets first, "length" or "context".
+        eos_ids: token ids that end the text.
+    """
+
+    context: int
+    num_visible: int
+    num_total: int
+    name: str
+    eos_ids: Collection[int]
+
+    @classmethod
+    def of(
+        cls,
+        target: TargetModel,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        eos_ids: Collection[int],
+        overrun: int = 0,
+    ) -> Limits:
+        """Check a request, and return its limits.
+
+        Raises:
+            ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
+        """
+        limit = operator.index(max_new_tokens) if hasattr(max_new_tokens, "__index__") else 0
+        if limit < 1:
+            raise ValueError(
+                f"max_new_tokens: got {max_new_tokens}; allowed: integers of 1 or more"
+            )
+        if not prompt_ids:
+            raise ValueError("prompt: got no token; allowed: at least one")
+        context = target.context_limit(len(prompt_ids))
+        if context is None:
+            context = len(prompt_ids) + limit + MAX_UNLIMITED_DRAFT
+        room = context - len(prompt_ids)
+        if room < 1:
+            raise ValueError(
+                f"prompt: got {len(prompt_ids)} tokens; allowed: fewer than the model's context of "
+                f"{context}; shorten the prompt"
+            )
+        num_visible = min(limit, room)
+        name = "length" if num_visible == limit else "context"
+        return cls(context, num_visible, min(num_visible + overrun, room), name, eos_ids)
+
+    def stop_reason(self, acceptance: Acceptance, num_emitted: int) -> str | None:
+        """Return why the loop ends after `num_emitted` tokens, None if it goes on.
+
+        The limit comes before a bonus token that ends the text: so does the published loop.
+        """
+        if num_emitted >= self.num_total:
+            return "criteria" if acceptance.is_stopped else self.name
+        return self._end_of(acceptance.tokens, acceptance.is_stopped)
+
+    def visible(self, record: StepRecord, is_stopped: bool, num_emitted: int) -> StepRecord | None:
+        """Return a step without tokens past the limit; None if nothing is left of it."""
+        num_hidden = max(0, num_emitted - self.num_visible)
+        tokens = record.tokens[: max(0, len(record.tokens) - num_hidden)]
+        if not tokens:
+            return None
+        reason = self._end_of(tokens, is_stopped)
+        if reason is None and num_emitted >= self.num_visible:
+            reason = self.name
+        return replace(record, tokens=tokens, stop_reason=reason)
+
+    def _end_of(self, tokens: Sequence[int], is_stopped: bool) -> str | None:
+        if tokens[-1] in self.eos_ids:
+            return "eos"
+        return "criteria" if is_stopped else None

@@ -1,0 +1,95 @@
+"""Read-out: what the host needs of a pass, copied in one transfer.
+
+Probes, the logits of a few tokens spread evenly over the vocabulary, are an image of the model's state:
+logits are linear in the last hidden state, so that states that are close have probes that are close. Every
+model gives logits; nothing else need be asked of it.
+
+Shapes: N nodes, V vocabulary, k candidates, S probes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..kernels.largest_logits import top_k
+from .tree import DraftTree
+
+# Of a larger vocabulary; of a smaller one all tokens are probes.
+MOST_PROBES = 64
+
+
+class Candidates(NamedTuple):
+    """The likeliest next tokens after every node, on the host.
+
+    Lists, not arrays: after a pass nothing is left in the processor's caches, so that a call into a
+    library takes longer than a loop over the numbers of a usual draft.
+
+    Attributes:
+        token_ids: of N nodes k each, the likeliest first.
+        logits: of these tokens.
+    """
+
+    token_ids: list[list[int]]
+    logits: list[list[float]]
+
+
+def read_out(
+    tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_probes: bool = False
+) -> tuple[list[int], Candidates, torch.Tensor | None]:
+    """Copy the tokens [N] of a tree, and the candidates and probes of each, to the host, in one transfer.
+
+    Args:
+        tree: N nodes.
+        logits: [N, V].
+        num_candidates: k; of 1, equal logits go to the first token, else to any of them.
+        with_probes: whether probes are wanted.
+
+    Returns:
+        Tokens, candidates of N nodes, and their probes, float32 [N, S], None if there are none.
+    """
+    count = min(num_candidates, logits.shape[-1])
+    if count == 1:
+        values, token_ids = logits.max(dim=-1, keepdim=True)  # [N, 1], [N, 1]
+    else:
+        values, token_ids = top_k(logits, count)  # [N, k], [N, k]
+    probes = probed(logits) if with_probes else None
+    if logits.device.type == "cpu":  # nothing to transfer
+        found = Candidates(token_ids.tolist(), values.tolist())
+        return tree.token_ids.tolist(), found, probes
+    return _unpacked(_packed(tree, token_ids, values, probes).cpu(), count)
+
+
+def _packed(
+    tree: DraftTree,
+    token_ids: torch.Tensor,
+    values: torch.Tensor,
+    probes: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return tokens [N], candidates and their logits [N, k] and probes [N, S] as one int32 tensor."""
+    numbers = values.float() if probes is None else torch.cat((values.float(), probes), dim=1)
+    tokens = tree.token_ids[:, None].int()
+    return torch.cat((tokens, token_ids.int(), numbers.view(torch.int32)), dim=1)
+
+
+def _unpacked(
+    packed: torch.Tensor, num_candidates: int
+) -> tuple[list[int], Candidates, torch.Tensor | None]:
+    """Return what `read_out` returns, of what `_packed` returned."""
+    tokens, token_ids, bits = packed.tensor_split((1, 1 + num_candidates), dim=1)
+    values, probes = bits.view(torch.float32).tensor_split((num_candidates,), dim=1)
+    found = Candidates(token_ids.tolist(), values.tolist())
+    return tokens[:, 0].tolist(), found, probes if probes.shape[1] else None
+
+
+def probe_ids(vocab_size: int) -> range:
+    """Return the tokens whose logits are probes: S of them."""
+    count = min(MOST_PROBES, vocab_size)
+    return range(0, vocab_size // count * count, vocab_size // count)
+
+
+def probed(logits: torch.Tensor) -> torch.Tensor:
+    """Return the probes of logits [N, V], in float32 [N, S]."""
+    ids = probe_ids(logits.shape[-1])
+    return logits[:, ids.start : ids.stop : ids.step].float()
