@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.answering.config import RunConfig
 from evaluation.answers.provenance import check_weights, file_hash
 from evaluation.answers.rows import Row, read_meta
 from evaluation.checking.tie_or_bug import Judge, Verdict
@@ -21,6 +20,7 @@ from evaluation.scoring.intervals import proportion_interval
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import check_model, load_target
 from model.commands.matrix_file import make_drafter
+from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.methods.registry import drafter_class
@@ -75,8 +75,8 @@ class Replay:
         self._questions = _questions(metas[0], question_file)
         self._rows = tuple({row["question_id"]: row for row in side} for side in rows)
         with user_errors():
-            run = RunConfig(model_path=model_path, dtype=metas[0]["dtype"])
-        model = check_model(run)
+            options = ModelOptions(model_path=model_path, dtype=metas[0]["dtype"])
+        model = check_model(options)
         fingerprint = metas[0]["model_fingerprint"]
         check_weights(
             model_path, model.hf_config, fingerprint, "the answers are", "give that model"
@@ -84,7 +84,7 @@ class Replay:
         self._conversation: Conversation = choose_conversation(
             metas[0]["conv_template"], model_path, model.tokenizer
         )
-        self._target = load_target(run, model)
+        self._target = load_target(options, model)
         self._judge = Judge(self._target)
         self._drafters = (_drafter(metas[0], self._target), _drafter(metas[1], self._target))
 

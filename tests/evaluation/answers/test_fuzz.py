@@ -19,7 +19,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluation.answering.config import RunConfig
+from evaluation.answering.config import AnswerOptions, QuestionOptions
 from evaluation.answers.rows import is_failed, read_answers, read_meta
 from evaluation.questions.questions import load_questions
 from evaluation.reporting.published import PUBLISHED_DIR, read_published
@@ -211,8 +211,8 @@ def test_published_tables(tmp_path: Path, changed: Path, seed: int) -> None:
 @given(texts, texts)
 def test_names_stay_in_their_folder(model_id: str, shard: str) -> None:
     def read() -> None:
-        run = RunConfig(model_id=model_id, shard=shard)
-        file = Path("data/demo/model_answer") / f"{run.model_id}.jsonl"
+        answers, _ = AnswerOptions(model_id=model_id), QuestionOptions(shard=shard)
+        file = Path("data/demo/model_answer") / f"{answers.model_id}.jsonl"
         assert Path(os.path.normpath(file)).parent == Path("data/demo/model_answer")
 
     is_one_line(read)
