@@ -24,7 +24,7 @@ import yaml
 
 from evaluation.answering import command as cli
 from evaluation.answering.config import OPTION_NAMES
-from evaluation.answers.rows import read_meta
+from evaluation.answers.record import RunRecord
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.tables import markdown_table
 from evaluation.scoring.comparable import DEFAULT_BASELINE
@@ -74,9 +74,9 @@ class Cell:
     @property
     def seconds(self) -> float | None:
         """How long it took; None if it is not finished."""
-        meta = read_meta(self.file)
-        start, end = meta.get("start_time"), meta.get("end_time")
-        if not isinstance(start, int | float) or not isinstance(end, int | float):
+        record = RunRecord.read(self.file)
+        start, end = record.start_time, record.end_time
+        if start is None or end is None:
             return None
         return max(0.0, end - start) if self.file.is_file() else None
 

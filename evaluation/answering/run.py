@@ -23,7 +23,7 @@ from evaluation.answering.config import RunConfig
 from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.provenance import file_hash, git_commit, model_fingerprint, versions
-from evaluation.answers.rows import sidecar_path
+from evaluation.answers.record import recorded_options, sidecar_path
 from evaluation.eval import answer_questions, record
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
@@ -32,23 +32,6 @@ from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory, save_memory
 from model.machine.measurements import device_name
-
-# The options that make a run what it is, beside the method's own.
-RECORDED = (
-    "model_path",
-    "bench_name",
-    "question_begin",
-    "question_end",
-    "shuffle",
-    "max_new_tokens",
-    "num_choices",
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-    "warmup",
-    "compile",
-)
 
 
 @dataclass(slots=True)
@@ -216,12 +199,12 @@ def check_workers(run: RunConfig, device: torch.device) -> None:
 
 def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict[str, Any]:
     """Return what the sidecar of the answer file says of a run."""
-    run, model, options = setup.run, setup.model, setup.run.options()
+    run, model = setup.run, setup.model
     return {
         "method": setup.method,
         "options": dataclasses.asdict(setup.config),
         "model_id": setup.model_id,
-        **{name: options[name] for name in RECORDED},
+        **recorded_options(run.options()),
         "model_fingerprint": model_fingerprint(run.model.model_path, model.hf_config),
         "conv_template": setup.conversation.name,
         "question_file_sha256": file_hash(question_file),

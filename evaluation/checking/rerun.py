@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.answers.provenance import check_weights, file_hash
-from evaluation.answers.rows import Row, read_meta
+from evaluation.answers.record import RunRecord, Use, keys
+from evaluation.answers.rows import Row
 from evaluation.checking.tie_or_bug import Judge, Verdict
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
 # Fewer say too little of a 99.9th percentile.
 NOISE_POSITIONS = 1000
-NEEDED = (
-    *("method", "bench_name", "dtype", "conv_template", "question_file_sha256", "temperature"),
-    "model_fingerprint",
-)
 
 # Question, choice, turn: where two answers first part.
 Place = tuple[int | str, int, int]
@@ -61,7 +58,7 @@ class Replay:
         question_file: str | None,
     ) -> None:
         metas = (_meta(paths[0]), _meta(paths[1]))
-        for key in NEEDED[1:]:
+        for key in keys(Use.EQUAL):
             if metas[0][key] != metas[1][key]:
                 raise UserError(
                     f"model_path: {paths[0]} has {key} {metas[0][key]!r}, {paths[1]} "
@@ -183,8 +180,8 @@ def judged_text(judged: dict[str, Any], differences: Sequence[Difference]) -> st
 
 
 def _meta(path: Path) -> Mapping[str, Any]:
-    meta = read_meta(path)
-    missing = [key for key in NEEDED if key not in meta]
+    meta = RunRecord.read(path).values
+    missing = [key for key in keys(Use.NEEDED) if key not in meta]
     if missing:
         raise UserError(
             f"model_path: the sidecar of {path} has no {missing[0]!r}; allowed: answers of an "

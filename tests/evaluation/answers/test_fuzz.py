@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evaluation.answering.config import AnswerOptions, QuestionOptions
-from evaluation.answers.rows import is_failed, read_answers, read_meta
+from evaluation.answers.record import RunRecord
+from evaluation.answers.rows import is_failed, read_answers
 from evaluation.questions.questions import load_questions
 from evaluation.reporting.published import PUBLISHED_DIR, read_published
 from model.commands.command_line import UserError
@@ -146,7 +147,7 @@ def test_answers(tmp_path: Path, content: bytes, seed: int) -> None:
 def test_sidecars(tmp_path: Path, content: bytes, seed: int) -> None:
     for mutant in mutants(content, seed):
         (tmp_path / "a.meta.json").write_bytes(mutant)
-        is_one_line(lambda: read_meta(tmp_path / "a.jsonl"))
+        is_one_line(lambda: RunRecord.read(tmp_path / "a.jsonl"))
 
 
 @QUIETLY
