@@ -30,8 +30,9 @@ import pandas as pd
 from tqdm import tqdm
 
 from evaluation.answering import command as cli
-from evaluation.answering.config import RunConfig
+from evaluation.answering.config import QuestionOptions, RunConfig
 from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
+from evaluation.answering.run import check_run_model
 from evaluation.answers.rows import Row
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -40,7 +41,6 @@ from evaluation.scoring.figures import OVERALL, in_task_order
 from evaluation.scoring.intervals import Interval, paired_interval, ratio_of_rates
 from evaluation.scoring.per_question import question_frame
 from model.commands.command_line import OptionParser, UserError, run_command
-from model.commands.loading import check_model
 from model.commands.matrix_file import make_drafter, read_memory
 from model.methods.registry import METHODS, drafter_class
 
@@ -89,8 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = _parse(argv)
     run, config, matrix = cli.parse(options.method, rest)
     _check(options.shuffles, run, config, matrix)
-    file = question_file_of(run.bench_name, run.question_file)
-    questions = load_questions(file, run.question_begin, run.question_end)
+    file = question_file_of(run.questions.bench_name, run.questions.question_file)
+    questions = load_questions(file, run.questions.question_begin, run.questions.question_end)
     answerer, setup = _load(options.method, run, config, matrix.load)
     rows = {}
     for state in states_of(questions, options.shuffles):
@@ -158,7 +158,7 @@ def states_of(questions: Sequence[Question], seeds: Sequence[int]) -> list[State
     return [
         State(HOT, questions),
         *(
-            State(f"{HOT}, shuffle {seed}", RunConfig(shuffle=seed).in_order(questions))
+            State(f"{HOT}, shuffle {seed}", QuestionOptions(shuffle=seed).in_order(questions))
             for seed in seeds
         ),
         State("per category", by_category, frozenset(firsts.values())),
@@ -181,13 +181,15 @@ def _load(
     method: str, run: RunConfig, config: Any, matrix: str | None
 ) -> tuple[MethodAnswerer, Setup]:
     """Load what answers questions; everything that can be wrong is found before the weights load."""
-    model = check_model(run)
+    model = check_run_model(run)
     setup = Setup(
         method=method,
         run=run,
         config=config,
         model=model,
-        conversation=choose_conversation(run.conv_template, run.model_path, model.tokenizer),
+        conversation=choose_conversation(
+            run.answers.conv_template, run.model.model_path, model.tokenizer
+        ),
         start_memory=read_memory(matrix),
         model_id=method,
     )
@@ -238,8 +240,9 @@ def _check(
     shuffles: Sequence[int], run: RunConfig, config: Any, matrix: argparse.Namespace
 ) -> None:
     """Refuse what this command does not do, rather than ignore it."""
+    given, defaults = run.options(), RunConfig().options()
     for name in REFUSED:
-        if getattr(run, name) != getattr(RunConfig(), name):
+        if given[name] != defaults[name]:
             raise UserError(
                 f"{name}: got with compare_states, which has no use for it; leave it out"
             )

@@ -20,7 +20,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evaluation.answers.rows import Row, is_failed, read_lines, read_meta
+from evaluation.answers.record import RunRecord
+from evaluation.answers.rows import Row, is_failed, read_lines
 from evaluation.reporting.tables import json_line
 from model.commands.command_line import OptionParser, UserError, run_command
 
@@ -80,7 +81,7 @@ def find_defects(path: str | Path, max_new_tokens: int | None = None) -> list[De
         UserError: It is not an answer file.
     """
     lines = read_lines(path)
-    limit = max_new_tokens or limit_of(read_meta(path))
+    limit = max_new_tokens or RunRecord.read(path).max_new_tokens
     found = row_flaws([row for _, row in lines], limit)
     return [
         Defect(str(path), number, row["question_id"], *flaw)
@@ -103,12 +104,6 @@ def find_missing(paths: Sequence[str]) -> list[Defect]:
         for question_id in every
         if question_id not in found
     ]
-
-
-def limit_of(meta: dict[str, Any]) -> int | None:
-    """Return a sidecar's limit of new tokens a turn, None if it has none."""
-    limit = meta.get("max_new_tokens")
-    return limit if isinstance(limit, int) else None
 
 
 def row_flaws(rows: Sequence[Row], max_new_tokens: int | None = None) -> list[list[Flaw]]:

@@ -16,10 +16,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from evaluation.answers.log import NOT_COMPARED
-from evaluation.answers.rows import Row, is_failed, read_answers, read_meta, sidecar_path
+from evaluation.answers.record import CIRCUMSTANCES, RunRecord, sidecar_path
+from evaluation.answers.rows import Row, is_failed, read_answers
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import write_whole
 
@@ -37,7 +36,7 @@ class Shard:
 
     path: Path
     rows: list[Row]
-    meta: dict[str, Any]
+    record: RunRecord
     index: int
     count: int
 
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = _merged_rows(shards)
     _check_counts(shards)
     # The sidecar first: rows without one could be taken for another run's.
-    write_whole(sidecar_path(out), json.dumps(_merged_meta(shards), indent=2) + "\n")
+    _merged_record(shards).write(out)
     write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
     num_failed = sum(map(is_failed, rows))
     print(f"{len(rows)} answers of {len(shards)} shards in {out}; {num_failed} failed")
@@ -68,15 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read_shard(path: Path) -> Shard:
-    rows, meta = read_answers(path), read_meta(path)
-    index, slash, count = str(meta.get("shard")).partition("/")
+    rows, record = read_answers(path), RunRecord.read(path)
+    index, slash, count = str(record.shard).partition("/")
     if not slash or not index.isdecimal() or not count.isdecimal():
         raise UserError(
-            f"{path}: is no shard: its sidecar has shard {meta.get('shard')!r}; expected I/N"
+            f"{path}: is no shard: its sidecar has shard {record.shard!r}; expected I/N"
         )
-    if not all(isinstance(meta.get(key), float | int) for key in ("start_time", "end_time")):
+    if record.start_time is None or record.end_time is None:
         raise UserError(f"{path}: its run is not finished; give its command again")
-    return Shard(path, rows, meta, int(index), int(count))
+    return Shard(path, rows, record, int(index), int(count))
 
 
 def _check_together(shards: Sequence[Shard]) -> None:
@@ -85,16 +84,15 @@ def _check_together(shards: Sequence[Shard]) -> None:
     expected = list(range(1, first.count + 1))
     found = [shard.index for shard in shards]
     if found != expected or any(shard.count != first.count for shard in shards):
-        names = ", ".join(str(shard.meta["shard"]) for shard in shards)
+        names = ", ".join(str(shard.record.shard) for shard in shards)
         raise UserError(f"shards: got {names}; expected each of {first.count} once")
     for shard in shards[1:]:
-        may_differ = NOT_COMPARED - {"question_begin", "question_end"} | {"shard"}
-        for key in sorted((set(first.meta) | set(shard.meta)) - may_differ):
-            if first.meta.get(key) != shard.meta.get(key):
-                raise UserError(
-                    f"{shard.path}: has {key} {shard.meta.get(key)!r}, {first.path} has "
-                    f"{first.meta.get(key)!r}; only shards of one run can be merged"
-                )
+        if unlike := shard.record.unlike(first.record, but=CIRCUMSTANCES | {"shard"}):
+            key, ours, theirs = unlike
+            raise UserError(
+                f"{shard.path}: has {key} {ours!r}, {first.path} has {theirs!r}; "
+                "only shards of one run can be merged"
+            )
 
 
 def _check_counts(shards: Sequence[Shard]) -> None:
@@ -123,9 +121,9 @@ def _merged_rows(shards: Sequence[Shard]) -> list[Row]:
     return [rows[key] for key in sorted(rows, key=lambda key: (isinstance(key, str), key))]
 
 
-def _merged_meta(shards: Sequence[Shard]) -> dict[str, Any]:
-    metas = [shard.meta for shard in shards]
-    return {
+def _merged_record(shards: Sequence[Shard]) -> RunRecord:
+    metas = [shard.record.values for shard in shards]
+    merged = {
         **metas[0],
         "shard": None,
         "start_time": min(meta["start_time"] for meta in metas),
@@ -135,6 +133,7 @@ def _merged_meta(shards: Sequence[Shard]) -> dict[str, Any]:
             for meta in metas
         ],
     }
+    return RunRecord(merged)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

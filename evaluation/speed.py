@@ -19,8 +19,9 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.answers.rows import Row, read_lines, read_meta
-from evaluation.defects import check_limit, limit_of
+from evaluation.answers.record import RunRecord, Use
+from evaluation.answers.rows import Row, read_lines
+from evaluation.defects import check_limit
 from evaluation.reporting.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.figures import (
@@ -36,14 +37,6 @@ from evaluation.scoring.figures import (
 )
 from evaluation.scoring.per_question import Tokenizer, question_frame, used_defects_text
 from model.commands.command_line import OptionParser, UserError, first_line, run_command
-
-# A ratio of two speeds means something only when these were the same on both sides.
-CONDITIONS = (
-    *("model_path", "model_fingerprint", "device", "dtype"),
-    *("threads", "max_new_tokens", "temperature"),
-    *("compile", "num_choices", "num_workers", "conv_template", "question_file_sha256"),
-)
-
 
 EXAMPLES = """\
 examples:
@@ -104,11 +97,10 @@ def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
     Raises:
         UserError: A sidecar is not readable.
     """
-    meta, base_meta = read_meta(path), read_meta(base_path)
+    differing = RunRecord.read(path).differing(RunRecord.read(base_path), Use.COMPARED | Use.WARNED)
     return [
-        f"{key} is {meta[key]!r} in {path} but {base_meta[key]!r} in {base_path}"
-        for key in CONDITIONS
-        if key in meta and key in base_meta and meta[key] != base_meta[key]
+        f"{key} is {mine!r} in {path} but {theirs!r} in {base_path}"
+        for key, mine, theirs in differing
     ]
 
 
@@ -192,7 +184,7 @@ def _rows(path: str) -> list[Row]:
 def _frame(
     path: str, rows: Sequence[Row], limit: int | None, tokenizer: Tokenizer | None
 ) -> pd.DataFrame:
-    return question_frame(rows, limit or limit_of(read_meta(path)), tokenizer)
+    return question_frame(rows, limit or RunRecord.read(path).max_new_tokens, tokenizer)
 
 
 def _notes(

@@ -1,6 +1,6 @@
 """Options of methods and of runs: fields of frozen dataclasses that say what they mean and what they allow.
 
-A command line is made of them (`evaluation.answering.command`), and a config checks itself by them.
+A command line is made of them (`model.commands.options`), and a config checks itself by them.
 """
 
 from __future__ import annotations

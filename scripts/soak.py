@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from evaluation.answering.config import RunConfig
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.loading import check_model, load_target
+from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
 from model.engine.target import eos_ids_of
 from scripts.benchmark.methods import (
     Method,
@@ -97,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--methods", nargs="+", default=["recycling"], help="(%(default)s)")
-    parser.add_argument("--model-path", default=RunConfig().model_path, help="folder or hub name")
+    parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
     parser.add_argument(
         "--draft-model", help="of sps (default: the demo model's with the demo model)"
     )
@@ -124,15 +124,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     refuse_repeated(args.methods)
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
     with user_errors():
-        run = RunConfig(
-            model_path=args.model_path, threads=args.threads, max_new_tokens=args.max_new_tokens
-        )
+        options = ModelOptions(model_path=args.model_path, threads=args.threads)
+        SamplingOptions(max_new_tokens=args.max_new_tokens)
     questions = load_questions(question_file_of(args.bench_name, args.question_file))
-    model = check_model(run)
+    model = check_model(options)
     check_draft(draft_model, model)
-    conversation = choose_conversation("auto", run.model_path, model.tokenizer)
+    conversation = choose_conversation("auto", options.model_path, model.tokenizer)
     prompts = first_prompts(conversation, questions, model)
-    target = load_target(run, model)
+    target = load_target(options, model)
     eos_ids = eos_ids_of(target, model.tokenizer) | conversation.stop_ids
     setting = Setting(target, args.max_new_tokens, eos_ids, draft_model)
     found = {}

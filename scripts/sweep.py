@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from typing import Any
 import yaml
 
 from evaluation.answering import command as cli
-from evaluation.answering.config import RunConfig
-from evaluation.answers.rows import read_meta
+from evaluation.answering.config import OPTION_NAMES
+from evaluation.answers.record import RunRecord
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.tables import markdown_table
 from evaluation.scoring.comparable import DEFAULT_BASELINE
@@ -74,9 +74,9 @@ class Cell:
     @property
     def seconds(self) -> float | None:
         """How long it took; None if it is not finished."""
-        meta = read_meta(self.file)
-        start, end = meta.get("start_time"), meta.get("end_time")
-        if not isinstance(start, int | float) or not isinstance(end, int | float):
+        record = RunRecord.read(self.file)
+        start, end = record.start_time, record.end_time
+        if start is None or end is None:
             return None
         return max(0.0, end - start) if self.file.is_file() else None
 
@@ -129,7 +129,7 @@ def read_sweep(text: str, where: str) -> list[Cell]:
         raise UserError(
             f"{where}: runs: allowed: a whole number from 1, {MAX_CELLS} cells at most in all"
         )
-    known = {item.name for item in fields(RunConfig)} - set(OWN_OPTIONS)
+    known = OPTION_NAMES - set(OWN_OPTIONS)
     for name in common:
         if name not in known:
             raise UserError(f"{where}: options: {unknown_name('option', name, sorted(known))}")

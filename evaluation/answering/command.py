@@ -1,25 +1,20 @@
 """The command line that all inference commands share.
 
-Options come from two dataclasses: `RunConfig`, the same for every method, and the method's own
-config. Defaults live there and nowhere else. Everything that can be known to be wrong is said
+Options come from dataclasses: the parts of `RunConfig`, the same for every method, and the method's
+own config. Defaults live there and nowhere else. Everything that can be known to be wrong is said
 before the weights load.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import types
-import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from evaluation.answering.config import RunConfig
-from evaluation.questions.questions import DATA_FOLDER
+from evaluation.answering.config import PARTS, RunConfig
 from model.commands.command_line import OptionParser, run_command, user_errors
+from model.commands.options import add_options, config_of
 from model.methods.registry import drafter_class
-
-METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
 
 EXAMPLES = """examples:
   # the demo model on the demo questions, on this machine
@@ -46,7 +41,8 @@ def build_parser(method: str) -> argparse.ArgumentParser:
         description=f"Answer questions with {method}, into Spec-Bench's answer format.",
         epilog=EXAMPLES.format(method=method, **needed),
     )
-    add_options(parser.add_argument_group("run"), RunConfig)
+    for name, part in PARTS.items():
+        add_options(parser.add_argument_group(name), part)
     group = parser.add_argument_group(f"options of {method}")
     add_options(group, drafter.config_class)
     if drafter.keeps_memory():
@@ -59,57 +55,6 @@ def build_parser(method: str) -> argparse.ArgumentParser:
     return parser
 
 
-def add_options(
-    group: argparse._ActionsContainer, config_class: type, names: Collection[str] | None = None
-) -> None:
-    """Add an option for every field of a config dataclass, or for those of these names; one that is not
-    given is no attribute of what is parsed.
-    """
-    hints = typing.get_type_hints(config_class)
-    for item in dataclasses.fields(config_class):
-        if names is not None and item.name not in names:
-            continue
-        flags = ["--" + item.name.replace("_", "-"), *item.metadata.get("aliases", ())]
-        kind = _value_type(hints[item.name])
-        text = item.metadata["help"].replace("%", "%%")
-        if item.default is not None and kind is not bool:
-            text += f" (default: {_shown(item.default)})"
-        options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text}
-        if kind is bool:
-            is_switch = item.default is False
-            options["action"] = "store_true" if is_switch else argparse.BooleanOptionalAction
-        else:
-            options["type"] = kind
-            options["choices"] = item.metadata.get("choices") or None
-            options["metavar"] = None if options["choices"] else METAVARS[kind]
-        group.add_argument(*flags, **options)
-
-
-def _value_type(hint: Any) -> Callable[[str], Any]:
-    """Return the type of a field's values: X of X or X | None."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    return hint
-
-
-def _shown(default: Any) -> str:
-    """Spell a default without this machine's folders."""
-    text = str(default)
-    root = str(DATA_FOLDER.parent) + "/"
-    return text.removeprefix(root)
-
-
-def config_of(config_class: type, given: Mapping[str, Any]) -> Any:
-    """Return a config with what was given of its options.
-
-    Raises:
-        UserError: if a value is not allowed.
-    """
-    names = [item.name for item in dataclasses.fields(config_class) if item.name in given]
-    with user_errors():
-        return config_class(**{name: given[name] for name in names})
-
-
 def parse(method: str, argv: Sequence[str] | None) -> tuple[RunConfig, Any, argparse.Namespace]:
     """Return the run's config, the method's config, and what was given for its matrix.
 
@@ -117,8 +62,9 @@ def parse(method: str, argv: Sequence[str] | None) -> tuple[RunConfig, Any, argp
         UserError: if a value is not allowed.
     """
     given = vars(build_parser(method).parse_args(argv))
-    method_class = drafter_class(method).config_class
-    run, config = (config_of(cls, given) for cls in (RunConfig, method_class))
+    with user_errors():
+        run = RunConfig.of(given)
+    config: Any = config_of(drafter_class(method).config_class, given)
     matrix = argparse.Namespace(load=given.get("load_matrix"), save=given.get("save_matrix"))
     return run, config, matrix
 

@@ -20,6 +20,7 @@ from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.loading import CheckedModel, load_target
 from model.commands.matrix_file import make_drafter
+from model.commands.model_options import SamplingOptions
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
@@ -51,8 +52,8 @@ class Setup:
             self.conversation,
             question,
             model_id=self.model_id,
-            num_choices=self.run.num_choices,
-            seed=self.run.seed,
+            num_choices=self.run.answers.num_choices,
+            seed=self.run.sampling.seed,
         )
 
 
@@ -63,19 +64,19 @@ class MethodAnswerer:
         self,
         target: TargetModel,
         drafter: Drafter,
-        run: RunConfig,
+        sampling: SamplingOptions,
         eos_ids: frozenset[int],
         longest_text: int = 0,
     ) -> None:
         self.target = target
         self._longest_text = longest_text
         self.drafter = drafter
-        self._max_new_tokens = run.max_new_tokens
+        self._max_new_tokens = sampling.max_new_tokens
         self._eos_ids = eos_ids
         self._rule = None
         self._generator = torch.Generator(device=target.device)
-        if run.temperature > 0:
-            processors = sampling_processors(run.temperature, run.top_k, run.top_p)
+        if sampling.temperature > 0:
+            processors = sampling_processors(sampling.temperature, sampling.top_k, sampling.top_p)
             self._rule = SamplingRule(processors, self._generator)
 
     def seed(self, seed: int) -> None:
@@ -149,9 +150,9 @@ def load_answerer(setup: Setup) -> MethodAnswerer:
     Raises:
         UserError: if the weights cannot be loaded, or the method does not go with the model.
     """
-    target = load_target(setup.run, setup.model)
+    target = load_target(setup.run.model, setup.model)
     drafter = make_drafter(
         setup.method, setup.config, target.vocab_size, target.device, setup.start_memory
     )
     eos_ids = eos_ids_of(target, setup.model.tokenizer) | setup.conversation.stop_ids
-    return MethodAnswerer(target, drafter, setup.run, eos_ids, setup.longest_text)
+    return MethodAnswerer(target, drafter, setup.run.sampling, eos_ids, setup.longest_text)

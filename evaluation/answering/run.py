@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +23,15 @@ from evaluation.answering.config import RunConfig
 from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.provenance import file_hash, git_commit, model_fingerprint, versions
-from evaluation.answers.rows import sidecar_path
+from evaluation.answers.record import recorded_options, sidecar_path
 from evaluation.eval import answer_questions, record
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from model.commands.command_line import UserError
 from model.commands.files import check_output, refuse_outputs
-from model.commands.loading import check_model
+from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory, save_memory
 from model.machine.measurements import device_name
-
-# The options that make a run what it is, beside the method's own.
-RECORDED = (
-    "model_path",
-    "bench_name",
-    "question_begin",
-    "question_end",
-    "shuffle",
-    "max_new_tokens",
-    "num_choices",
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-    "warmup",
-    "compile",
-)
 
 
 @dataclass(slots=True)
@@ -71,7 +55,7 @@ class Plan:
             UserError: if it should be there, since questions were answered, and is not.
         """
         run = self.setup.run
-        if run.uses_ray and not (self.is_hot and run.state_order == "single"):
+        if run.uses_ray and not (self.is_hot and run.workers.state_order == "single"):
             return None
         return self.log.memory() if self.is_hot and self.log.num_rows else self.setup.start_memory
 
@@ -132,15 +116,19 @@ def prepare(
     Raises:
         UserError: if something given cannot be used.
     """
-    question_file = question_file_of(run.bench_name, run.question_file)
-    selected = load_questions(question_file, run.question_begin, run.question_end)
-    questions = run.part_of(run.in_order(selected))
+    question_file = question_file_of(run.questions.bench_name, run.questions.question_file)
+    selected = load_questions(
+        question_file, run.questions.question_begin, run.questions.question_end
+    )
+    questions = run.questions.part_of(run.questions.in_order(selected))
     if not questions:
         raise UserError(
-            f"shard: got {run.shard}, which has none of the questions; give fewer shards"
+            f"shard: got {run.questions.shard}, which has none of the questions; give fewer shards"
         )
-    model = check_model(run)
-    conversation = choose_conversation(run.conv_template, run.model_path, model.tokenizer)
+    model = check_run_model(run)
+    conversation = choose_conversation(
+        run.answers.conv_template, run.model.model_path, model.tokenizer
+    )
     memory = read_memory(load_matrix)
     is_hot = False
     if model.vocab_size:
@@ -152,21 +140,61 @@ def prepare(
             raise UserError(
                 f"save_matrix: {method} keeps nothing across prompts with these options; leave it out"
             )
-    model_name = Path(run.model_path).resolve().name
-    model_id = run.model_id or f"{model_name}-{_run_name(method, config, run, model.dtype)}"
-    shard = "-shard-" + run.shard.replace("/", "-of-") if run.shard else ""
-    default_file = DATA_FOLDER / run.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
-    if not run.answer_file and not DATA_FOLDER.is_dir():  # as where the package is installed
+    model_name = Path(run.model.model_path).resolve().name
+    model_id = run.answers.model_id or f"{model_name}-{_run_name(method, config, run, model.dtype)}"
+    shard = "-shard-" + run.questions.shard.replace("/", "-of-") if run.questions.shard else ""
+    default_file = (
+        DATA_FOLDER / run.questions.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
+    )
+    if (
+        not run.answers.answer_file and not DATA_FOLDER.is_dir()
+    ):  # as where the package is installed
         raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
-    answer_file = Path(run.answer_file).expanduser() if run.answer_file else default_file
+    given_file = run.answers.answer_file
+    answer_file = Path(given_file).expanduser() if given_file else default_file
     saved, loaded = ([Path(file)] if file else [] for file in (save_matrix, load_matrix))
     # A matrix may be gone on with in its own file.
     read = [question_file, *(loaded if loaded != saved else [])]
     refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
-    longest = _longest_text(questions, conversation, run.max_new_tokens) if run.compile else 0
+    longest = 0
+    if run.model.compile:
+        longest = _longest_text(questions, conversation, run.sampling.max_new_tokens)
     setup = Setup(method, run, config, model, conversation, memory, model_id, longest)
-    log = AnswerLog(answer_file, _sidecar(setup, question_file, load_matrix), run.overwrite)
+    log = AnswerLog(answer_file, _sidecar(setup, question_file, load_matrix), run.answers.overwrite)
     return Plan(setup, questions, is_hot, log)
+
+
+def check_run_model(run: RunConfig) -> CheckedModel:
+    """Find what is wrong with a run's model, its place and its workers before the weights load.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    check_workers(run, choose_device(run.model))
+    is_elsewhere = run.workers.ray_address is not None
+    return check_model(run.model, run.workers.num_workers, is_elsewhere)
+
+
+def check_workers(run: RunConfig, device: torch.device) -> None:
+    """Refuse numbers of GPUs and workers that the device does not go with.
+
+    Raises:
+        UserError: naming the option.
+    """
+    workers = run.workers
+    if device.type == "cpu" and workers.num_gpus_total > 1:
+        refuse_gpus("num_gpus_total", workers.num_gpus_total)
+    if device.type != "cpu" and workers.num_workers:
+        raise UserError(
+            f"num_workers: got {workers.num_workers} on {device}; allowed: with --device cpu; "
+            "on GPUs give --num-gpus-total"
+        )
+    if run.uses_ray and find_spec("ray") is None:
+        raise UserError("workers need Ray, which is not installed; pip install 'ray>=2.40'")
+    if run.uses_ray and device.index is not None:
+        raise UserError(
+            f"device: got {device} with workers, to each of which Ray gives its own; give --device {device.type}"
+        )
 
 
 def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict[str, Any]:
@@ -176,14 +204,14 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
         "method": setup.method,
         "options": dataclasses.asdict(setup.config),
         "model_id": setup.model_id,
-        **{name: getattr(run, name) for name in RECORDED},
-        "model_fingerprint": model_fingerprint(run.model_path, model.hf_config),
+        **recorded_options(run.options()),
+        "model_fingerprint": model_fingerprint(run.model.model_path, model.hf_config),
         "conv_template": setup.conversation.name,
         "question_file_sha256": file_hash(question_file),
         "load_matrix": load_matrix,
-        "shard": run.shard,
+        "shard": run.questions.shard,
         "num_workers": run.worker_count if run.uses_ray else None,
-        "state_order": run.state_order if run.uses_ray else None,
+        "state_order": run.workers.state_order if run.uses_ray else None,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": device_name(model.device),
         "threads": torch.get_num_threads(),
@@ -229,9 +257,9 @@ def _answer(plan: Plan, answerer: MethodAnswerer, memory: dict[str, torch.Tensor
         plan.questions,
         log,
         model_id=setup.model_id,
-        num_choices=run.num_choices,
-        seed=run.seed,
-        num_warmup=run.warmup,
+        num_choices=run.answers.num_choices,
+        seed=run.sampling.seed,
+        num_warmup=run.answers.warmup,
         restore=restore,
     )
 
@@ -255,8 +283,8 @@ def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> s
         for item in dataclasses.fields(config)
         if (value := getattr(config, item.name)) != item.default
     ]
-    changed += ["compile"] * run.compile
-    changed += [f"shuffle-{run.shuffle}"] * (run.shuffle is not None)
+    changed += ["compile"] * run.model.compile
+    changed += [f"shuffle-{run.questions.shuffle}"] * (run.questions.shuffle is not None)
     return "-".join(
-        [method, *changed, str(dtype).removeprefix("torch."), f"temp-{run.temperature}"]
+        [method, *changed, str(dtype).removeprefix("torch."), f"temp-{run.sampling.temperature}"]
     )

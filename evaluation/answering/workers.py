@@ -66,7 +66,7 @@ class Worker:
         except UserError as error:
             return Loaded(str(error), [])
         self._setup = setup
-        warm_up(self._answerer, setup.conversation, question, setup.run.warmup)
+        warm_up(self._answerer, setup.conversation, question, setup.run.answers.warmup)
         if setup.start_memory:
             self._answerer.drafter.load_memory(setup.start_memory)
         return Loaded(None, self._answerer.notes())
@@ -113,7 +113,7 @@ class _Pool:
         self._under_way: dict[Any, tuple[Any, _Task | None]] = {}
         self._num_started = 0
         self._num_lost_loading = 0
-        num_gpus = setup.run.num_gpus_per_model if setup.model.device.type == "cuda" else 0
+        num_gpus = setup.run.model.num_gpus_per_model if setup.model.device.type == "cuda" else 0
         self._actor = ray.remote(num_cpus=threads, num_gpus=num_gpus)(Worker)
 
     def start_worker(self) -> None:
@@ -215,9 +215,9 @@ def _connect(setup: Setup) -> None:
     num_cpus = run.worker_count * _threads(setup)
     needed = {"CPU": num_cpus}
     if setup.model.device.type == "cuda":
-        needed["GPU"] = run.num_gpus_total
+        needed["GPU"] = run.workers.num_gpus_total
     # "local" also where an environment variable names a cluster.
-    address = run.ray_address or "local"
+    address = run.workers.ray_address or "local"
     local: dict[str, Any] = {}
     if address == "local":
         # Ray gives way to other processes (niceness 15), which would be in every time measured.
@@ -233,7 +233,7 @@ def _connect(setup: Setup) -> None:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **local)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise UserError(
-            f"ray_address: got {run.ray_address}; Ray cannot be reached: {first_line(error)}"
+            f"ray_address: got {run.workers.ray_address}; Ray cannot be reached: {first_line(error)}"
         ) from error
     there = ray.cluster_resources()
     for kind, number in needed.items():

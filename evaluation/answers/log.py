@@ -24,16 +24,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from evaluation.answers.rows import is_failed, read_answers, read_meta, sidecar_path
+from evaluation.answers.record import RunRecord, not_resumed, sidecar_path
+from evaluation.answers.rows import is_failed, read_answers
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
-from model.commands.files import write_tensors, write_whole
-
-# What may differ between the parts of a resumed run.
-NOT_COMPARED = frozenset(
-    {"start_time", "end_time", "git_commit", "versions", "argv", "resumed"}
-    | {"question_begin", "question_end"}  # one file may be filled in several commands
-)
+from model.commands.files import write_tensors
 
 
 class AnswerLog:
@@ -174,26 +169,26 @@ class AnswerLog:
     def _agree_with_sidecar(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Return the sidecar of the rows that are there, checked against this run's."""
         how = "give --overwrite, or another --answer-file"
-        found = read_meta(self.file)
-        if not found:
+        record = RunRecord.read(self.file)
+        if not record:
             raise UserError(
                 f"answer file {self.file} is not empty, but has no sidecar {self._meta_file.name} that says "
                 f"what run it is of; {how}"
             )
         mine = json.loads(json.dumps(meta))  # as it reads back: tuples become lists
-        for key in sorted((set(mine) | set(found)) - NOT_COMPARED):
-            if mine.get(key) != found.get(key):
-                raise UserError(
-                    f"answer file {self.file} is of a run with {key} {found.get(key)!r}, this one has "
-                    f"{mine.get(key)!r}; {how}"
-                )
+        if unlike := record.unlike(RunRecord(mine), but=not_resumed()):
+            key, theirs, ours = unlike
+            raise UserError(
+                f"answer file {self.file} is of a run with {key} {theirs!r}, this one has {ours!r}; {how}"
+            )
+        found = record.values
         self.is_finished = found.get("end_time") is not None
         part = {key: mine.get(key) for key in ("start_time", "git_commit", "versions")}
         resumed = [*found.get("resumed", []), part]
         return {**found, **_wider(found, mine), "end_time": None, "resumed": resumed}
 
     def _write_meta(self) -> None:
-        write_whole(self._meta_file, json.dumps(self._meta, indent=2) + "\n")
+        RunRecord(self._meta).write(self.file)
 
 
 def _wider(found: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Read answer files (Spec-Bench JSONL) and the sidecars beside them, for every report.
+"""Read answer files (Spec-Bench JSONL), for every report.
 
 Answer files come from this repository's inference commands, from Spec-Bench's and from other
 people's. Reports therefore check what they read once, here: a file that is not what it should be is
@@ -11,7 +11,6 @@ Use:
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -86,37 +85,6 @@ def is_failed(row: Row) -> bool:
     if row.get("error") is not None or not row["choices"]:
         return True
     return not row["choices"][0].get("new_tokens")
-
-
-def sidecar_path(path: str | Path) -> Path:
-    """Return where an answer file's sidecar lies: ``ANSWERS.jsonl`` has ``ANSWERS.meta.json``."""
-    path = Path(path)
-    return path.with_name(path.name.removesuffix(".jsonl") + ".meta.json")
-
-
-def read_meta(path: str | Path) -> dict[str, Any]:
-    """Return the sidecar of an answer file, ``{}`` if it has none.
-
-    Args:
-        path: The answer file (not the sidecar).
-
-    Raises:
-        UserError: There is a sidecar, but it is not a readable JSON object.
-    """
-    sidecar = sidecar_path(path)
-    try:
-        meta = json.loads(sidecar.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UserError(f"cannot read the sidecar {sidecar}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"the sidecar {sidecar} is not JSON ({error}); mend or remove it") from None
-    if not isinstance(meta, dict):
-        raise UserError(f"the sidecar {sidecar} is not a JSON object; mend or remove it")
-    if not isinstance(meta.get("options", {}), dict):
-        raise UserError(f"the sidecar {sidecar} is not in order: options is an object; mend it")
-    return meta
 
 
 def _parse_row(line: str, where: str) -> Row:

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.answering.config import RunConfig
 from evaluation.answers.provenance import check_weights, file_hash
-from evaluation.answers.rows import Row, read_meta
+from evaluation.answers.record import RunRecord, Use, keys
+from evaluation.answers.rows import Row
 from evaluation.checking.tie_or_bug import Judge, Verdict
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -21,6 +21,7 @@ from evaluation.scoring.intervals import proportion_interval
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import check_model, load_target
 from model.commands.matrix_file import make_drafter
+from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.methods.registry import drafter_class
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
 # Fewer say too little of a 99.9th percentile.
 NOISE_POSITIONS = 1000
-NEEDED = (
-    *("method", "bench_name", "dtype", "conv_template", "question_file_sha256", "temperature"),
-    "model_fingerprint",
-)
 
 # Question, choice, turn: where two answers first part.
 Place = tuple[int | str, int, int]
@@ -61,7 +58,7 @@ class Replay:
         question_file: str | None,
     ) -> None:
         metas = (_meta(paths[0]), _meta(paths[1]))
-        for key in NEEDED[1:]:
+        for key in keys(Use.EQUAL):
             if metas[0][key] != metas[1][key]:
                 raise UserError(
                     f"model_path: {paths[0]} has {key} {metas[0][key]!r}, {paths[1]} "
@@ -75,8 +72,8 @@ class Replay:
         self._questions = _questions(metas[0], question_file)
         self._rows = tuple({row["question_id"]: row for row in side} for side in rows)
         with user_errors():
-            run = RunConfig(model_path=model_path, dtype=metas[0]["dtype"])
-        model = check_model(run)
+            options = ModelOptions(model_path=model_path, dtype=metas[0]["dtype"])
+        model = check_model(options)
         fingerprint = metas[0]["model_fingerprint"]
         check_weights(
             model_path, model.hf_config, fingerprint, "the answers are", "give that model"
@@ -84,7 +81,7 @@ class Replay:
         self._conversation: Conversation = choose_conversation(
             metas[0]["conv_template"], model_path, model.tokenizer
         )
-        self._target = load_target(run, model)
+        self._target = load_target(options, model)
         self._judge = Judge(self._target)
         self._drafters = (_drafter(metas[0], self._target), _drafter(metas[1], self._target))
 
@@ -183,8 +180,8 @@ def judged_text(judged: dict[str, Any], differences: Sequence[Difference]) -> st
 
 
 def _meta(path: Path) -> Mapping[str, Any]:
-    meta = read_meta(path)
-    missing = [key for key in NEEDED if key not in meta]
+    meta = RunRecord.read(path).values
+    missing = [key for key in keys(Use.NEEDED) if key not in meta]
     if missing:
         raise UserError(
             f"model_path: the sidecar of {path} has no {missing[0]!r}; allowed: answers of an "

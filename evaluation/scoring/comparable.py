@@ -15,13 +15,13 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evaluation.answers.rows import Row, read_lines, read_meta
-from evaluation.defects import limit_of
+from evaluation.answers.record import NO_DEFAULT, UNKNOWN, RunRecord, Use, conditions, keys
+from evaluation.answers.rows import Row, read_lines
 from evaluation.scoring.figures import (
     CODE,
     OVERALL,
@@ -37,60 +37,38 @@ from model.commands.command_line import UserError
 DEFAULT_BASELINE = "vanilla"
 MBPP = "mbpp"
 SPEC_BENCH = "spec_bench"
-UNKNOWN = "unknown"
-# Beside the method's options: parts of a benchmark are not runs of the whole.
-FURTHER_OPTIONS = (
-    *("load_matrix", "shuffle", "top_k", "top_p"),
-    *("question_begin", "question_end", "shard"),
-)
-# Older sidecars lack the second line, and mean what the option's default says.
-CONDITIONS = (
-    *("model", "device", "dtype", "threads", "max_new_tokens", "temperature"),
-    *("compile", "num_choices", "num_workers", "conv_template"),
-    *("question_file", "bench"),
-)
-DEFAULTS = {
-    **{"compile": False, "num_choices": 1, "num_workers": None},
-    **{"conv_template": UNKNOWN, "question_file": UNKNOWN},
-}
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFile:
-    """One answer file with its sidecar; ``meta`` is empty if there is none."""
+    """One answer file with its sidecar's record, which is empty if there is none."""
 
     path: Path
     rows: list[Row]
-    meta: dict[str, Any]
+    record: RunRecord
 
     @property
     def method(self) -> str:
         """The sidecar's method; without one, the model id, which Spec-Bench names methods in."""
-        model_id = self.meta.get("model_id") or self.rows[0].get("model_id") or self.path.stem
-        return str(self.meta.get("method") or model_id)
+        model_id = self.record.model_id or self.rows[0].get("model_id") or self.path.stem
+        return str(self.record.method or model_id)
 
     @property
     def options(self) -> dict[str, Any]:
         """The method's options and what else makes two files more than runs of the same."""
-        further = {key: self.meta[key] for key in FURTHER_OPTIONS if self.meta.get(key) is not None}
-        return (self.meta.get("options") or {}) | further
+        return self.record.options | self.record.further_options()
 
     @property
     def bench(self) -> str:
         """The sidecar's benchmark; without one, MBPP if every question is code."""
-        if self.meta.get("bench_name"):
-            return str(self.meta["bench_name"])
+        if self.record.bench_name:
+            return str(self.record.bench_name)
         return MBPP if self.is_code else SPEC_BENCH
-
-    @property
-    def question_file(self) -> str:
-        """The first digits of the question file's hash."""
-        return str(self.meta.get("question_file_sha256", UNKNOWN))[:12]
 
     @property
     def frame(self) -> pd.DataFrame:
         """The rows as figures see them."""
-        return question_frame(self.rows, limit_of(self.meta))
+        return question_frame(self.rows, self.record.max_new_tokens)
 
     @property
     def is_code(self) -> bool:
@@ -99,14 +77,13 @@ class AnswerFile:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What must be equal for a comparison, ``CONDITIONS`` but the questions, as texts."""
-        model_path = self.meta.get("model_path") or self.meta.get("model_id")
-        # Two parts tell models apart; the folders above are one machine's.
-        model = "/".join(PurePath(str(model_path)).parts[-2:]) if model_path else UNKNOWN
-        if self.meta.get("model_fingerprint"):
-            model += f"@{self.meta['model_fingerprint']}"
-        known = DEFAULTS | self.meta if self.meta else {}
-        return (model, *(str(known.get(key, UNKNOWN)) for key in CONDITIONS[1:-2]))
+        """What must be equal for a comparison, but the questions, as texts."""
+        return (self.record.model, *self.record.compared())
+
+
+def condition_names() -> list[str]:
+    """Return the names of a group's conditions: the model, what the records say, the questions."""
+    return ["model", *keys(Use.COMPARED), "question_file", "bench"]
 
 
 @dataclass(slots=True)
@@ -154,19 +131,22 @@ class Group(NamedTuple):
     @property
     def facts(self) -> dict[str, str]:
         """Conditions by name, and the commits the answers were made with."""
-        commits = {file.meta.get("git_commit") for row in self.rows for file in row.entry.files}
+        commits = {file.record.git_commit for row in self.rows for file in row.entry.files}
         known = sorted(_short_commit(str(commit)) for commit in commits if commit) or [UNKNOWN]
-        named = dict(zip(CONDITIONS, self.conditions, strict=True))
+        named = dict(zip(condition_names(), self.conditions, strict=True))
         return named | {"commit": " ".join(known)}
 
     @property
     def caption(self) -> str:
         """One line that says what the group's figures were measured with."""
         facts = self.facts
-        usual = {name: (str(value), UNKNOWN) for name, value in DEFAULTS.items()}
+        usual: dict[str, tuple[str, ...]] = {"question_file": (UNKNOWN,)}
+        for condition in conditions(Use.COMPARED):
+            if condition.default is not NO_DEFAULT:
+                usual[condition.key] = (str(condition.default), UNKNOWN)
         rest = [
             f"{name} {facts[name]}"
-            for name in (*CONDITIONS[1:], "commit")
+            for name in (*condition_names()[1:], "commit")
             if facts[name] not in usual.get(name, ())
         ]
         return f"**{facts['model']}**: {', '.join(rest)}; baseline {self.baseline.label}"
@@ -178,7 +158,7 @@ def load_answers(path: Path) -> AnswerFile:
     Raises:
         UserError: Either is not what it should be.
     """
-    return AnswerFile(path, [row for _, row in read_lines(path)], read_meta(path))
+    return AnswerFile(path, [row for _, row in read_lines(path)], RunRecord.read(path))
 
 
 def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[Group]:
@@ -195,11 +175,13 @@ def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[
     Raises:
         UserError: A group has no baseline or several, or files cannot be compared.
     """
-    spec_bench = {file.conditions: file.question_file for file in files if file.bench == SPEC_BENCH}
+    spec_bench = {
+        file.conditions: file.record.question_file for file in files if file.bench == SPEC_BENCH
+    }
     arranged: dict[tuple[str, ...], dict[tuple[str, str], Entry]] = {}
     for file in files:
         is_mbpp = file.bench == MBPP and file.is_code
-        asked = (file.question_file, file.bench)
+        asked = (file.record.question_file, file.bench)
         if is_mbpp and file.conditions in spec_bench:
             asked = (spec_bench[file.conditions], SPEC_BENCH)
         group = arranged.setdefault((*file.conditions, *asked), {})
@@ -237,7 +219,7 @@ def _label(entries: list[Entry]) -> None:
 
 def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str | None) -> Entry:
     where = "the group " + ", ".join(
-        f"{name} {value}" for name, value in zip(CONDITIONS, conditions, strict=True)
+        f"{name} {value}" for name, value in zip(condition_names(), conditions, strict=True)
     )
     base_path = Path(base).resolve() if base is not None and Path(base).is_file() else None
     for entry in entries:
@@ -264,7 +246,7 @@ def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str 
 
 def _is_method(entry: Entry, name: str) -> bool:
     """Foreign files name their method within the model id: ``vicuna-7b-v1.3-vanilla-float16``."""
-    is_foreign = "method" not in entry.files[0].meta
+    is_foreign = entry.files[0].record.is_foreign
     return entry.method == name or (is_foreign and name in entry.method.split("-"))
 
 

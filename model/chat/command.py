@@ -1,8 +1,5 @@
 """A chat in the terminal: answers stream in, and what one step accepted shares a colour.
 
-The one front end in `model/`: no module here but this and `model.chat.setup` parses arguments or
-imports from `evaluation/`.
-
 Run:
     python -m model.chat
     python -m model.chat --prompt "Tell me about the sea."
@@ -17,10 +14,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from evaluation.answering.command import add_options, config_of
-from evaluation.answering.config import RunConfig
-
 from ..commands.command_line import OptionParser, UserError, first_line, run_command
+from ..commands.model_options import ModelOptions, SamplingOptions
+from ..commands.options import add_options, config_of
 from ..engine.drafter import unknown_name
 from ..methods.registry import METHODS
 from .terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
@@ -49,11 +45,8 @@ examples:
   python -m model.chat --prompt "Tell me about the sea." --show-matrix the
   python -m model.chat --load-matrix matrix.safetensors --show-matrix 278
 """
-# The options of a run that mean something here.
-RUN_OPTIONS = (
-    *("model_path", "dtype", "device", "threads", "max_new_tokens"),
-    *("temperature", "top_k", "top_p", "seed"),
-)
+# The options of a model that mean something here.
+MODEL_OPTIONS = ("model_path", "dtype", "device", "threads")
 # What has a meaning only where something is answered.
 ANSWERING = ("save_matrix", "max_new_tokens", "temperature", "top_k", "top_p", "seed")
 STOP_NOTES = {
@@ -99,7 +92,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options; `run` is the RunConfig made of those that it has.
+    """Return the options; `model` and `sampling` are the configs made of them.
 
     Raises:
         UserError: if a value is not allowed.
@@ -109,7 +102,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=f"Chat with a model in the terminal.\n\nin the chat:\n{HELP}",
         epilog=EXAMPLES,
     )
-    add_options(parser, RunConfig, RUN_OPTIONS)
+    add_options(parser, ModelOptions, MODEL_OPTIONS)
+    add_options(parser, SamplingOptions)
     parser.add_argument(
         "--method",
         default="recycling",
@@ -145,7 +139,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             raise UserError(
                 "prompt: got bytes that are no text here; give UTF-8 (LC_ALL=C.UTF-8)"
             ) from error
-    options.run = config_of(RunConfig, vars(options))
+    given = vars(options)
+    options.model, options.sampling = (
+        config_of(ModelOptions, given),
+        config_of(SamplingOptions, given),
+    )
     return options
 
 

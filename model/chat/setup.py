@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ class ChatSetup:
     """A chat that has been checked: what can be known without the weights is right.
 
     Args:
-        options: of the command line, with `run` a RunConfig.
+        options: of the command line, with `model` and `sampling` the configs of that name.
 
     Raises:
         UserError: if something given cannot be used.
@@ -35,10 +36,9 @@ class ChatSetup:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._run = options.run
         if options.save_matrix:
             check_output(options.save_matrix, "save_matrix")
-        self._model = check_model(self._run)
+        self._model = check_model(options.model)
         self._tokenizer = self._model.tokenizer
         self._text_config = self._model.hf_config.get_text_config(decoder=True)
         self._check_prompt()
@@ -53,13 +53,11 @@ class ChatSetup:
         """
         if not sys.stderr.isatty():
             transformers_logging.disable_progress_bar()  # noise in a log
-        run = self._run
-        target = load_target(run, self._model)
+        target = load_target(self._options.model, self._model)
         decoder = SpeculativeDecoder(target, self._tokenizer, self._options.method)
         if self._memory:
             decoder.drafter.load_memory(self._memory)
-        names = ("seed", "max_new_tokens", "temperature", "top_k", "top_p")
-        return Dialogue(decoder, **{name: getattr(run, name) for name in names})
+        return Dialogue(decoder, **asdict(self._options.sampling))
 
     def notices(self, dialogue: Dialogue) -> list[str]:
         """Return what the user should know before the first answer."""
@@ -107,7 +105,7 @@ class ChatSetup:
         # A template is a program that came with the model: it may raise anything.
         except Exception as error:
             raise UserError(
-                f"model_path {self._run.model_path}: its chat template fails: {first_line(error)}"
+                f"model_path {self._options.model.model_path}: its chat template fails: {first_line(error)}"
             ) from error
         limit = context_limit(self._text_config, length)
         if limit is not None and length >= limit:

@@ -6,26 +6,25 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-from evaluation.answering.config import RunConfig
 
 from ..compiled.target import CompiledTarget
 from ..engine.self_test import self_test
 from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
 from .command_line import UserError, first_line
+from .model_options import ModelOptions
 
 # Threads for each processor, at most: far more exhaust the memory before anything runs.
 MOST_THREADS = 8
 
 
 class CheckedModel(NamedTuple):
-    """What is known of a run's model before its weights load."""
+    """What is known of a model before its weights load."""
 
     device: torch.device
     dtype: torch.dtype
@@ -38,31 +37,43 @@ class CheckedModel(NamedTuple):
         return getattr(self.hf_config.get_text_config(decoder=True), "vocab_size", None)
 
 
-def check_model(run: RunConfig) -> CheckedModel:
-    """Find what is wrong with a run's model and its place before the weights load; set torch's threads.
+def check_model(
+    options: ModelOptions, num_processes: int | None = None, is_elsewhere: bool = False
+) -> CheckedModel:
+    """Find what is wrong with a model and its place before the weights load; set torch's threads.
+
+    Args:
+        options: of the command.
+        num_processes: processes with a model each that share the processors, where no threads are
+            given; None leaves torch's choice.
+        is_elsewhere: the threads are those of other machines, so that this one sets no limit.
 
     Raises:
         UserError: if something given cannot be used.
     """
-    device = choose_device(run)
-    dtype = choose_dtype(run, device)
-    threads = run.threads
+    device = choose_device(options)
+    dtype = choose_dtype(options, device)
+    threads = options.threads
     most = MOST_THREADS * (os.cpu_count() or 1)
-    if threads and threads > most and not run.ray_address:
+    if threads and threads > most and not is_elsewhere:
         raise UserError(f"threads: got {threads}; allowed: 1 to {most} on this machine")
-    if run.num_workers and not threads:
-        threads = max(1, len(os.sched_getaffinity(0)) // run.num_workers)
+    if num_processes and not threads:
+        threads = max(1, len(os.sched_getaffinity(0)) // num_processes)
     if threads:
         torch.set_num_threads(threads)
     hf_config, tokenizer = load_config_and_tokenizer(
-        run.model_path, run.trust_remote_code, run.allow_pickle
+        options.model_path, options.trust_remote_code, options.allow_pickle
     )
     return CheckedModel(device, dtype, hf_config, tokenizer)
 
 
-def choose_device(run: RunConfig) -> torch.device:
-    """Return the device of the run."""
-    name = run.device
+def choose_device(options: ModelOptions) -> torch.device:
+    """Return the device that the model goes to.
+
+    Raises:
+        UserError: if it is not here, or does not go with the number of GPUs.
+    """
+    name = options.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -70,44 +81,36 @@ def choose_device(run: RunConfig) -> torch.device:
         torch.zeros(1, device=device).item()  # a device without numbers (meta) is none
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
-            f"device: got {run.device!r}; allowed: auto, cpu, or a device that is here ({first_line(error)})"
+            f"device: got {options.device!r}; allowed: auto, cpu, or a device that is here ({first_line(error)})"
         ) from error
-    _check_workers(run, device)
+    num_gpus = options.num_gpus_per_model
+    if num_gpus > 1 and device.type == "cpu":
+        refuse_gpus("num_gpus_per_model", num_gpus)
+    if num_gpus > 1 and find_spec("accelerate") is None:
+        raise UserError(
+            f"num_gpus_per_model: got {num_gpus}, which needs accelerate; pip install accelerate"
+        )
     return device
 
 
-def _check_workers(run: RunConfig, device: torch.device) -> None:
-    """Refuse numbers of GPUs and workers that the device does not go with."""
-    if device.type == "cpu":
-        for name in ("num_gpus_per_model", "num_gpus_total"):
-            if getattr(run, name) > 1:
-                raise UserError(
-                    f"{name}: got {getattr(run, name)} on cpu; allowed: 1; for more processes give --num-workers"
-                )
-    elif run.num_workers:
-        raise UserError(
-            f"num_workers: got {run.num_workers} on {device}; allowed: with --device cpu; "
-            "on GPUs give --num-gpus-total"
-        )
-    if run.uses_ray and find_spec("ray") is None:
-        raise UserError("workers need Ray, which is not installed; pip install 'ray>=2.40'")
-    if run.uses_ray and device.index is not None:
-        raise UserError(
-            f"device: got {device} with workers, to each of which Ray gives its own; give --device {device.type}"
-        )
-    if run.num_gpus_per_model > 1 and find_spec("accelerate") is None:
-        raise UserError(
-            f"num_gpus_per_model: got {run.num_gpus_per_model}, which needs accelerate; pip install accelerate"
-        )
+def refuse_gpus(option: str, num_gpus: int) -> NoReturn:
+    """Refuse several GPUs where the device is the CPU.
+
+    Raises:
+        UserError: always.
+    """
+    raise UserError(
+        f"{option}: got {num_gpus} on cpu; allowed: 1; for more processes give --num-workers"
+    )
 
 
-def choose_dtype(run: RunConfig, device: torch.device) -> torch.dtype:
-    """Return the dtype of the run."""
-    if run.dtype == "auto":
+def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
+    """Return the dtype of the weights on a device."""
+    if options.dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.float16
-    if run.dtype == "float16" and device.type == "cpu":
+    if options.dtype == "float16" and device.type == "cpu":
         raise UserError("dtype: got float16 on cpu; allowed there: float32, float64, bfloat16")
-    dtype: torch.dtype = getattr(torch, run.dtype)
+    dtype: torch.dtype = getattr(torch, options.dtype)
     return dtype
 
 
@@ -192,24 +195,24 @@ def _is_due_to(error: BaseException | None, kind: type[BaseException]) -> bool:
     return error is not None
 
 
-def load_target(run: RunConfig, checked: CheckedModel) -> TargetModel:
+def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
     """Load the weights, and test that the model verifies drafts exactly."""
-    placement = {"device_map": "auto"} if run.num_gpus_per_model > 1 else {}
+    placement = {"device_map": "auto"} if options.num_gpus_per_model > 1 else {}
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            run.model_path,
+            options.model_path,
             config=checked.hf_config,
             dtype=checked.dtype,
             # None: safetensors where there are, else a pickle, read without running what it names.
-            use_safetensors=None if run.allow_pickle else True,
-            trust_remote_code=run.trust_remote_code,
+            use_safetensors=None if options.allow_pickle else True,
+            trust_remote_code=options.trust_remote_code,
             **placement,
         )
-        target_class = CompiledTarget if run.compile else TargetModel
+        target_class = CompiledTarget if options.compile else TargetModel
         target = target_class(model.eval() if placement else model.eval().to(checked.device))
         self_test(target)
     except UnsupportedModelError as error:
-        hint = " (with --compile; leave it out)" if run.compile else ""
+        hint = " (with --compile; leave it out)" if options.compile else ""
         raise UserError(f"{error}{hint}") from error
     except (
         OSError,
@@ -221,12 +224,12 @@ def load_target(run: RunConfig, checked: CheckedModel) -> TargetModel:
     ) as error:
         if _is_due_to(error, UnpicklingError):
             raise UserError(
-                f"model_path {run.model_path}: its pickle names code that is no tensor, which was not "
+                f"model_path {options.model_path}: its pickle names code that is no tensor, which was not "
                 "run; get the weights as safetensors"
             ) from error
-        hint = "" if run.allow_pickle else " (--allow-pickle also takes pickles)"
+        hint = "" if options.allow_pickle else " (--allow-pickle also takes pickles)"
         raise UserError(
-            f"model_path {run.model_path}: weights cannot be loaded: {first_line(error)}"
+            f"model_path {options.model_path}: weights cannot be loaded: {first_line(error)}"
             f"{hint if 'safetensors' in str(error) else ''}"
         ) from error
     return target

@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 import torch
 from tqdm import tqdm
 
-from evaluation.answering.config import RunConfig
 from evaluation.answers.provenance import git_commit, versions
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -34,6 +33,7 @@ from evaluation.scoring.per_question import task_of
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs, write_whole
 from model.commands.loading import check_model, load_target
+from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
 from model.compiled.target import CompiledTarget
 from model.engine.target import TargetModel, eos_ids_of
 from model.machine.measurements import device_name
@@ -123,7 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=DEFAULT_METHODS,
         help="any method, METHOD-auto, and the referees (default: %(default)s)",
     )
-    parser.add_argument("--model-path", default=RunConfig().model_path, help="folder or hub name")
+    parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
     parser.add_argument(
         "--draft-model",
         help="folder or hub name of the model that sps and generate-assisted draft with (default: the "
@@ -194,28 +194,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(args)
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
     with user_errors():
-        run = RunConfig(
+        options = ModelOptions(
             model_path=args.model_path,
             dtype=args.dtype,
             device=args.device,
             threads=args.threads,
-            max_new_tokens=args.max_new_tokens,
             compile=args.compile and args.shape == "demo",
         )
+        SamplingOptions(max_new_tokens=args.max_new_tokens)
     file = question_file_of(args.bench_name or "demo", args.question_file)
     if args.out:
         refuse_outputs([args.out], [file])
     questions = spread(load_questions(file), args.num_questions)
-    model = check_model(run)
+    model = check_model(options)
     contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
     check_draft(draft_model, model)
-    conversation = choose_conversation("auto", run.model_path, model.tokenizer)
+    conversation = choose_conversation("auto", options.model_path, model.tokenizer)
     prompts = [] if args.random_prompts else first_prompts(conversation, questions, model)
     is_scaled = args.shape != "demo"
     if is_scaled:
         with user_errors():
             scale_config(model.hf_config, args.shape)
-    target = load_target(run, model._replace(dtype=torch.float32) if is_scaled else model)
+    target = load_target(options, model._replace(dtype=torch.float32) if is_scaled else model)
     if is_scaled:
         target_class = CompiledTarget if args.compile else TargetModel
         target = target_class(scaled_model(target.model, args.shape, model.dtype))

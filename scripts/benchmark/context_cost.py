@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from evaluation.answering.config import RunConfig
 from evaluation.answers.provenance import git_commit, versions
 from evaluation.reporting.tables import markdown_table
 from model.budget.measure import draft_of, has_room
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.files import check_output, replace_file
 from model.commands.loading import check_model, load_target
+from model.commands.model_options import DEFAULT_MODEL, ModelOptions
 from model.engine.cache import TreeCache
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
@@ -153,7 +153,7 @@ def draw(costs: Sequence[ContextCost], path: Path) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.benchmark.context_cost", description=__doc__)
-    parser.add_argument("--model-path", default=RunConfig().model_path, help="folder or hub name")
+    parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 81], help="sizes of trees")
     parser.add_argument("--dtype", default="auto", choices=DTYPES)
@@ -174,12 +174,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.out.suffix not in (".png", ".svg"):
             raise UserError(f"out: got {args.out}; allowed: a .png or .svg file")
     with user_errors():
-        run = RunConfig(
+        options = ModelOptions(
             model_path=args.model_path, dtype=args.dtype, device=args.device, threads=args.threads
         )
-    model = check_model(run)
+    model = check_model(options)
     contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
-    target = load_target(run, model)
+    target = load_target(options, model)
     nodes, context = max(args.nodes), max(contexts)
     if not has_room(target, nodes, context):
         raise UserError(

@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.answering.config import RunConfig
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import CheckedModel
+from model.commands.model_options import DEFAULT_MODEL, DEMO_MODEL
 from model.engine.drafter import Drafter, unknown_name
 from model.engine.loop import generate
 from model.engine.support import context_limit
@@ -26,7 +25,7 @@ from model.methods.registry import METHODS, drafter_class
 from model.methods.sps.draft_model import check_draft_model, load_draft_model
 from scripts.benchmark.report import ASSISTED, PARTS, REFEREES, Answer
 
-DEMO_DRAFT = str(Path(RunConfig().model_path).with_name("draft"))
+DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
 AUTO = "-auto"
 
 
@@ -103,7 +102,7 @@ def choose_draft_model(methods: Sequence[str], model_path: str, given: str | Non
                 f"draft_model: got {given}; only sps and {ASSISTED} draft with it, add one to --methods"
             )
         return None
-    if given is None and model_path != RunConfig().model_path:
+    if given is None and model_path != DEFAULT_MODEL:
         raise UserError(f"draft_model: got none; give the model that {wanting[0]} drafts with")
     return DEMO_DRAFT if given is None else given
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from evaluation.answering.config import RunConfig
+from evaluation.answering.config import AnswerOptions, QuestionOptions
 from evaluation.answers.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -29,6 +29,7 @@ from evaluation.reporting.tables import cell, json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import check_model, load_target
+from model.commands.model_options import DEFAULT_MODEL, ModelOptions
 from model.engine.target import TargetModel, eos_ids_of
 from model.options import DTYPES
 from scripts.benchmark.command import spread
@@ -58,9 +59,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add what says which model answers which questions."""
-    default = RunConfig()
-    parser.add_argument("--model-path", default=default.model_path, help="folder or hub name")
-    parser.add_argument("--bench-name", default=default.bench_name, help="benchmark in data/")
+    parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
+    parser.add_argument(
+        "--bench-name", default=QuestionOptions().bench_name, help="benchmark in data/"
+    )
     parser.add_argument("--question-file", help="JSONL file, instead of --bench-name's")
     parser.add_argument("--num-questions", type=int, help="evenly spread over the file; all")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
@@ -80,18 +82,20 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
         if value is not None and value < 1:
             raise UserError(f"{name}: got {value}; allowed: 1 or more")
     with user_errors():
-        run = RunConfig(model_path=args.model_path, dtype=args.dtype, device=args.device)
+        options = ModelOptions(model_path=args.model_path, dtype=args.dtype, device=args.device)
     file = question_file_of(args.bench_name, args.question_file)
     questions = load_questions(file)
     questions = spread(questions, args.num_questions or len(questions))
-    model = check_model(run)
-    conversation = choose_conversation(run.conv_template, run.model_path, model.tokenizer)
-    target = load_target(run, model)
+    model = check_model(options)
+    conversation = choose_conversation(
+        AnswerOptions().conv_template, options.model_path, model.tokenizer
+    )
+    target = load_target(options, model)
     if not 2 <= args.top_k <= target.vocab_size:
         raise UserError(f"top_k: got {args.top_k}; allowed: 2 to {target.vocab_size}")
     source = Source(
-        model_path=run.model_path,
-        model_fingerprint=model_fingerprint(run.model_path, model.hf_config),
+        model_path=options.model_path,
+        model_fingerprint=model_fingerprint(options.model_path, model.hf_config),
         dtype=str(model.dtype).removeprefix("torch."),
         git_commit=git_commit(),
         vocab_size=target.vocab_size,
@@ -138,11 +142,13 @@ def load_recorded_model(source: Source) -> TargetModel:
     Raises:
         UserError: if it is not there, or has other weights.
     """
-    run = RunConfig(model_path=source.model_path, dtype=source.dtype)
-    model = check_model(run)
+    options = ModelOptions(model_path=source.model_path, dtype=source.dtype)
+    model = check_model(options)
     fingerprint = source.model_fingerprint
-    check_weights(run.model_path, model.hf_config, fingerprint, "the recording is", "record again")
-    return load_target(run, model)
+    check_weights(
+        options.model_path, model.hf_config, fingerprint, "the recording is", "record again"
+    )
+    return load_target(options, model)
 
 
 def run(file: Path, drafters: Sequence[str], extend: bool) -> None:

@@ -20,7 +20,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from evaluation.answering.config import RunConfig
+from evaluation.answering.config import AnswerOptions
 from evaluation.answers.provenance import git_commit
 from evaluation.questions.conversation import choose_conversation
 from evaluation.reporting.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         recording, model = record(args)
     _, tokenizer = load_config_and_tokenizer(recording.source.model_path)
-    template = RunConfig().conv_template
+    template = AnswerOptions().conv_template
     conversation = choose_conversation(template, recording.source.model_path, tokenizer)
     with TemporaryDirectory() as folder:
         lab = Lab(recording, model, conversation, Path(folder))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.answers.rows import sidecar_path
+from evaluation.answers.record import sidecar_path
 from evaluation.merge import main
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import figures, read_meta, read_rows, run

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from evaluation.answering.config import RunConfig
+from evaluation.answering.config import PARTS
 from model.methods.registry import METHODS, drafter_class
 
-CONFIGS = (RunConfig, *(drafter_class(method).config_class for method in METHODS))
+CONFIGS = (*PARTS.values(), *(drafter_class(method).config_class for method in METHODS))
 
 
 def bounded(bound: str) -> list[Any]:

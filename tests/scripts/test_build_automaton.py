@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.answering.config import RunConfig
 from model.commands.command_line import UserError
+from model.commands.model_options import ModelOptions
 from model.methods.samd.static_automaton import BOUNDARY, Follower, StaticAutomaton
 from scripts.build_automaton import main
 
-MODEL = RunConfig().model_path
+MODEL = ModelOptions().model_path
 TEXTS = ("The ship left the harbor at dawn.", "At noon the ship came back.")
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from evaluation.answering.config import RunConfig
 from model.commands.command_line import UserError
+from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.methods.registry import METHODS
@@ -28,7 +28,7 @@ from tests.model.family import Family
 
 # A draft model, and trees that do not follow the clock.
 OPTIONS = {
-    "sps": f" --draft-model {RunConfig().model_path}",
+    "sps": f" --draft-model {ModelOptions().model_path}",
     "hybrid": " --budget fixed --num-nodes 12",
 }
 DRAFTERS = [

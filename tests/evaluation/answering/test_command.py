@@ -13,7 +13,7 @@ import pytest
 
 from evaluation.answering import command as cli
 from evaluation.answering.command import build_parser, parse
-from evaluation.answering.config import RunConfig
+from evaluation.answering.config import PARTS, RunConfig
 from model.methods.registry import METHODS, drafter_class
 from tests.evaluation.conftest import ROOT
 
@@ -29,7 +29,7 @@ METHOD_OPTIONS = {
     "sps": "--draft-model --num-draft-tokens",
     "hybrid": "--num-nodes --budget --output-id-topk",
 }
-CHANGED_RUN = RunConfig(
+CHANGED: dict[str, Any] = dict(
     model_path="org/name",
     model_id="a_b",
     bench_name="mbpp",
@@ -58,11 +58,12 @@ CHANGED_RUN = RunConfig(
     conv_template="raw",
     warmup=0,
 )
+CHANGED_RUN = RunConfig.of(CHANGED)
 # Fields that exclude others, and a run in which each has another value than its default.
 EXCLUDING = {
-    "overwrite": RunConfig(overwrite=True),
-    "num_workers": RunConfig(num_workers=3),
-    "compile": RunConfig(compile=True),
+    "overwrite": RunConfig.of({"overwrite": True}),
+    "num_workers": RunConfig.of({"num_workers": 3}),
+    "compile": RunConfig.of({"compile": True}),
 }
 
 
@@ -104,6 +105,8 @@ def changed_configs(method: str, folder: Path) -> list[Any]:
 
 def to_argv(config: Any) -> list[str]:
     """Spell the fields of a config that differ from their defaults as options."""
+    if isinstance(config, RunConfig):
+        return [word for part in PARTS for word in to_argv(getattr(config, part))]
     argv = []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
@@ -133,14 +136,11 @@ def test_every_field_has_an_option_and_round_trips(method: str, tmp_path: Path) 
 
 
 def test_every_field_of_a_run_is_round_tripped_above() -> None:
-    same = {
-        item.name
-        for item in dataclasses.fields(RunConfig)
-        if getattr(CHANGED_RUN, item.name) == item.default
-    }
+    changed, defaults = CHANGED_RUN.options(), RunConfig().options()
+    same = {name for name, value in changed.items() if value == defaults[name]}
     assert same == set(EXCLUDING), "only what excludes another option may be left out above"
     for name, run in EXCLUDING.items():
-        assert getattr(run, name) != getattr(RunConfig(), name)
+        assert run.options()[name] != defaults[name]
         assert parse("vanilla", to_argv(run))[0] == run
 
 
@@ -160,7 +160,7 @@ def test_underscores_are_dashes_in_names_and_stay_in_values(method: str) -> None
     ]
     assert underscores != dashes
     assert parse(method, underscores) == parse(method, dashes)
-    assert parse(method, underscores)[0].model_id == "c_d"
+    assert parse(method, underscores)[0].answers.model_id == "c_d"
 
 
 def test_the_options_of_recycling_take_underscores_as_in_its_own_script() -> None:
@@ -170,7 +170,7 @@ def test_the_options_of_recycling_take_underscores_as_in_its_own_script() -> Non
 
 
 def test_max_new_token_is_max_new_tokens() -> None:
-    assert parse("vanilla", ["--max-new-token", "5"])[0].max_new_tokens == 5
+    assert parse("vanilla", ["--max-new-token", "5"])[0].sampling.max_new_tokens == 5
 
 
 @pytest.mark.parametrize("method", METHODS)

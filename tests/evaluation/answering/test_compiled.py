@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from evaluation.answering.config import RunConfig
 from model.commands import loading
 from model.commands.command_line import UserError
+from model.commands.model_options import ModelOptions
 from model.compiled.target import CompiledTarget
 from tests.evaluation.conftest import read_meta, run, token_ids
 
@@ -50,15 +50,15 @@ def test_compiled_answers_are_those_of_a_run_without(
 
 def test_compile_needs_a_model_on_one_gpu() -> None:
     with pytest.raises(ValueError, match="compile: got num_gpus_per_model 2"):
-        RunConfig(compile=True, num_gpus_per_model=2, num_gpus_total=2)
+        ModelOptions(compile=True, num_gpus_per_model=2)
 
 
 def test_a_model_without_tree_masks_is_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> None:
-    run_config = RunConfig(model_path=str(tiny_model), compile=True)
+    model_options = ModelOptions(model_path=str(tiny_model), compile=True)
     monkeypatch.setattr(
         "model.engine.target.why_chain_only", lambda model: "its positions are its own"
     )
     with pytest.raises(UserError, match=r"own .*--compile; leave it"):
-        loading.load_target(run_config, loading.check_model(run_config))
+        loading.load_target(model_options, loading.check_model(model_options))

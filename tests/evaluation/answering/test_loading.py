@@ -102,14 +102,15 @@ def test_code_that_comes_with_a_model_runs_only_when_it_is_trusted(
 def test_several_gpus_without_accelerate_are_refused(
     options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evaluation.answering.config import RunConfig
     from model.commands import loading
     from model.commands.command_line import UserError
+    from model.commands.model_options import ModelOptions
 
     monkeypatch.setattr(loading, "find_spec", lambda _: None)
-    run_config = RunConfig(num_gpus_per_model=2, num_gpus_total=2)
+    monkeypatch.setattr(loading.torch, "zeros", lambda *_, **__: torch.empty(1))  # no GPU here
+    model_options = ModelOptions(num_gpus_per_model=2, device="cuda")
     with pytest.raises(UserError, match="pip install accelerate"):
-        loading._check_workers(run_config, torch.device("cuda"))
+        loading.choose_device(model_options)
 
 
 @pytest.mark.parametrize("method", ["recycling", "lookahead"])
@@ -139,7 +140,7 @@ def test_layers_that_lie_apart_give_the_same_tokens(
 
 
 def test_the_demo_model_needs_no_trust() -> None:
-    from evaluation.answering.config import RunConfig
+    from model.commands.model_options import ModelOptions
 
-    config, _ = load_config_and_tokenizer(RunConfig().model_path)
+    config, _ = load_config_and_tokenizer(ModelOptions().model_path)
     assert config.model_type == "llama"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from evaluation.answering.config import RunConfig
+from evaluation.answering.config import RunConfig, WorkerOptions
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import error_line, figures, read_meta, read_rows, run
@@ -54,7 +54,7 @@ def light_worker(question_seconds: float) -> type:
 
 def light_setup(num_workers: int) -> Any:
     return SimpleNamespace(
-        run=RunConfig(num_workers=num_workers),
+        run=RunConfig(workers=WorkerOptions(num_workers=num_workers)),
         model=SimpleNamespace(device=torch.device("cpu")),
         model_id="light",
     )

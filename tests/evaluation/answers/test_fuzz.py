@@ -19,8 +19,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluation.answering.config import RunConfig
-from evaluation.answers.rows import is_failed, read_answers, read_meta
+from evaluation.answering.config import AnswerOptions, QuestionOptions
+from evaluation.answers.record import RunRecord
+from evaluation.answers.rows import is_failed, read_answers
 from evaluation.questions.questions import load_questions
 from evaluation.reporting.published import PUBLISHED_DIR, read_published
 from model.commands.command_line import UserError
@@ -146,7 +147,7 @@ def test_answers(tmp_path: Path, content: bytes, seed: int) -> None:
 def test_sidecars(tmp_path: Path, content: bytes, seed: int) -> None:
     for mutant in mutants(content, seed):
         (tmp_path / "a.meta.json").write_bytes(mutant)
-        is_one_line(lambda: read_meta(tmp_path / "a.jsonl"))
+        is_one_line(lambda: RunRecord.read(tmp_path / "a.jsonl"))
 
 
 @QUIETLY
@@ -211,8 +212,8 @@ def test_published_tables(tmp_path: Path, changed: Path, seed: int) -> None:
 @given(texts, texts)
 def test_names_stay_in_their_folder(model_id: str, shard: str) -> None:
     def read() -> None:
-        run = RunConfig(model_id=model_id, shard=shard)
-        file = Path("data/demo/model_answer") / f"{run.model_id}.jsonl"
+        answers, _ = AnswerOptions(model_id=model_id), QuestionOptions(shard=shard)
+        file = Path("data/demo/model_answer") / f"{answers.model_id}.jsonl"
         assert Path(os.path.normpath(file)).parent == Path("data/demo/model_answer")
 
     is_one_line(read)

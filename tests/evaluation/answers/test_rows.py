@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.answers.rows import is_failed, read_answers, read_meta, sidecar_path
+from evaluation.answers.record import RunRecord, sidecar_path
+from evaluation.answers.rows import is_failed, read_answers
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import failed_row, make_row, write_answers
 
@@ -108,12 +109,12 @@ def test_failures() -> None:
 def test_sidecar(tmp_path: Path) -> None:
     path = write_answers(tmp_path / "vicuna-temp-0.0.jsonl", [GOOD], {"method": "pld"})
     assert sidecar_path(path) == tmp_path / "vicuna-temp-0.0.meta.json"
-    assert read_meta(path) == {"method": "pld"}
-    assert read_meta(tmp_path / "other.jsonl") == {}
+    assert RunRecord.read(path).values == {"method": "pld"}
+    assert RunRecord.read(tmp_path / "other.jsonl").values == {}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\udce9", '{"options": 3}'])
 def test_a_bad_sidecar_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.meta.json").write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=r"the sidecar .*a\.meta\.json is not"):
-        read_meta(tmp_path / "a.jsonl")
+        RunRecord.read(tmp_path / "a.jsonl")

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from evaluation import compare_states
-from evaluation.answering.config import RunConfig
+from evaluation.answering.config import QuestionOptions, RunConfig
 from evaluation.compare_states import main, state_figures, states_of
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
@@ -33,11 +33,11 @@ QUESTIONS = [
 
 def test_orders_are_seeded_and_complete() -> None:
     numbers = range(50)
-    assert RunConfig().in_order(numbers) == numbers
-    first, second = (RunConfig(shuffle=seed).in_order(numbers) for seed in (1, 2))
+    assert QuestionOptions().in_order(numbers) == numbers
+    first, second = (QuestionOptions(shuffle=seed).in_order(numbers) for seed in (1, 2))
     assert sorted(first) == sorted(second) == list(numbers)
     assert first != second and first != list(numbers)
-    assert first == RunConfig(shuffle=1).in_order(numbers)
+    assert first == QuestionOptions(shuffle=1).in_order(numbers)
 
 
 def test_states_empty_the_memory_where_they_say() -> None:

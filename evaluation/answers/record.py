@@ -1,0 +1,279 @@
+"""The record of a run: the sidecar beside an answer file, and which runs it says may be compared.
+
+`CONDITIONS` is the one table of what a sidecar says about how answers were made: whether a resumed
+run must have it, whether it tells groups or entries of a leaderboard apart, whether a rerun needs
+it. A new condition is a line there, and a value where the record is made if no option has its name.
+
+Use:
+    record = RunRecord.read("answers.jsonl")
+    record.differing(other, Use.COMPARED)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from pathlib import Path, PurePath
+from typing import Any
+
+from model.commands.command_line import UserError
+from model.commands.files import write_whole
+
+UNKNOWN = "unknown"
+# Of a condition that every sidecar of ours has.
+NO_DEFAULT = object()
+
+
+class Use(Flag):
+    """What a condition decides."""
+
+    RECORDED = auto()  # it is an option of a run, and copied from there
+    RESUMED = auto()  # the parts of a resumed run have it in common
+    COMPARED = (
+        auto()
+    )  # a ratio of two speeds needs it equal: a group of the leaderboard has one value
+    # The same, but a group shows it in a column of its own: the model's or the questions'.
+    WARNED = auto()
+    OPTION = (
+        auto()
+    )  # beside the method's own options, it makes two files more than runs of the same
+    NEEDED = auto()  # a rerun needs it
+    EQUAL = auto()  # two files that are rerun together have it in common
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A key of the sidecar that says how answers were made.
+
+    Attributes:
+        key: its name in the sidecar.
+        uses: what it decides.
+        default: what an older sidecar means that lacks it.
+    """
+
+    key: str
+    uses: Use
+    default: Any = NO_DEFAULT
+
+
+_OPTION, _RERUN = Use.RECORDED | Use.RESUMED, Use.NEEDED | Use.EQUAL
+
+CONDITIONS: tuple[Condition, ...] = (
+    Condition("method", Use.RESUMED | Use.NEEDED),
+    Condition("options", Use.RESUMED),
+    Condition("model_id", Use.RESUMED),
+    Condition("bench_name", _OPTION | _RERUN),
+    Condition("model_path", _OPTION | Use.WARNED),
+    Condition("model_fingerprint", Use.RESUMED | Use.WARNED | _RERUN),
+    Condition("device", Use.RESUMED | Use.COMPARED),
+    Condition("dtype", Use.RESUMED | Use.COMPARED | _RERUN),
+    Condition("threads", Use.RESUMED | Use.COMPARED),
+    Condition("max_new_tokens", _OPTION | Use.COMPARED),
+    Condition("temperature", _OPTION | Use.COMPARED | _RERUN),
+    Condition("compile", _OPTION | Use.COMPARED, default=False),
+    Condition("num_choices", _OPTION | Use.COMPARED, default=1),
+    Condition("num_workers", Use.RESUMED | Use.COMPARED, default=None),
+    Condition("conv_template", Use.RESUMED | Use.COMPARED | _RERUN, default=UNKNOWN),
+    Condition("question_file_sha256", Use.RESUMED | Use.WARNED | _RERUN, default=UNKNOWN),
+    Condition("load_matrix", Use.RESUMED | Use.OPTION),
+    Condition("shuffle", _OPTION | Use.OPTION),
+    Condition("top_k", _OPTION | Use.OPTION),
+    Condition("top_p", _OPTION | Use.OPTION),
+    # Parts of a benchmark are not runs of the whole; but one file may be filled in several commands.
+    Condition("question_begin", Use.RECORDED | Use.OPTION),
+    Condition("question_end", Use.RECORDED | Use.OPTION),
+    Condition("shard", Use.RESUMED | Use.OPTION),
+    Condition("state_order", Use.RESUMED),
+    Condition("seed", _OPTION),
+    Condition("warmup", _OPTION),
+)
+# What a sidecar says beside: when, where from and by which command.
+CIRCUMSTANCES = frozenset({"start_time", "end_time", "git_commit", "versions", "argv", "resumed"})
+
+
+def conditions(use: Use) -> list[Condition]:
+    """Return the conditions that have one of these uses, in the table's order."""
+    return [condition for condition in CONDITIONS if condition.uses & use]
+
+
+def keys(use: Use) -> list[str]:
+    """Return the sidecar keys of the conditions that have one of these uses."""
+    return [condition.key for condition in conditions(use)]
+
+
+def not_resumed() -> frozenset[str]:
+    """Return the keys that may differ between the parts of a resumed run.
+
+    All others must be equal, those that the table does not know included.
+    """
+    known = (condition for condition in CONDITIONS if not condition.uses & Use.RESUMED)
+    return CIRCUMSTANCES | {condition.key for condition in known}
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What a sidecar says; nothing where an answer file has none, as other writers' have.
+
+    Attributes:
+        values: the sidecar's JSON object.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path) -> RunRecord:
+        """Read the sidecar of an answer file; an empty record if it has none.
+
+        Args:
+            path: The answer file (not the sidecar).
+
+        Raises:
+            UserError: There is a sidecar, but it is not a readable JSON object.
+        """
+        return cls(_read(sidecar_path(path)))
+
+    def write(self, path: str | Path) -> None:
+        """Write the sidecar of an answer file.
+
+        Raises:
+            UserError: It cannot be written.
+        """
+        write_whole(sidecar_path(path), json.dumps(self.values, indent=2) + "\n")
+
+    def __bool__(self) -> bool:
+        """Whether there is a sidecar."""
+        return bool(self.values)
+
+    @property
+    def method(self) -> str | None:
+        """The method's name; None in a foreign sidecar."""
+        return self.values.get("method")
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether no inference command of this project wrote it."""
+        return "method" not in self.values
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the method."""
+        return self.values.get("options") or {}
+
+    @property
+    def model_id(self) -> str | None:
+        """The run's name in answers and tables."""
+        return self.values.get("model_id")
+
+    @property
+    def bench_name(self) -> str | None:
+        """The benchmark's folder in data/."""
+        return self.values.get("bench_name")
+
+    @property
+    def question_file(self) -> str:
+        """The first digits of the question file's hash."""
+        return str(self.values.get("question_file_sha256", UNKNOWN))[:12]
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The limit of new tokens a turn, None if it is not known."""
+        limit = self.values.get("max_new_tokens")
+        return limit if isinstance(limit, int) else None
+
+    @property
+    def git_commit(self) -> str | None:
+        """The commit that the answers were made with."""
+        return self.values.get("git_commit")
+
+    @property
+    def shard(self) -> str | None:
+        """I/N where the run answered a shard of the questions."""
+        return self.values.get("shard")
+
+    @property
+    def start_time(self) -> float | None:
+        """When the run began, in seconds since 1970; None if no number is there."""
+        return self._time("start_time")
+
+    @property
+    def end_time(self) -> float | None:
+        """When the run ended; None if it has not."""
+        return self._time("end_time")
+
+    @property
+    def model(self) -> str:
+        """The model as groups call it: the last two parts of its path, and its fingerprint."""
+        model_path = self.values.get("model_path") or self.model_id
+        # Two parts tell models apart; the folders above are one machine's.
+        model = "/".join(PurePath(str(model_path)).parts[-2:]) if model_path else UNKNOWN
+        fingerprint = self.values.get("model_fingerprint")
+        return f"{model}@{fingerprint}" if fingerprint else model
+
+    def compared(self) -> tuple[str, ...]:
+        """Return the values of the `COMPARED` conditions, as texts."""
+        return tuple(str(self._value(condition)) for condition in conditions(Use.COMPARED))
+
+    def further_options(self) -> dict[str, Any]:
+        """Return the options that tell runs apart beside the method's."""
+        found = {key: self.values.get(key) for key in keys(Use.OPTION)}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def differing(self, other: RunRecord, use: Use) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the keys of this use in which two records differ, with both values; what either lacks
+        is not compared.
+        """
+        for key in keys(use):
+            if key in self.values and key in other.values:
+                mine, theirs = self.values[key], other.values[key]
+                if mine != theirs:
+                    yield key, mine, theirs
+
+    def unlike(self, other: RunRecord, but: frozenset[str]) -> tuple[str, Any, Any] | None:
+        """Return the first key, by name, in which two records are not of one run, with both values.
+
+        Args:
+            other: the other record; a key that either lacks counts as None there.
+            but: keys that may differ.
+        """
+        for key in sorted((set(self.values) | set(other.values)) - but):
+            mine, theirs = self.values.get(key), other.values.get(key)
+            if mine != theirs:
+                return key, mine, theirs
+        return None
+
+    def _value(self, condition: Condition) -> Any:
+        default = condition.default if self.values else UNKNOWN
+        return self.values.get(condition.key, UNKNOWN if default is NO_DEFAULT else default)
+
+    def _time(self, key: str) -> float | None:
+        value = self.values.get(key)
+        return value if isinstance(value, int | float) else None
+
+
+def sidecar_path(path: str | Path) -> Path:
+    """Return where an answer file's sidecar lies: ``ANSWERS.jsonl`` has ``ANSWERS.meta.json``."""
+    path = Path(path)
+    return path.with_name(path.name.removesuffix(".jsonl") + ".meta.json")
+
+
+def recorded_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the record copies from the options of a run."""
+    return {key: options[key] for key in keys(Use.RECORDED)}
+
+
+def _read(sidecar: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads(sidecar.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"cannot read the sidecar {sidecar}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the sidecar {sidecar} is not JSON ({error}); mend or remove it") from None
+    if not isinstance(meta, dict):
+        raise UserError(f"the sidecar {sidecar} is not a JSON object; mend or remove it")
+    if not isinstance(meta.get("options", {}), dict):
+        raise UserError(f"the sidecar {sidecar} is not in order: options is an object; mend it")
+    return meta

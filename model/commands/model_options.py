@@ -1,0 +1,83 @@
+"""Options of every command that loads a model, and of every command that samples from one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..options import DTYPES, check_options, option
+from .options import CHECKOUT
+
+DEMO_MODEL = CHECKOUT / "data" / "demo" / "model"
+# None where the package is installed without its checkout.
+DEFAULT_MODEL = str(DEMO_MODEL) if DEMO_MODEL.is_dir() else None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """The target model, and where and how it runs."""
+
+    model_path: str = option(DEFAULT_MODEL, "folder or hub name of the target model")
+    dtype: str = option("auto", "auto: float32 on CPU, float16 elsewhere", choices=DTYPES)
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps, ...")
+    threads: int | None = option(None, "CPU threads (default: torch's)", least=1)
+    compile: bool = option(
+        False, "static shapes through torch.compile, on a GPU as CUDA graphs; compiles for minutes"
+    )
+    num_gpus_per_model: int = option(1, "GPUs that one model is spread over", least=1)
+    trust_remote_code: bool = option(
+        False, "run the Python code that comes with a model; it can do anything that you can"
+    )
+    allow_pickle: bool = option(
+        False, "load weights that are no safetensors; a pickle can run code when it is read"
+    )
+
+    def __post_init__(self) -> None:
+        """Validate what needs no file and no device.
+
+        Raises:
+            ValueError: naming the option, what was given, what is allowed.
+        """
+        check_options(self)
+        if self.model_path is None:  # the default where the demo model is not there
+            raise ValueError(
+                "model_path: got none; give --model-path, a folder with a model or a hub name ORG/NAME"
+            )
+        if self.compile and self.num_gpus_per_model > 1:
+            raise ValueError(
+                f"compile: got num_gpus_per_model {self.num_gpus_per_model} with it; allowed: 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are chosen, and how many; names are Spec-Bench's where it has the option."""
+
+    max_new_tokens: int = option(
+        1024, "limit of new tokens a turn", least=1, aliases=("--max-new-token",)
+    )
+    temperature: float = option(0.0, "0: greedy; above: sampling")
+    top_k: int = option(0, "sample from the k likeliest tokens; 0: all", least=0)
+    top_p: float = option(1.0, "sample from the likeliest tokens with this total probability")
+    seed: int = option(0, "seed of sampling; choice i, in a chat turn i, uses SEED + i", least=0)
+
+    def __post_init__(self) -> None:
+        """Validate the numbers, and what goes with sampling only.
+
+        Raises:
+            ValueError: naming the option, what was given, what is allowed.
+        """
+        check_options(self)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed: got {self.seed}; allowed: less than 2**63")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature: got {self.temperature}; allowed: 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: got {self.top_p}; allowed: above 0, at most 1")
+        if self.temperature == 0 and (self.top_k or self.top_p < 1):
+            raise ValueError(
+                "top_k, top_p: need sampling; give a --temperature above 0, or leave them out"
+            )
+        if self.temperature == 0 and self.seed:
+            raise ValueError(
+                f"seed: got {self.seed}, which needs sampling; give a --temperature above 0, or leave it out"
+            )

@@ -1,0 +1,72 @@
+"""Options on a command line, made of the fields of config dataclasses.
+
+Defaults, bounds and help texts are those of the dataclasses (`model.options.option`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .command_line import user_errors
+
+# The folder that holds `data/`, in a checkout; nothing of ours where the package is installed.
+CHECKOUT = Path(__file__).resolve().parents[2]
+METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
+
+Config = TypeVar("Config")
+
+
+def add_options(
+    group: argparse._ActionsContainer, config_class: type, names: Collection[str] | None = None
+) -> None:
+    """Add an option for every field of a config dataclass, or for those of these names; one that is not
+    given is no attribute of what is parsed.
+    """
+    hints = typing.get_type_hints(config_class)
+    for item in dataclasses.fields(config_class):
+        if names is not None and item.name not in names:
+            continue
+        flags = ["--" + item.name.replace("_", "-"), *item.metadata.get("aliases", ())]
+        kind = _value_type(hints[item.name])
+        text = item.metadata["help"].replace("%", "%%")
+        if item.default is not None and kind is not bool:
+            text += f" (default: {_shown(item.default)})"
+        options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text}
+        if kind is bool:
+            is_switch = item.default is False
+            options["action"] = "store_true" if is_switch else argparse.BooleanOptionalAction
+        else:
+            options["type"] = kind
+            options["choices"] = item.metadata.get("choices") or None
+            options["metavar"] = None if options["choices"] else METAVARS[kind]
+        group.add_argument(*flags, **options)
+
+
+def _value_type(hint: Any) -> Callable[[str], Any]:
+    """Return the type of a field's values: X of X or X | None."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    kind: Callable[[str], Any] = hint
+    return kind
+
+
+def _shown(default: Any) -> str:
+    """Spell a default without this machine's folders."""
+    return str(default).removeprefix(f"{CHECKOUT}/")
+
+
+def config_of(config_class: type[Config], given: Mapping[str, Any]) -> Config:
+    """Return a config with what was given of its options.
+
+    Raises:
+        UserError: if a value is not allowed.
+    """
+    names = [item.name for item in dataclasses.fields(config_class) if item.name in given]  # type: ignore[arg-type]
+    with user_errors():
+        return config_class(**{name: given[name] for name in names})
