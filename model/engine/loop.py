@@ -15,13 +15,14 @@ import torch
 from .budget import DraftBudget
 from .cache import TreeCache
 from .drafter import Drafter, VerifiedStep
-from .limits import Limits
 from .prefix_cache import PrefixCache
 from .reference_rows import ReferenceRows
+from .request import Request
 from .rules import TokenRule
 from .step import DeviceStep, Generation, Laps, StepRecord
 from .target import TargetModel
-from .verification import verify
+from .tree import DraftTree
+from .verification import Acceptance, verify
 
 # Share of the model's weights up to which an output head is cheap to run on the whole prompt.
 CHEAP_HEAD = 0.1
@@ -66,23 +67,36 @@ def decode(
     Raises:
         ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
     """
-    is_greedy = rule is None and stop is None
-    # Unseen steps would draw from the generator that the next answer goes on with, and ask the
-    # user's criteria about tokens that never come.
-    overrun = drafter.quirks.overrun if is_greedy else 0
-    limits = Limits.of(target, prompt_ids, max_new_tokens, eos_ids, overrun)
+    overrun = drafter.quirks.overrun
+    request = Request.of(target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun)
     drafter = drafter.for_target(target)
-    text, num_emitted = list(prompt_ids), 0
     laps = Laps()
-    cache, reference = _read_prompt(target, drafter, text, limits, prefix_cache)
+    cache, reference = _read_prompt(target, drafter, prompt_ids, request, prefix_cache)
     prefill_ns = laps.end("prefill")
-    on_device = _device_step(target, drafter, reference, eos_ids) if is_greedy else None
-    stop_reason = None
+    for record, text in _steps(target, drafter, prompt_ids, request, cache, reference):
+        if prefix_cache is not None:
+            prefix_cache.store(cache, text)
+        if visible := request.visible(record, len(text) - len(prompt_ids)):
+            visible.prefill_ns, prefill_ns = prefill_ns, 0
+            yield visible
+
+
+def _steps(
+    target: TargetModel,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    request: Request,
+    cache: TreeCache,
+    reference: ReferenceRows,
+) -> Iterator[tuple[StepRecord, list[int]]]:
+    """Yield each step, unseen ones included, with the text after it."""
+    text, stop_reason = list(prompt_ids), None
+    on_device = _device_step(target, drafter, request, reference)
     while stop_reason is None:
         laps = Laps()
-        base, room = cache.length, limits.num_total - num_emitted
+        base, room = cache.length, request.num_total - (len(text) - len(prompt_ids))
         is_chain = target.chain_only_at(base, drafter.max_nodes)
-        budget = DraftBudget(limits.context - 1 - base, is_chain)
+        budget = DraftBudget(request.context - 1 - base, is_chain)
         if is_whole := on_device is not None and on_device.fits(budget, text[-1]):
             tree, acceptance = on_device.run(text[-1], cache, room)
             laps.end("forward")
@@ -92,47 +106,54 @@ def decode(
             laps.end("draft")
             logits = target.forward(tree, cache)
             laps.end("forward")
-            acceptance = verify(
-                tree,
-                logits,
-                rule,
-                text,
-                eos_ids,
-                max_tokens=room,
-                tie_margin=reference.margin_of(tree, base),
-                num_candidates=drafter.num_candidates,
-                stop=stop,
-                with_probes=drafter.wants_probes,
-            )
+            margin = reference.margin_of(tree, base)
+            acceptance = _verified(tree, logits, request, text, room, margin, drafter)
             laps.end("verify")
             cache.keep(base, acceptance.path)
-        acceptance = reference.settled(acceptance, text, rule, stop)
+        acceptance = reference.settled(acceptance, text, request.rule, request.stop)
         laps.end("keep")
         text += acceptance.tokens
-        num_emitted += len(acceptance.tokens)
-        stop_reason = limits.stop_reason(acceptance, num_emitted)
+        stop_reason = request.stop_reason(acceptance, len(text) - len(prompt_ids))
         if not is_whole:  # else the drafter has learned within the step
             drafter.observe(VerifiedStep(tree, acceptance, stop_reason))
         laps.end("observe")
-        if prefix_cache is not None:
-            prefix_cache.store(cache, text)
-        record = StepRecord(
-            acceptance.tokens, tree, acceptance.path, stop_reason, prefill_ns, *laps.parts()
-        )
-        if visible := limits.visible(record, acceptance.is_stopped, num_emitted):
-            yield visible
-            prefill_ns = 0
+        tokens, path = acceptance.tokens, acceptance.path
+        yield StepRecord(tokens, tree, path, stop_reason, 0, *laps.parts()), text
+
+
+def _verified(
+    tree: DraftTree,
+    logits: torch.Tensor,
+    request: Request,
+    text: Sequence[int],
+    room: int,
+    tie_margin: float,
+    drafter: Drafter,
+) -> Acceptance:
+    """Verify a tree as the request says, with what the drafter learns from."""
+    return verify(
+        tree,
+        logits,
+        request.rule,
+        text,
+        request.eos_ids,
+        max_tokens=room,
+        tie_margin=tie_margin,
+        num_candidates=drafter.num_candidates,
+        stop=request.stop,
+        with_probes=drafter.wants_probes,
+    )
 
 
 def _read_prompt(
     target: TargetModel,
     drafter: Drafter,
     prompt_ids: Sequence[int],
-    limits: Limits,
+    request: Request,
     prefix_cache: PrefixCache | None,
 ) -> tuple[TreeCache, ReferenceRows]:
     """Read the prompt up to its last token; the drafter learns from it."""
-    capacity = len(prompt_ids) + limits.num_total + drafter.max_nodes
+    capacity = len(prompt_ids) + request.num_total + drafter.max_nodes
     if prefix_cache is not None:
         cache = prefix_cache.open(target, prompt_ids, capacity)
     else:
@@ -160,10 +181,10 @@ def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
 
 
 def _device_step(
-    target: TargetModel, drafter: Drafter, reference: ReferenceRows, eos_ids: Collection[int]
+    target: TargetModel, drafter: Drafter, request: Request, reference: ReferenceRows
 ) -> DeviceStep | None:
-    """Return the drafter's steps whole on the device; None if drafter or target work on the host."""
-    drafting = drafter.on_device()
+    """Return steps that run whole on the device; None where request, drafter or target need the host."""
+    drafting = drafter.on_device() if request.is_greedy else None
     if drafting is None:
         return None
-    return target.device_step(drafting, reference.margin, eos_ids)
+    return target.device_step(drafting, reference.margin, request.eos_ids)

@@ -1,12 +1,13 @@
-"""Limits: how far an answer may go, and why it ended."""
+"""Requests: how tokens are chosen, how far an answer may go, and why it ended."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from .rules import TokenRule
 from .step import StepRecord
 from .target import TargetModel
 from .verification import Acceptance
@@ -15,8 +16,8 @@ from .verification import Acceptance
 MAX_UNLIMITED_DRAFT = 4096
 
 
-class Limits(NamedTuple):
-    """How far an answer may go, in tokens.
+class Request(NamedTuple):
+    """A checked request. Limits are in tokens.
 
     Attributes:
         context: prompt and answer together.
@@ -25,6 +26,8 @@ class Limits(NamedTuple):
             reproduced runs on.
         name: which limit the answer meets first, "length" or "context".
         eos_ids: token ids that end the text.
+        rule: None for greedy decoding, else how each token is chosen.
+        stop: asked after every new token whether it ends the text.
     """
 
     context: int
@@ -32,6 +35,8 @@ class Limits(NamedTuple):
     num_total: int
     name: str
     eos_ids: Collection[int]
+    rule: TokenRule | None
+    stop: Callable[[Sequence[int]], bool] | None
 
     @classmethod
     def of(
@@ -40,9 +45,11 @@ class Limits(NamedTuple):
         prompt_ids: Sequence[int],
         max_new_tokens: int,
         eos_ids: Collection[int],
-        overrun: int = 0,
-    ) -> Limits:
-        """Check a request, and return its limits.
+        rule: TokenRule | None,
+        stop: Callable[[Sequence[int]], bool] | None,
+        overrun: int,
+    ) -> Request:
+        """Check what `decode` was given. Greedy decoding goes `overrun` tokens past the limit, unseen.
 
         Raises:
             ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
@@ -64,8 +71,18 @@ class Limits(NamedTuple):
                 f"{context}; shorten the prompt"
             )
         num_visible = min(limit, room)
+        if rule is not None or stop is not None:
+            # Unseen steps would draw from the generator that the next answer goes on with, and ask the
+            # user's criteria about tokens that never come.
+            overrun = 0
         name = "length" if num_visible == limit else "context"
-        return cls(context, num_visible, min(num_visible + overrun, room), name, eos_ids)
+        num_total = min(num_visible + overrun, room)
+        return cls(context, num_visible, num_total, name, eos_ids, rule, stop)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether tokens are the plain argmax, and no one is asked where the text ends."""
+        return self.rule is None and self.stop is None
 
     def stop_reason(self, acceptance: Acceptance, num_emitted: int) -> str | None:
         """Return why the loop ends after `num_emitted` tokens, None if it goes on.
@@ -76,13 +93,15 @@ class Limits(NamedTuple):
             return "criteria" if acceptance.is_stopped else self.name
         return self._end_of(acceptance.tokens, acceptance.is_stopped)
 
-    def visible(self, record: StepRecord, is_stopped: bool, num_emitted: int) -> StepRecord | None:
-        """Return a step without tokens past the limit; None if nothing is left of it."""
+    def visible(self, record: StepRecord, num_emitted: int) -> StepRecord | None:
+        """Return a step, after which `num_emitted` tokens stand, without tokens past the limit; None if
+        nothing is left of it.
+        """
         num_hidden = max(0, num_emitted - self.num_visible)
         tokens = record.tokens[: max(0, len(record.tokens) - num_hidden)]
         if not tokens:
             return None
-        reason = self._end_of(tokens, is_stopped)
+        reason = self._end_of(tokens, record.stop_reason == "criteria")
         if reason is None and num_emitted >= self.num_visible:
             reason = self.name
         return replace(record, tokens=tokens, stop_reason=reason)
