@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from model.methods.registry import METHODS
 from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee, target_of
 from tests.model.families import CHAINS, FAMILIES, REFUSED, TREES
 from tests.model.family import IS_VERSION_4
-from tests.model.list_models import COMMAND, render
 
 # Far above rounding (5e-6 measured), far below any bug (1e-2 and more).
 TOLERANCE = 1e-4
@@ -56,11 +54,6 @@ def test_families_are_there_in_the_versions_that_the_table_says() -> None:
     for family in FAMILIES:
         is_absent = IS_VERSION_4 and family.outcome_in_4 == "absent"
         assert family.is_known != is_absent, family.name
-
-
-def test_the_docs_hold_the_table() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs/models.md"
-    assert page.read_text(encoding="utf-8") == render(), f"out of date; run: {COMMAND}"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,4 +1,4 @@
-"""The README's table of families is the one that the tests of families prove.
+"""The page of models holds the families that the tests prove.
 
 Run: pytest tests/model/test_list_models.py
 """
@@ -12,12 +12,13 @@ import pytest
 
 from tests.model import list_models
 from tests.model.families import CHAINS, FAMILIES, REFUSED, TREES
-from tests.model.list_models import BEGIN, COMMAND, END, ROOT, render_section, with_section
+from tests.model.list_models import BEGIN, COMMAND, END, PAGE, render_section, with_section
 
 
 def rows_of(section: str) -> list[list[str]]:
-    """Return the cells of a table's rows, header left out."""
-    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    """Return the cells of the first table's rows, header left out."""
+    table = section.partition("\n\n")[0]
+    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -26,12 +27,12 @@ def names_of(cell: str) -> list[str]:
     return re.sub(r" \((?!\d)[^)]*\)", "", cell).split(", ")
 
 
-def test_the_readme_holds_the_table() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_holds_the_tables() -> None:
+    text = PAGE.read_text(encoding="utf-8")
     assert BEGIN in text and END in text, (
-        f"README.md lacks the markers {BEGIN} and {END}; add them on two lines and run: {COMMAND}"
+        f"{PAGE} lacks the markers {BEGIN} and {END}; add them on two lines and run: {COMMAND}"
     )
-    assert with_section(text) == text, f"README.md is out of date; run: {COMMAND}"
+    assert with_section(text) == text, f"{PAGE} is out of date; run: {COMMAND}"
 
 
 def test_every_family_stands_once_in_the_row_of_its_verdict() -> None:
