@@ -1,9 +1,6 @@
 """What is wrong with the rows of answer files: found here, listed by a command, never used unsaid.
 
-Answer files of any writer are read as they are, and some carry rows that measure nothing: a turn
-"ERROR" with the counters of the turn before it, times of zero, tokens past the limit, questions
-answered twice or not at all. Each defect has an effect on the figures (``metrics.py``): it is only listed, it
-keeps the row out of the exact figures, or out of all.
+What counts as a defect, and its effect on figures, is said in ``answers/defects.py``.
 
 Run:
     python -m evaluation.defects data/spec_bench/model_answer/vicuna-7b-v1.3-recycling.jsonl
@@ -13,21 +10,13 @@ Exit code: 0 none, 1 some, 2 not an answer file.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-from evaluation.answers.record import RunRecord
-from evaluation.answers.rows import Row, is_failed, read_lines
+from evaluation.answers.defects import find_defects, find_missing
+from evaluation.reporting.options import check_limit
 from evaluation.reporting.tables import json_line
-from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.command_line import OptionParser, run_command
 
-# What Spec-Bench's writer puts in the place of the text when a turn raised an error.
-ERROR_TEXT = "ERROR"
-COUNTERS = ("new_tokens", "wall_time", "accept_lengths")
 EXAMPLES = """\
 examples:
   python -m evaluation.defects recycling.jsonl vanilla.jsonl
@@ -35,177 +24,6 @@ examples:
 
 exit code: 0 no defect, 1 some, 2 not an answer file
 """
-
-
-class Effect(Enum):
-    """What a defect does to its row; the value says it in words."""
-
-    LISTED = "used all the same"
-    UNSOUND = "left out of exact figures"
-    UNUSABLE = "left out of all figures"
-
-
-class Flaw(NamedTuple):
-    """One thing that is wrong with a row."""
-
-    what: str
-    effect: Effect
-
-
-@dataclass(frozen=True, slots=True)
-class Defect:
-    """A flaw and where it is; as a text, ``FILE:LINE: question ID: WHAT (EFFECT)``.
-
-    The line is None for a question that the file lacks.
-    """
-
-    path: str
-    line: int | None
-    question_id: int | str
-    what: str
-    effect: Effect
-
-    def __str__(self) -> str:
-        place = self.path if self.line is None else f"{self.path}:{self.line}"
-        return f"{place}: question {self.question_id}: {self.what} ({self.effect.value})"
-
-
-def find_defects(path: str | Path, max_new_tokens: int | None = None) -> list[Defect]:
-    """Return every defect of an answer file, in file order.
-
-    Args:
-        path: The answer file.
-        max_new_tokens: Limit of new tokens a turn; None takes the sidecar's, if there is one.
-
-    Raises:
-        UserError: It is not an answer file.
-    """
-    lines = read_lines(path)
-    limit = max_new_tokens or RunRecord.read(path).max_new_tokens
-    found = row_flaws([row for _, row in lines], limit)
-    return [
-        Defect(str(path), number, row["question_id"], *flaw)
-        for (number, row), flaws in zip(lines, found, strict=True)
-        for flaw in flaws
-    ]
-
-
-def find_missing(paths: Sequence[str]) -> list[Defect]:
-    """Return a defect for each question that one file lacks and another has.
-
-    Raises:
-        UserError: A file is not an answer file.
-    """
-    ids = {path: dict.fromkeys(row["question_id"] for _, row in read_lines(path)) for path in paths}
-    every = dict.fromkeys(question_id for found in ids.values() for question_id in found)
-    return [
-        Defect(path, None, question_id, "is missing, another file has it", Effect.UNSOUND)
-        for path, found in ids.items()
-        for question_id in every
-        if question_id not in found
-    ]
-
-
-def row_flaws(rows: Sequence[Row], max_new_tokens: int | None = None) -> list[list[Flaw]]:
-    """Return the flaws of each row, given all rows of the file in its order.
-
-    Args:
-        rows: The rows; a question may occur twice.
-        max_new_tokens: Limit of new tokens a turn, None if it is not known.
-    """
-    last_of = {row["question_id"]: place for place, row in enumerate(rows)}
-    found = []
-    previous: tuple[float, float] | None = None
-    for place, row in enumerate(rows):
-        flaws = []
-        if last_of[row["question_id"]] != place:
-            flaws.append(Flaw("is answered again further down", Effect.UNSOUND))
-        if is_failed(row):
-            flaws.append(Flaw(f"failed: {row.get('error') or 'no answer'}", Effect.UNUSABLE))
-        else:
-            for choice in row["choices"]:
-                flaws += _choice_flaws(choice, max_new_tokens)
-                flaws += _stale_counters(choice, previous)
-                previous = next(reversed(_turn_counters(choice)), previous)
-        found.append(flaws)
-    return found
-
-
-def _choice_flaws(choice: dict[str, Any], limit: int | None) -> Iterator[Flaw]:
-    missing = [key for key in COUNTERS if key not in choice]
-    if missing:
-        yield Flaw(
-            f"no {missing[0]!r}; speed needs answers of an inference command", Effect.UNUSABLE
-        )
-        return
-    seconds = sum(choice["wall_time"])
-    if not (math.isfinite(seconds) and seconds > 0):
-        yield Flaw(f"took {seconds} s, a wall_time is above 0", Effect.UNUSABLE)
-        return
-    yield from _turn_flaws(choice, limit)
-    yield from _sum_flaws(choice)
-
-
-def _turn_flaws(choice: dict[str, Any], limit: int | None) -> Iterator[Flaw]:
-    """Flaws of single turns."""
-    for turn, text in enumerate(choice.get("turns", [])):
-        # A model may write that word; then its tokens are there.
-        if text == ERROR_TEXT and "token_ids" not in choice:
-            yield Flaw(f"turn {turn} is {ERROR_TEXT!r}: it raised an error", Effect.UNSOUND)
-    for turn, seconds in enumerate(choice["wall_time"]):
-        if seconds <= 0:
-            yield Flaw(f"turn {turn} took {seconds} s", Effect.UNSOUND)
-    for turn, count in enumerate(choice["new_tokens"]):
-        if count < 0:
-            yield Flaw(f"turn {turn} has {count} new tokens", Effect.UNSOUND)
-        elif count == 0:
-            yield Flaw(f"turn {turn} has no new token", Effect.LISTED)
-        elif limit is not None and count > limit:
-            over = f"{count - limit} past the limit of {limit}"
-            yield Flaw(
-                f"turn {turn} has {count} new tokens, {over}; exact figures count {limit}",
-                Effect.LISTED,
-            )
-
-
-def _sum_flaws(choice: dict[str, Any]) -> Iterator[Flaw]:
-    """Counters that do not fit each other."""
-    new_tokens, lengths = choice["new_tokens"], choice["accept_lengths"]
-    num_turns = len(choice.get("turns", new_tokens))
-    for key in ("new_tokens", "wall_time", "decoding_steps", "token_ids"):
-        if choice.get(key) and len(choice[key]) != num_turns:
-            yield Flaw(f"{len(choice[key])} {key} for {num_turns} turns", Effect.UNSOUND)
-    if any(length < 1 for length in lengths):
-        yield Flaw(f"a step of {min(lengths)} tokens", Effect.UNSOUND)
-    ids = choice.get("token_ids")
-    if ids and [len(turn) for turn in ids] != list(new_tokens):
-        counts = [len(turn) for turn in ids]
-        yield Flaw(f"{counts} token ids, but new_tokens {new_tokens}", Effect.UNSOUND)
-    steps = choice.get("decoding_steps")
-    sums = [("accept_lengths sum to", sum(lengths), "new_tokens", sum(new_tokens))]
-    if steps:
-        sums.append(("accept_lengths are", len(lengths), "decoding_steps", sum(steps)))
-    for words, count, key, other in sums:
-        if count != other:
-            # One a turn: some writers count the prompt's own pass, or number steps from 0.
-            effect = Effect.LISTED if abs(count - other) <= num_turns else Effect.UNSOUND
-            yield Flaw(f"{words} {count}, {key} to {other}", effect)
-
-
-def _stale_counters(choice: dict[str, Any], previous: tuple[float, float] | None) -> Iterator[Flaw]:
-    """Turns with the very counters of the turn before: a writer went on after an error."""
-    turns = _turn_counters(choice)
-    before = [previous, *turns[:-1]]
-    for turn, (mine, other) in enumerate(zip(turns, before, strict=False)):
-        # Clocks have more digits; a time rounded to milliseconds may well come twice.
-        if mine == other and mine[1] != round(mine[1], 3):
-            what = f"turn {turn} repeats the counters of the turn before: {mine[0]} tokens in {mine[1]} s"
-            yield Flaw(what, Effect.UNSOUND)
-
-
-def _turn_counters(choice: dict[str, Any]) -> list[tuple[float, float]]:
-    """New tokens and seconds of every turn."""
-    return list(zip(choice.get("new_tokens", []), choice.get("wall_time", []), strict=False))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -242,12 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts = {path: sum(it.path == path for it in defects) for path in options.files}
     print(json_line({"defects": len(defects), "files": counts}))
     return 1 if defects else 0
-
-
-def check_limit(max_new_tokens: int | None) -> None:
-    """Raise UserError if a limit was given that is none."""
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise UserError(f"--max-new-tokens: got {max_new_tokens}; allowed: 1 or more")
 
 
 if __name__ == "__main__":

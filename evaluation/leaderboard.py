@@ -2,7 +2,7 @@
 
 Files are grouped by what must be equal for a speed-up to mean anything: model, device, dtype,
 threads, token limit and temperature, as their sidecars say. In a group, every method is compared
-with the group's own baseline, by both rulers (``metrics.py``). Files of the same method with
+with the group's own baseline, by both rulers (``scoring/figures.py``). Files of the same method with
 the same options are runs of it: run i is compared with run i of the baseline (from the first again
 if the baseline has fewer), and mean ± deviation are shown. MBPP's answers fill the code column of
 the Spec-Bench answers beside them; overall figures stay over Spec-Bench's questions.
@@ -174,11 +174,11 @@ def _json(board: Board) -> str:
 
 
 def _html(board: Board) -> str:
-    from evaluation.plots import benchmark_pictures, group_pictures
     from evaluation.reporting.html_page import (  # imported late: matplotlib takes a while
         Section,
         page_text,
     )
+    from evaluation.reporting.pictures import benchmark_pictures, group_pictures
 
     sections = []
     if len(board.groups) > 1:

@@ -14,11 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.answers.record import CIRCUMSTANCES, RunRecord, sidecar_path
-from evaluation.answers.rows import Row, is_failed, read_answers
+from evaluation.answers.record import sidecar_path
+from evaluation.answers.rows import is_failed
+from evaluation.answers.shards import (
+    check_counts,
+    check_together,
+    merged_record,
+    merged_rows,
+    read_shard,
+)
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import write_whole
 
@@ -28,17 +34,6 @@ examples:
   python -m evaluation.inference_recycling --shard 2/2 --answer-file a-2.jsonl   # on another
   python -m evaluation.merge a-1.jsonl a-2.jsonl --out a.jsonl
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A shard's answers and sidecar, and its place: `index` of `count`, from 1."""
-
-    path: Path
-    rows: list[Row]
-    record: RunRecord
-    index: int
-    count: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,89 +46,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(options.out)
     if not options.overwrite and (out.exists() or sidecar_path(out).exists()):
         raise UserError(f"out: {out} is there; give --overwrite, or another file")
-    shards = sorted((_read_shard(Path(path)) for path in options.paths), key=lambda one: one.index)
+    shards = sorted((read_shard(Path(path)) for path in options.paths), key=lambda one: one.index)
     own = {file.resolve() for shard in shards for file in (shard.path, sidecar_path(shard.path))}
     if not own.isdisjoint({out.resolve(), sidecar_path(out).resolve()}):
         raise UserError(f"out: {out} is one of the shards; give another file")
-    _check_together(shards)
-    rows = _merged_rows(shards)
-    _check_counts(shards)
+    check_together(shards)
+    rows = merged_rows(shards)
+    check_counts(shards)
     # The sidecar first: rows without one could be taken for another run's.
-    _merged_record(shards).write(out)
+    merged_record(shards).write(out)
     write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
     num_failed = sum(map(is_failed, rows))
     print(f"{len(rows)} answers of {len(shards)} shards in {out}; {num_failed} failed")
     return 1 if num_failed else 0
-
-
-def _read_shard(path: Path) -> Shard:
-    rows, record = read_answers(path), RunRecord.read(path)
-    index, slash, count = str(record.shard).partition("/")
-    if not slash or not index.isdecimal() or not count.isdecimal():
-        raise UserError(
-            f"{path}: is no shard: its sidecar has shard {record.shard!r}; expected I/N"
-        )
-    if record.start_time is None or record.end_time is None:
-        raise UserError(f"{path}: its run is not finished; give its command again")
-    return Shard(path, rows, record, int(index), int(count))
-
-
-def _check_together(shards: Sequence[Shard]) -> None:
-    """Refuse shards that are not the whole of one run."""
-    first = shards[0]
-    expected = list(range(1, first.count + 1))
-    found = [shard.index for shard in shards]
-    if found != expected or any(shard.count != first.count for shard in shards):
-        names = ", ".join(str(shard.record.shard) for shard in shards)
-        raise UserError(f"shards: got {names}; expected each of {first.count} once")
-    for shard in shards[1:]:
-        if unlike := shard.record.unlike(first.record, but=CIRCUMSTANCES | {"shard"}):
-            key, ours, theirs = unlike
-            raise UserError(
-                f"{shard.path}: has {key} {ours!r}, {first.path} has {theirs!r}; "
-                "only shards of one run can be merged"
-            )
-
-
-def _check_counts(shards: Sequence[Shard]) -> None:
-    """Refuse shards of which one has lost rows: questions are dealt out in turn."""
-    counts = [len(shard.rows) for shard in shards]
-    if counts != sorted(counts, reverse=True) or counts[0] - counts[-1] > 1:
-        found = ", ".join(
-            f"{count} in {shard.path}" for count, shard in zip(counts, shards, strict=True)
-        )
-        raise UserError(
-            f"shards: got answers: {found}; expected as many, or one more in the first ones; run "
-            "the short one again"
-        )
-
-
-def _merged_rows(shards: Sequence[Shard]) -> list[Row]:
-    """Return all rows by question id, each with its shard and its place in it."""
-    rows: dict[int | str, Row] = {}
-    for shard in shards:
-        for index, row in enumerate(shard.rows):
-            question_id = row["question_id"]
-            if question_id in rows:
-                raise UserError(f"{shard.path}: question {question_id!r} is in another shard too")
-            before = row.get("questions_before", index)
-            rows[question_id] = {**row, "shard": shard.index, "questions_before": before}
-    return [rows[key] for key in sorted(rows, key=lambda key: (isinstance(key, str), key))]
-
-
-def _merged_record(shards: Sequence[Shard]) -> RunRecord:
-    metas = [shard.record.values for shard in shards]
-    merged = {
-        **metas[0],
-        "shard": None,
-        "start_time": min(meta["start_time"] for meta in metas),
-        "end_time": max(meta["end_time"] for meta in metas),
-        "merged_from": [
-            {key: meta.get(key) for key in ("shard", "argv", "git_commit", "versions")}
-            for meta in metas
-        ],
-    }
-    return RunRecord(merged)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

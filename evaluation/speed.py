@@ -1,6 +1,6 @@
 """Speed figures of a method against a baseline, per task, as tables and as JSON.
 
-``metrics.py`` says how the figures are made, docs/numbers.md when its two rulers differ. Without
+``scoring/figures.py`` says how the figures are made, docs/numbers.md when its two rulers differ. Without
 ``--tokenizer-path`` both sides are measured by the tokens they counted; with it the legacy ruler
 counts the baseline's tokens from its text, as Spec-Bench does. Several files are several runs: run
 i of the method is compared with run i of the baseline.
@@ -19,11 +19,12 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.answers.record import RunRecord, Use
+from evaluation.answers.record import RunRecord
 from evaluation.answers.rows import Row, read_lines
-from evaluation.defects import check_limit
+from evaluation.reporting.options import check_limit
 from evaluation.reporting.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
 from evaluation.reporting.tables import json_line
+from evaluation.scoring.comparable import differing_conditions
 from evaluation.scoring.figures import (
     COUNTS,
     EXACT_FIGURES,
@@ -89,19 +90,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     print(json_line(report))
     return 0
-
-
-def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
-    """Say in which conditions two answer files' sidecars disagree; what either lacks is not compared.
-
-    Raises:
-        UserError: A sidecar is not readable.
-    """
-    differing = RunRecord.read(path).differing(RunRecord.read(base_path), Use.COMPARED | Use.WARNED)
-    return [
-        f"{key} is {mine!r} in {path} but {theirs!r} in {base_path}"
-        for key, mine, theirs in differing
-    ]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -28,9 +28,9 @@ from evaluation.answers.record import RunRecord
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.tables import markdown_table
 from evaluation.scoring.comparable import DEFAULT_BASELINE
-from model.chat.terminal import Interrupt
-from model.commands.command_line import FINISHING, OptionParser, UserError, run_command
+from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import read_text
+from model.commands.interrupt import FINISHING, Interrupt
 from model.engine.drafter import unknown_name
 from model.methods.registry import METHODS
 

@@ -20,11 +20,11 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from evaluation.answering.config import RunConfig
+from evaluation.answering.loop import answer_questions, record
 from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.provenance import file_hash, git_commit, model_fingerprint, versions
 from evaluation.answers.record import recorded_options, sidecar_path
-from evaluation.eval import answer_questions, record
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from model.commands.command_line import UserError

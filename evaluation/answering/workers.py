@@ -26,9 +26,9 @@ import ray
 import torch
 from ray.exceptions import RayError
 
+from evaluation.answering.loop import Finished
 from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
 from evaluation.answering.question import make_row, warm_up
-from evaluation.eval import Finished
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evaluation.answers.provenance import check_weights, file_hash
 from evaluation.answers.record import RunRecord, Use, keys
 from evaluation.answers.rows import Row
+from evaluation.checking.difference import Difference
 from evaluation.checking.tie_or_bug import Judge, Verdict
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -25,9 +26,6 @@ from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.methods.registry import drafter_class
-
-if TYPE_CHECKING:
-    from evaluation.equal import Difference
 
 # Fewer say too little of a 99.9th percentile.
 NOISE_POSITIONS = 1000

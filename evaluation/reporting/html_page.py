@@ -20,8 +20,8 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from evaluation.plots import Picture
 from evaluation.reporting.chart_style import svg_text
+from evaluation.reporting.picture import Picture
 from evaluation.reporting.tables import Table
 
 ASSETS = Path(__file__).with_name("assets")

@@ -61,3 +61,9 @@ def make_folder(path: str | Path) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {path}: {error.strerror}") from None
+
+
+def check_limit(max_new_tokens: int | None) -> None:
+    """Raise UserError if a limit was given that is none."""
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise UserError(f"--max-new-tokens: got {max_new_tokens}; allowed: 1 or more")

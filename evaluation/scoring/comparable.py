@@ -161,6 +161,19 @@ def load_answers(path: Path) -> AnswerFile:
     return AnswerFile(path, [row for _, row in read_lines(path)], RunRecord.read(path))
 
 
+def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
+    """Say in which conditions two answer files' sidecars disagree; what either lacks is not compared.
+
+    Raises:
+        UserError: A sidecar is not readable.
+    """
+    differing = RunRecord.read(path).differing(RunRecord.read(base_path), Use.COMPARED | Use.WARNED)
+    return [
+        f"{key} is {mine!r} in {path} but {theirs!r} in {base_path}"
+        for key, mine, theirs in differing
+    ]
+
+
 def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[Group]:
     """Arrange answer files into groups and measure every entry against its group's baseline.
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
+from evaluation.answers.defects import Effect, row_flaws
 from evaluation.answers.rows import Row, is_failed
-from evaluation.defects import Effect, row_flaws
 from model.commands.command_line import UserError
 
 MT_BENCH_CATEGORIES = frozenset(

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from ..commands.command_line import OptionParser, UserError, first_line, run_command
+from ..commands.interrupt import Interrupt
 from ..commands.model_options import ModelOptions, SamplingOptions
 from ..commands.options import add_options, config_of
 from ..engine.drafter import unknown_name
 from ..methods.registry import METHODS
-from .terminal import DIM, RUN_COLOURS, Interrupt, painter, printable
+from .terminal import DIM, RUN_COLOURS, painter, printable
 
 if TYPE_CHECKING:
     from .dialogue import Dialogue

@@ -14,8 +14,6 @@ from typing import NoReturn
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # As of a process that the signal ends.
 BROKEN_PIPE = 128 + 13
-# What the first Ctrl-C says (`model.chat.terminal.Interrupt`).
-FINISHING = "interrupted: finishing this question; Ctrl-C again to stop at once"
 
 
 class UserError(Exception):

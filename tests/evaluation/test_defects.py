@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from evaluation.answers.defects import Effect, find_defects
 from evaluation.answers.rows import read_lines
-from evaluation.defects import Effect, find_defects, main
+from evaluation.defects import main
 from evaluation.scoring.per_question import question_frame
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import (

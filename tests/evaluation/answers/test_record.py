@@ -23,8 +23,7 @@ from evaluation.answers.record import (
     sidecar_path,
 )
 from evaluation.checking.rerun import Replay
-from evaluation.scoring.comparable import group_answers, load_answers
-from evaluation.speed import differing_conditions
+from evaluation.scoring.comparable import differing_conditions, group_answers, load_answers
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 

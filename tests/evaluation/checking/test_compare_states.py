@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 
 from evaluation import compare_states
 from evaluation.answering.config import QuestionOptions, RunConfig
-from evaluation.compare_states import main, state_figures, states_of
+from evaluation.checking.memory_states import state_figures, states_of
+from evaluation.compare_states import main
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
 from model.methods.samd.drafter import SamdConfig

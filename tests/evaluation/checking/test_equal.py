@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.equal import compare, main
+from evaluation.checking.differences import compare
+from evaluation.equal import main
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import Row, failed_row, make_row, write_answers
 

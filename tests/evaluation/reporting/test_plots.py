@@ -21,9 +21,11 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from evaluation.plots import Picture, group_pictures, main
+from evaluation.plots import main
 from evaluation.reporting import chart_style, charts
 from evaluation.reporting.benchmark_reports import read_benchmark
+from evaluation.reporting.picture import Picture
+from evaluation.reporting.pictures import group_pictures
 from evaluation.reporting.tree_chart import tree_chart
 from evaluation.scoring.comparable import group_answers, load_answers
 from model.commands.command_line import UserError

@@ -10,7 +10,8 @@ import signal
 
 import pytest
 
-from model.chat.terminal import Interrupt, has_colours, painter, printable
+from model.chat.terminal import has_colours, painter, printable
+from model.commands.interrupt import Interrupt
 
 
 class Screen(io.StringIO):

@@ -1,0 +1,112 @@
+"""The one loop of all inference commands: warm up, then every question, turn by turn, into the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from evaluation.answering.question import Answerer, answer_row, warm_up
+from evaluation.answers.log import AnswerLog
+from evaluation.answers.rows import Row
+from evaluation.questions.conversation import Conversation
+from evaluation.questions.questions import Question
+from model.commands.interrupt import FINISHING, Interrupt
+
+
+class Finished(NamedTuple):
+    """A question that was asked: its row, and what the method keeps across questions after it."""
+
+    row: Row
+    memory: dict[str, torch.Tensor]
+
+
+def answer_questions(
+    answerer: Answerer,
+    conversation: Conversation,
+    questions: Sequence[Question],
+    log: AnswerLog,
+    *,
+    model_id: str,
+    num_choices: int = 1,
+    seed: int = 0,
+    num_warmup: int = 3,
+    restore: Callable[[], None] = lambda: None,
+) -> int:
+    """Answer the questions that the log lacks, and append each to it.
+
+    A question that fails is recorded with its cause, and the run goes on.
+
+    Args:
+        answerer: the method on its model.
+        conversation: how turns become prompts.
+        questions: all questions of the run.
+        log: where answers go; says which are there already.
+        model_id: name of the run in the rows.
+        num_choices: answers to each question.
+        seed: seed of the first choice.
+        num_warmup: unmeasured passes over the first remaining question.
+        restore: called between warm-up and the first question: loads saved memory.
+
+    Returns:
+        The number of questions that failed, those in the log before included.
+    """
+    remaining = log.remaining(questions)
+    if remaining:
+        warm_up(answerer, conversation, remaining[0], num_warmup)
+    restore()
+    record(
+        (
+            Finished(
+                answer_row(
+                    answerer,
+                    conversation,
+                    question,
+                    model_id=model_id,
+                    num_choices=num_choices,
+                    seed=seed,
+                ),
+                answerer.memory(),
+            )
+            for question in remaining
+        ),
+        log,
+        len(questions),
+        len(questions) - len(remaining),
+    )
+    return log.num_failed
+
+
+def record(finished: Iterable[Finished], log: AnswerLog, num_questions: int, num_done: int) -> None:
+    """Append questions to the log as they are finished, and show how far the run is.
+
+    The first Ctrl-C lets the question be finished, the second does not.
+
+    Raises:
+        KeyboardInterrupt: once the row is written.
+        UserError: if a row cannot be written.
+    """
+    num_tokens = num_steps = 0
+    seconds = 0.0
+    with (
+        Interrupt(FINISHING) as interrupt,
+        tqdm(total=num_questions, initial=num_done, unit="question") as bar,
+    ):
+        for row, memory in finished:
+            log.append(row, memory)
+            if "error" in row:
+                message = f"question {row['question_id']} failed: {row['error']}"
+                tqdm.write(message, file=bar.fp)
+            for choice in row["choices"]:
+                num_tokens += sum(choice["new_tokens"])
+                num_steps += len(choice["accept_lengths"])
+                seconds += sum(choice["wall_time"])
+            bar.update()
+            if num_steps and seconds:
+                bar.set_postfix_str(
+                    f"{num_tokens / seconds:.1f} tokens/s, MAT {num_tokens / num_steps:.2f}"
+                )
+            if interrupt.is_noted:
+                raise KeyboardInterrupt

@@ -1,0 +1,165 @@
+"""Where two answer files part, question by question.
+
+Token ids are compared where both files carry them, the text otherwise. Rows are matched by question
+id; a row that one file lacks, a question that failed and one without an answer to compare are
+differences, never skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evaluation.answers.defects import ERROR_TEXT
+from evaluation.answers.rows import Row, is_failed
+from evaluation.checking.difference import Difference
+
+TOKENS_AROUND = 5
+CHARACTERS_AROUND = 30
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What comparing two files gave: counts, and one difference for each differing question."""
+
+    num_questions: int
+    num_turns_by_ids: int
+    num_turns_by_text: int
+    differences: list[Difference]
+
+
+def compare(rows: Sequence[Row], other_rows: Sequence[Row]) -> Comparison:
+    """Compare two files' rows, in the first file's order and then what only the second holds.
+
+    A turn counts as compared even if an earlier one of its question differs already.
+    """
+    by_id = {row["question_id"]: row for row in rows}
+    other_by_id = {row["question_id"]: row for row in other_rows}
+    question_ids = list(dict.fromkeys((*by_id, *other_by_id)))
+    comparison = Comparison(len(question_ids), 0, 0, [])
+    for question_id in question_ids:
+        row, other = by_id.get(question_id), other_by_id.get(question_id)
+        difference = _row_difference(row, other)
+        if difference is None and row is not None and other is not None:
+            difference = _answer_difference(row, other, comparison)
+        if difference is not None:
+            comparison.differences.append(difference)
+    return comparison
+
+
+def _row_difference(row: Row | None, other: Row | None) -> Difference | None:
+    """What makes two rows differ before their answers are looked at."""
+    present = row or other or {}
+    cause = None
+    if row is None or other is None:
+        cause = f"the question is missing in the {'first' if row is None else 'second'} file"
+    elif is_failed(row) or is_failed(other):
+        failed = [word for word, it in (("first", row), ("second", other)) if is_failed(it)]
+        errors = " and ".join(str(it["error"]) for it in (row, other) if it.get("error"))
+        cause = f"the question failed in the {' and the '.join(failed)} file"
+        cause += f" ({errors})" if errors else ""
+    elif row["category"] != other["category"]:
+        cause = f"the category is {row['category']!r} in the first, {other['category']!r} in the second file"
+    elif len(row["choices"]) != len(other["choices"]):
+        cause = f"{len(row['choices'])} choices against {len(other['choices'])}"
+    return Difference(present["question_id"], present["category"], cause) if cause else None
+
+
+def _answer_difference(row: Row, other: Row, comparison: Comparison) -> Difference | None:
+    """The first difference in the answers; counts the turns that were compared."""
+    first = None
+    pairs = zip(row["choices"], other["choices"], strict=True)
+    for choice_index, (choice, other_choice) in enumerate(pairs):
+        where: dict[str, Any] = {
+            "question_id": row["question_id"],
+            "category": row["category"],
+            "choice": choice_index,
+        }
+        texts, other_texts = _texts(choice), _texts(other_choice)
+        if not texts and not other_texts:
+            first = first or Difference(**where, cause="neither file has a turn to compare")
+        if len(texts) != len(other_texts):
+            cause = f"{len(texts)} turns against {len(other_texts)}"
+            first = first or Difference(**where, cause=cause)
+            continue
+        has_ids = len(texts) == _num_id_turns(choice) == _num_id_turns(other_choice)
+        for turn, (text, other_text) in enumerate(zip(texts, other_texts, strict=True)):
+            if has_ids:
+                comparison.num_turns_by_ids += 1
+                ids, other_ids = choice["token_ids"][turn], other_choice["token_ids"][turn]
+                found = _token_difference(ids, other_ids, (text, other_text))
+            else:
+                comparison.num_turns_by_text += 1
+                found = _text_difference(text, other_text)
+            if found:
+                first = first or Difference(**where, turn=turn, **found)
+    return first
+
+
+def _texts(choice: dict[str, Any]) -> list[str]:
+    """The text of every turn; empty ones where a file has token ids alone."""
+    texts: list[str] = choice.get("turns", [])
+    return texts or [""] * _num_id_turns(choice)
+
+
+def _num_id_turns(choice: dict[str, Any]) -> int:
+    return len(choice.get("token_ids") or [])
+
+
+def _token_difference(
+    ids: list[int], other_ids: list[int], texts: tuple[str, str]
+) -> dict[str, Any] | None:
+    if ids == other_ids:
+        return None
+    position = _first_difference(ids, other_ids)
+    place = _first_difference(*texts)
+    return {
+        "cause": "tokens differ",
+        "unit": "token",
+        "position": position,
+        "excerpts": (_tokens_around(ids, position), _tokens_around(other_ids, position)),
+        "texts": (_text_around(texts[0], place), _text_around(texts[1], place)),
+        "parts_at_tokens": position < min(len(ids), len(other_ids)),
+    }
+
+
+def _text_difference(text: str, other_text: str) -> dict[str, Any] | None:
+    if text == other_text == ERROR_TEXT:
+        return {"cause": f"the turn is {ERROR_TEXT!r} in both files: it raised an error"}
+    if text == other_text:
+        return None
+    position = _first_difference(text, other_text)
+    return {
+        "cause": "texts differ",
+        "unit": "character",
+        "position": position,
+        "excerpts": (_text_around(text, position), _text_around(other_text, position)),
+    }
+
+
+def _first_difference(values: Sequence[Any], other_values: Sequence[Any]) -> int:
+    """Index of the first differing element; the shorter length if one is a prefix of the other."""
+    pairs = enumerate(zip(values, other_values, strict=False))
+    shorter = min(len(values), len(other_values))
+    return next((index for index, (one, other) in pairs if one != other), shorter)
+
+
+def _tokens_around(ids: list[int], position: int) -> str:
+    start = max(0, position - TOKENS_AROUND)
+    end = position + 1 + TOKENS_AROUND
+    words = [
+        f"[{token}]" if start + i == position else str(token)
+        for i, token in enumerate(ids[start:end])
+    ]
+    if position >= len(ids):
+        words.append("[end]")
+    return " ".join(["..."] * (start > 0) + words + ["..."] * (end < len(ids)))
+
+
+def _text_around(text: str, position: int) -> str:
+    start = max(0, position - CHARACTERS_AROUND)
+    end = position + 1 + CHARACTERS_AROUND
+    before, after = repr(text[start:position]), repr(text[position:end])
+    here = after if position < len(text) else "[end]"
+    return f"{'... ' * (start > 0)}{before} then {here}{' ...' * (end < len(text))}"

@@ -1,0 +1,155 @@
+"""A method's memory in several states, over equal questions: each state's answers and figures.
+
+- hot: empty at first, kept from question to question, in the file's order;
+- hot, shuffle S: the same in another order;
+- per category: emptied where a category begins, the questions sorted by category;
+- cold: emptied before every question;
+- warm: as the hot pass over these very questions left it, or as --load-matrix has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from tqdm import tqdm
+
+from evaluation.answering.config import QuestionOptions, RunConfig
+from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
+from evaluation.answering.run import check_run_model
+from evaluation.answers.rows import Row
+from evaluation.questions.conversation import choose_conversation
+from evaluation.questions.questions import Question
+from evaluation.scoring.figures import OVERALL, in_task_order
+from evaluation.scoring.intervals import Interval, paired_interval, ratio_of_rates
+from evaluation.scoring.per_question import question_frame
+from model.commands.matrix_file import make_drafter, read_memory
+
+HOT = "hot"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a pass over the questions goes.
+
+    Attributes:
+        name: its name in the table.
+        questions: in the order asked.
+        resets: before which of them, by id, the memory is emptied.
+        is_warm: whether the first question begins with a memory.
+    """
+
+    name: str
+    questions: Sequence[Question]
+    resets: frozenset[int | str] = frozenset()
+    is_warm: bool = False
+
+
+def state_figures(rows: dict[str, list[Row]]) -> list[dict[str, Any]]:
+    """Return mean accepted tokens by task and state, and each state against hot.
+
+    Args:
+        rows: answers by state, to the same questions; `HOT` among them.
+
+    Returns:
+        For every state: ``state``, ``tasks`` (mean accepted tokens), ``ratio`` of the overall one to
+        hot's, its ``interval``, and whether that ``is_different`` from 1.
+    """
+    frames = {name: question_frame(answered) for name, answered in rows.items()}
+    sound = set.intersection(
+        *(set(frame.loc[frame["is_sound"], "question_id"]) for frame in frames.values())
+    )
+    parts = {
+        name: frame[frame["question_id"].isin(sound)].set_index("question_id").sort_index()
+        for name, frame in frames.items()
+    }
+    return [
+        {"state": name, "tasks": _tasks(part), **_against(part, parts[HOT])}
+        for name, part in parts.items()
+    ]
+
+
+def _tasks(frame: pd.DataFrame) -> dict[str, float]:
+    sums = frame.groupby("task")[["accepted", "steps"]].sum()
+    sums.loc[OVERALL] = sums.sum()
+    ratios = sums["accepted"] / sums["steps"]
+    return {str(task): float(ratios[task]) for task in in_task_order(sums.index)}
+
+
+def _against(frame: pd.DataFrame, hot: pd.DataFrame) -> dict[str, Any]:
+    sides = [part[name].to_numpy() for part in (frame, hot) for name in ("accepted", "steps")]
+    samples = (sides[0], sides[1], sides[2], sides[3])
+    interval: Interval = paired_interval(ratio_of_rates, samples)
+    return {
+        "ratio": float(ratio_of_rates(*samples)),
+        "interval": interval,
+        "is_different": interval.excludes_one,
+    }
+
+
+def states_of(questions: Sequence[Question], seeds: Sequence[int]) -> list[State]:
+    """Return the states, hot first: a warm one may begin with what it left."""
+    by_category = sorted(questions, key=lambda question: question.category)
+    firsts: dict[str, int | str] = {}
+    for question in by_category:
+        firsts.setdefault(question.category, question.question_id)
+    return [
+        State(HOT, questions),
+        *(
+            State(f"{HOT}, shuffle {seed}", QuestionOptions(shuffle=seed).in_order(questions))
+            for seed in seeds
+        ),
+        State("per category", by_category, frozenset(firsts.values())),
+        State("cold", questions, frozenset(question.question_id for question in questions)),
+        State("warm", questions, is_warm=True),
+    ]
+
+
+def answer_states(
+    answerer: MethodAnswerer, setup: Setup, states: Sequence[State]
+) -> dict[str, list[Row]]:
+    """Answer the questions in every state; where no memory was given, the first state's is the warm one.
+
+    Returns:
+        The rows by the state's name.
+    """
+    rows = {}
+    for state in states:
+        rows[state.name] = list(_answer(answerer, setup, state))
+        if not setup.start_memory:
+            memory = answerer.drafter.memory()
+            setup.start_memory = {name: tensor.clone() for name, tensor in memory.items()}
+    return rows
+
+
+def _answer(answerer: MethodAnswerer, setup: Setup, state: State) -> Iterator[Row]:
+    answerer.drafter.reset()
+    if state.is_warm:
+        answerer.drafter.load_memory(setup.start_memory)
+    for question in tqdm(state.questions, desc=state.name, unit="question"):
+        if question.question_id in state.resets:
+            answerer.drafter.reset()
+        yield setup.ask(answerer, question)
+
+
+def load(
+    method: str, run: RunConfig, config: Any, matrix: str | None
+) -> tuple[MethodAnswerer, Setup]:
+    """Load what answers questions; everything that can be wrong is found before the weights load."""
+    model = check_run_model(run)
+    setup = Setup(
+        method=method,
+        run=run,
+        config=config,
+        model=model,
+        conversation=choose_conversation(
+            run.answers.conv_template, run.model.model_path, model.tokenizer
+        ),
+        start_memory=read_memory(matrix),
+        model_id=method,
+    )
+    if model.vocab_size:  # a matrix that does not fit is found before the weights load
+        make_drafter(method, config, model.vocab_size, model.device, setup.start_memory)
+    return load_answerer(setup), setup
