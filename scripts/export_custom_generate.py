@@ -1,8 +1,8 @@
 """Write a `custom_generate` folder: speculative decoding wherever transformers loads the model.
 
 What: `DIR/custom_generate/generate.py` and `requirements.txt`, in the form that the Hub expects
-beside a model, or in a repository of its own. `generate.py` is a door into this package, which has
-to be installed where the folder is used.
+beside a model, or in a repository of its own. `generate.py` imports the package token-recycling,
+which has to be installed where the folder is used.
 Why: `model.generate(**inputs, custom_generate="DIR", trust_remote_code=True)` then decodes with
 Token Recycling, or with what `method=` names; and a model folder with it inside, loaded with
 `trust_remote_code=True`, generates that way by itself.
@@ -23,16 +23,19 @@ GENERATE = '''\
 """Speculative decoding in place of `generate`; what it learns lives with the model.
 
 Arguments are those of `generate`, and `method` and `method_options`: see
-`model.api.custom_generate.generate_from_folder` of the package token-recycling.
+`token_recycling.custom_generate.generate_from_folder`.
 """
 
 try:
-    from model.api.custom_generate import generate_from_folder as generate
-except ImportError as error:
-    raise ImportError(
-        "custom_generate: the package token-recycling is not installed; "
-        "run `pip install .` in its source folder"
-    ) from error
+    from token_recycling.custom_generate import generate_from_folder as generate
+except ImportError:
+    try:  # a checkout of the package, which is there as `model`
+        from model.custom_generate import generate_from_folder as generate
+    except ImportError as error:
+        raise ImportError(
+            "custom_generate: the package token-recycling is not installed; "
+            "run `pip install .` in its source folder"
+        ) from error
 
 __all__ = ["generate"]
 '''

@@ -34,17 +34,17 @@ HELP = f"""\
 Ctrl-C         during an answer: stop it, and keep what stands there
                at the prompt, twice: leave (exit code 130)
 """
-EXAMPLES = """\
+EXAMPLES = f"""\
 examples:
   # talk to the demo model
-  python -m model.chat
+  python -m {__package__}
 
   # one answer: on stdout alone, all else on stderr
-  python -m model.chat --prompt "Tell me about the sea." > answer.txt
+  python -m {__package__} --prompt "Tell me about the sea." > answer.txt
 
   # what the matrix has learned about a token, from an answer or from a saved matrix
-  python -m model.chat --prompt "Tell me about the sea." --show-matrix the
-  python -m model.chat --load-matrix matrix.safetensors --show-matrix 278
+  python -m {__package__} --prompt "Tell me about the sea." --show-matrix the
+  python -m {__package__} --load-matrix matrix.safetensors --show-matrix 278
 """
 # The options of a model that mean something here.
 MODEL_OPTIONS = ("model_path", "dtype", "device", "threads")
@@ -99,7 +99,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         UserError: if a value is not allowed.
     """
     parser = OptionParser(
-        prog="python -m model.chat",
+        prog=f"python -m {__package__}",
         description=f"Chat with a model in the terminal.\n\nin the chat:\n{HELP}",
         epilog=EXAMPLES,
     )

@@ -40,7 +40,11 @@ def few_rows_kernel() -> str | None:
     """
     try:
         library = _library()
-        torch.ops.load_library(str(library))
+        # The package under its other name (`model`, `token_recycling`) may have loaded its build already, and
+        # torch ends a process in which two builds register the same operators.
+        is_loaded = hasattr(torch.ops.token_recycling, "few_rows")
+        if not is_loaded:
+            torch.ops.load_library(str(library))
     except (BuildError, ImportError, OSError) as error:
         print(
             f"passes over a few rows use torch's own kernels, which are slower: {error}",
@@ -48,9 +52,10 @@ def few_rows_kernel() -> str | None:
         )
         return None
 
-    torch.library.register_fake("token_recycling::few_rows", _outputs)
-    torch.library.register_fake("token_recycling::attend", _attended)
-    torch.library.register_fake("token_recycling::largest", _largest)
+    if not is_loaded:
+        torch.library.register_fake("token_recycling::few_rows", _outputs)
+        torch.library.register_fake("token_recycling::attend", _attended)
+        torch.library.register_fake("token_recycling::largest", _largest)
     return library.stem
 
 

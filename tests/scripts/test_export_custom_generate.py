@@ -90,7 +90,8 @@ def test_a_model_folder_with_it_generates_by_itself(tmp_path: Path) -> None:
 def test_without_the_package_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "model.api.custom_generate", None)
+    for name in ("token_recycling", "model"):
+        monkeypatch.setitem(sys.modules, f"{name}.custom_generate", None)
     with pytest.raises(ImportError, match="the package token-recycling is not installed"):
         exec(compile(GENERATE, "generate.py", "exec"), {})
 

@@ -5,7 +5,6 @@ Run: pytest tests/model/chat/test_setup.py
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -152,29 +151,6 @@ def test_a_template_that_fails_is_one_line(
     monkeypatch.setattr(loading, "load_config_and_tokenizer", with_broken_template)
     with pytest.raises(UserError, match=r"its chat template fails: no$"):
         chat.run(["--prompt", QUESTION])
-
-
-def test_the_installed_command_is_this_one() -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'token-recycling-chat = "model.chat.command:main"' in text
-
-
-def test_the_library_needs_no_command() -> None:
-    front_end = {ROOT / "model" / name for name in ("chat", "commands")}
-    for file in (ROOT / "model").rglob("*.py"):
-        imported = {
-            name.split(".")[0]
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-            for name in (
-                [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
-        }
-        is_front_end = file.parent in front_end
-        assert is_front_end or not imported & {"evaluation", "argparse"}, file.name
 
 
 def test_a_closed_input_and_bytes_that_are_no_text_are_refused(

@@ -1,0 +1,92 @@
+"""Rules of imports that pyproject.toml cannot say: doors, circles, and who may import what is not ours.
+
+All imports count: those inside functions and under TYPE_CHECKING too. What imports what between the
+rooms is held by `lint-imports` (`[tool.importlinter]` in pyproject.toml).
+
+Run: pytest tests/test_import_rules.py
+"""
+
+from __future__ import annotations
+
+import graphlib
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("model", "evaluation", "scripts")
+# All contact of the library with transformers.
+WITH_TRANSFORMERS = {
+    *("model.engine.target", "model.engine.cache", "model.engine.support", "model.engine.rules"),
+    *("model.engine.self_test", "model.compiled.target", "model.compiled.cache"),
+    *("model.kernels.attention", "model.methods.sps.draft_model"),
+    *("model.api.decoder", "model.api.custom_generate", "model.api.checkpoint_settings"),
+    *("model.commands.loading", "model.chat.setup"),
+}
+# To be cut.
+DOOR_IMPORTS: set[tuple[str, str]] = {
+    ("evaluation.equal", "evaluation.defects"),
+    ("evaluation.speed", "evaluation.defects"),
+    ("evaluation.scoring.comparable", "evaluation.defects"),
+    ("evaluation.scoring.per_question", "evaluation.defects"),
+    ("evaluation.checking.rerun", "evaluation.equal"),
+    ("evaluation.answering.run", "evaluation.eval"),
+    ("evaluation.answering.workers", "evaluation.eval"),
+    ("evaluation.leaderboard", "evaluation.plots"),
+    ("evaluation.reporting.html_page", "evaluation.plots"),
+}
+CIRCLES: set[tuple[str, str]] = {
+    ("model.engine.target", "model.compiled.device_step"),
+    ("model.engine.drafter", "model.compiled.device_step"),
+    ("model.compiled.device_step", "model.compiled.target"),
+    ("model.engine.target", "model.budget.cost_model"),
+    ("model.engine.drafter", "model.budget.cost_model"),
+    ("model.machine.measurements", "model.engine.target"),
+    ("model.kernels.attention", "model.engine.target"),
+    ("model.kernels.attention", "model.engine.cache"),
+    ("model.kernels.attention", "model.engine.verification"),
+    ("model.kernels.linear", "model.engine.verification"),
+    ("model.kernels.choice", "model.engine.target"),
+}
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    """All modules, and what each imports."""
+    return grimp.build_graph(*PACKAGES, include_external_packages=True, cache_dir=None)
+
+
+def importers(graph: grimp.ImportGraph, module: str, package: str = "") -> set[str]:
+    """The modules of a package that import this one."""
+    return {
+        name
+        for name in graph.find_modules_that_directly_import(module)
+        if f"{name}.".startswith(package)
+    }
+
+
+def test_no_one_imports_a_door_of_the_harness(graph: grimp.ImportGraph) -> None:
+    doors = {f"evaluation.{file.stem}" for file in (ROOT / "evaluation").glob("[!_]*.py")}
+    assert {"evaluation.speed", "evaluation.inference_pld"} <= doors
+    found = {(name, door) for door in doors for name in importers(graph, door, "evaluation.")}
+    assert found == DOOR_IMPORTS
+
+
+def test_no_imports_go_in_a_circle(graph: grimp.ImportGraph) -> None:
+    ours = {name for name in graph.modules if name.partition(".")[0] in PACKAGES}
+    imports = {name: graph.find_modules_directly_imported_by(name) & ours for name in ours}
+    for importer, imported in CIRCLES | DOOR_IMPORTS:
+        imports[importer] -= {imported}
+    graphlib.TopologicalSorter(imports).prepare()
+
+
+def test_transformers_is_imported_by_these_files_of_the_library_alone(
+    graph: grimp.ImportGraph,
+) -> None:
+    assert importers(graph, "transformers", "model.") == WITH_TRANSFORMERS
+
+
+def test_only_commands_of_the_library_parse_arguments(graph: grimp.ImportGraph) -> None:
+    rooms = {name.split(".")[1] for name in importers(graph, "argparse", "model.")}
+    assert rooms == {"chat", "commands"}

@@ -1,0 +1,191 @@
+"""The installed package: `token_recycling` alone, complete, and at work where there is no checkout.
+
+Run: pytest tests/test_package.py
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from model.chat import command as chat
+from scripts.export_custom_generate import export
+
+ROOT = Path(__file__).resolve().parents[1]
+DEMO = ROOT / "data" / "demo" / "model"
+PACKAGE = "token_recycling"
+QUESTION = "Tell me about the sea."
+PROMPT = f"USER: {QUESTION} ASSISTANT:"
+BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+NEEDS_SETUPTOOLS = "packages are built by setuptools 77 or newer; pip install 'setuptools>=77'"
+
+DECODE = f"""
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from {PACKAGE} import SpeculativeDecoder, TokenRecycling
+from {PACKAGE}.custom_generate import recycling
+from {PACKAGE}.recycling.tree_template_ import choose_tree_template
+
+path, prompt, exported = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+tokenizer = AutoTokenizer.from_pretrained(path)
+inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+expected = model.generate(**inputs, max_new_tokens=30)
+length = inputs["input_ids"].shape[1]
+
+decoder = TokenRecycling.from_pretrained(path, dtype=torch.float32)
+assert decoder.generate(prompt, max_new_tokens=30).token_ids == expected[0, length:].tolist()
+hybrid = SpeculativeDecoder(decoder.target, tokenizer, method="hybrid", budget="fixed")
+assert hybrid.generate(prompt, max_new_tokens=30).token_ids == expected[0, length:].tolist()
+given = model.generate(**inputs, max_new_tokens=30, custom_generate=recycling(tokenizer))
+assert torch.equal(given, expected)
+given = model.generate(
+    **inputs, max_new_tokens=30, custom_generate=exported, trust_remote_code=True
+)
+assert torch.equal(given, expected)
+assert len(choose_tree_template("2.2.2")) == 80
+"""
+ALONE = """
+import importlib.util
+for name in ("model", "evaluation", "scripts", "tests"):
+    assert importlib.util.find_spec(name) is None, f"{name} is found where there is no checkout"
+"""
+# The tokens of the one are those of the other, and what one registers is in no one's way.
+BOTH = f"""
+import shutil, sys, torch
+from pathlib import Path
+import {PACKAGE}, model
+from {PACKAGE}.kernels import short_pass as first
+from model.kernels import short_pass as second
+assert model.TokenRecycling is not {PACKAGE}.TokenRecycling
+if first.few_rows_kernel():
+    second._library = lambda: Path(shutil.copy(first._library(), "another_build.so")).resolve()
+    assert second.few_rows_kernel() == "another_build"
+found = []
+for package in ({PACKAGE}, model, {PACKAGE}):
+    decoder = package.TokenRecycling.from_pretrained(sys.argv[1], dtype=torch.float32)
+    found.append(decoder.generate(sys.argv[2], max_new_tokens=20).token_ids)
+assert found[0] == found[1] == found[2]
+"""
+
+
+def run_python(python: Path | str, *words: object, cwd: Path, **environment: str) -> str:
+    """Run an interpreter in a folder, away from the checkout; return its standard output."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(python), *(str(word) for word in words)],
+        cwd=cwd,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of all that a package is built from, since building leaves files there."""
+    pytest.importorskip("setuptools", minversion="77", reason=NEEDS_SETUPTOOLS)
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("model", "evaluation", "scripts"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in BUILT_FROM:
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, as `pip install .` builds it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    words = ("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    run_python(sys.executable, *words, source, cwd=folder)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of a fresh environment that has the wheel, and all other packages from this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    site = Path(
+        run_python(
+            python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder
+        ).strip()
+    )
+    elsewhere = [path for path in sys.path if path.endswith("-packages")]
+    (site / "elsewhere.pth").write_text("\n".join(elsewhere) + "\n")
+    words = ("-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    run_python(sys.executable, *words, cwd=folder)
+    return folder / "bin"
+
+
+def library_files() -> set[str]:
+    """The library's files in the checkout, under the name of the package."""
+    files = (file for file in (ROOT / "model").rglob("*") if file.is_file())
+    return {
+        f"{PACKAGE}/{file.relative_to(ROOT / 'model')}"
+        for file in files
+        if "__pycache__" not in file.parts
+    }
+
+
+def of_package(names: Iterable[str], metadata: str) -> set[str]:
+    """The files of an archive that are no metadata."""
+    return {name for name in names if not name.endswith("/") and metadata not in name}
+
+
+def test_the_wheel_has_every_file_of_the_library_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        commands = next(name for name in names if name.endswith("entry_points.txt"))
+        assert of_package(names, ".dist-info/") == library_files(), "is an __init__.py missing?"
+        assert archive.read(commands).decode().split("\n")[1:] == [
+            f"token-recycling-chat = {PACKAGE}.chat.command:main",
+            "",
+        ]
+
+
+def test_the_source_archive_can_be_built_from(source: Path, tmp_path: Path) -> None:
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    run_python(sys.executable, "-c", build, tmp_path, cwd=source)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    files = {name.replace(PACKAGE, "model", 1) for name in library_files()}
+    assert names >= {*files, *BUILT_FROM}
+    assert not any(name.startswith(("evaluation", "scripts", "tests")) for name in names)
+
+
+def test_it_decodes_where_there_is_no_checkout(installed: Path, tmp_path: Path) -> None:
+    export(tmp_path / "exported")
+    words = ("-c", ALONE + DECODE, DEMO, PROMPT, tmp_path / "exported")
+    code_cache = str(tmp_path / "modules")
+    run_python(installed / "python", *words, cwd=tmp_path, HF_MODULES_CACHE=code_cache)
+
+
+def test_both_names_serve_in_one_process(installed: Path, tmp_path: Path) -> None:
+    run_python(installed / "python", "-c", BOTH, DEMO, PROMPT, cwd=tmp_path, PYTHONPATH=str(ROOT))
+
+
+def test_the_command_of_the_package_chats(
+    installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = installed / "token-recycling-chat"
+    text = run_python(installed / "python", command, "--help", cwd=tmp_path)
+    assert f"python -m {PACKAGE}.chat --prompt" in text and "model.chat" not in text
+    words = [f"--model-path={DEMO}", "--max-new-tokens=30", "--threads=1", f"--prompt={QUESTION}"]
+    answer = run_python(installed / "python", command, *words, cwd=tmp_path)
+    assert chat.run(words) == 0
+    assert answer == capsys.readouterr().out and answer.strip()
