@@ -73,6 +73,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("max_new_tokens", _OPTION | Use.COMPARED),
     Condition("temperature", _OPTION | Use.COMPARED | _RERUN),
     Condition("compile", _OPTION | Use.COMPARED, default=False),
+    Condition("kernels", _OPTION | Use.COMPARED, default="auto"),
     Condition("num_choices", _OPTION | Use.COMPARED, default=1),
     Condition("num_workers", Use.RESUMED | Use.COMPARED, default=None),
     Condition("conv_template", Use.RESUMED | Use.COMPARED | _RERUN, default=UNKNOWN),

@@ -209,7 +209,10 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
             **placement,
         )
         target_class = CompiledTarget if options.compile else TargetModel
-        target = target_class(model.eval() if placement else model.eval().to(checked.device))
+        target = target_class(
+            model.eval() if placement else model.eval().to(checked.device),
+            use_kernels=options.kernels != "off",
+        )
         self_test(target)
     except UnsupportedModelError as error:
         hint = " (with --compile; leave it out)" if options.compile else ""

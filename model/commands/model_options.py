@@ -10,6 +10,7 @@ from .options import CHECKOUT
 DEMO_MODEL = CHECKOUT / "data" / "demo" / "model"
 # None where the package is installed without its checkout.
 DEFAULT_MODEL = str(DEMO_MODEL) if DEMO_MODEL.is_dir() else None
+KERNELS = ("auto", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,12 @@ class ModelOptions:
     threads: int | None = option(None, "CPU threads (default: torch's)", least=1)
     compile: bool = option(
         False, "static shapes through torch.compile, on a GPU as CUDA graphs; compiles for minutes"
+    )
+    kernels: str = option(
+        "auto",
+        "auto: kernels of our own for passes over few rows, where they measure faster on this CPU; off: the "
+        "model's own arithmetic alone",
+        choices=KERNELS,
     )
     num_gpus_per_model: int = option(1, "GPUs that one model is spread over", least=1)
     trust_remote_code: bool = option(

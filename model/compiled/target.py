@@ -59,13 +59,14 @@ class StaticTarget(TargetModel):
 
     Args:
         model: as for `TargetModel`.
+        use_kernels: as for `TargetModel`.
 
     Raises:
         UnsupportedModelError: if the model verifies chains only, or is spread over devices.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model)
+    def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
+        super().__init__(model, use_kernels)
         name = f"model type {self.config.model_type}"
         if self.chain_only:
             raise UnsupportedModelError(
@@ -277,6 +278,7 @@ class CompiledTarget(StaticTarget):
         backend: torch.compile's; "eager" and "aot_eager" trace without generating code.
         has_dynamic_lengths: whether code compiled for one length of the text serves all lengths. None:
             on a CPU, where every row shown costs time; graphs on a GPU need lengths in buckets.
+        use_kernels: as for `TargetModel`.
     """
 
     is_compiled = True
@@ -286,8 +288,9 @@ class CompiledTarget(StaticTarget):
         model: PreTrainedModel,
         backend: str = "inductor",
         has_dynamic_lengths: bool | None = None,
+        use_kernels: bool = True,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, use_kernels)
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, MAX_SHAPES)
         is_cuda = self.device.type == "cuda"

@@ -78,6 +78,8 @@ class TargetModel:
 
     Args:
         model: a loaded `AutoModelForCausalLM` on its device(s), in eval mode.
+        use_kernels: whether passes may use the kernels of `model/kernels`, where they are faster; else the
+            model computes as transformers does.
 
     Attributes:
         chain_only: whether drafts must be chains.
@@ -94,8 +96,9 @@ class TargetModel:
     # Whether passes are compiled, which round in their own way.
     is_compiled = False
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         self.model = model
+        self._use_kernels = use_kernels
         refuse_unverifiable(model)
         with self.lock:
             use_masked_attention(model)
@@ -177,11 +180,15 @@ class TargetModel:
     @_measured
     def linear_kernels(self) -> LinearKernels:
         """The kernels of linear layers over a few rows; measured at the first call."""
+        if not self._use_kernels:
+            return LinearKernels([], {}, self.is_compiled)
         return linear_kernels(self.model, self.machine_key, self.is_compiled)
 
     @_measured
     def attention(self) -> Attention:
         """The attention of passes over a few rows; measured at the first call."""
+        if not self._use_kernels:
+            return Attention(self.config, groups_heads=False, most_queries=0)
         layer = next(shape for shape in self.layer_shapes if shape)
         keys, values = (
             HeadShape(part.num_heads, part.head_dim) for part in (layer.keys, layer.values)

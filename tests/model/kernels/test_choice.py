@@ -183,6 +183,16 @@ def test_measured_once_and_read_from_disk(
             _ = TargetModel(known(LLAMA).build()).linear_kernels
 
 
+@pytest.mark.usefixtures("small_models_too")
+def test_none_where_they_are_turned_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
+    target = TargetModel(known(LLAMA).build(), use_kernels=False)
+    assert not target.linear_kernels and target.attention.name == "attention-0"
+    assert not list(tmp_path.iterdir()), "measured all the same"
+    assert all(target.is_reference(num_rows) for num_rows in ROWS)
+
+
 def test_nothing_for_small_models_and_no_copies_without_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
