@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from evaluation.answering import command as cli
 from evaluation.answering import method as method_answerer
 from model.commands.command_line import run_command
+from model.methods.registry import drafter_class
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "data" / "demo" / "model"
@@ -97,7 +98,7 @@ def error_line(method: str, options: list[str], capsys: pytest.CaptureFixture[st
 
 def required_options(method: str, model: Path) -> list[str]:
     """Return the options without which a method cannot run; the model drafts for itself."""
-    return ["--draft-model", str(model)] if method == "sps" else []
+    return ["--draft-model", str(model)] if drafter_class(method).drafts_with_model() else []
 
 
 def run(method: str, options: Iterable[object], answer_file: Path, *more: object) -> int:

@@ -47,7 +47,8 @@ def drafter_for(method: str, target: TargetModel, **options: Any) -> Drafter:
 
 def required_options(method: str, vocab_size: int) -> dict[str, Any]:
     """Return the options without which a method cannot run on a model with this vocabulary."""
-    return {"draft_model": draft_folder(vocab_size).name} if method == "sps" else {}
+    has_model = drafter_class(method).drafts_with_model()
+    return {"draft_model": draft_folder(vocab_size).name} if has_model else {}
 
 
 @lru_cache

@@ -17,13 +17,13 @@ from model.chat.dialogue import Dialogue, render
 from model.engine.cache import TreeCache
 from model.engine.loop import generate
 from model.engine.prefix_cache import PrefixCache
-from model.methods.registry import METHODS
+from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for
 
 DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"
 LIMIT = 16
-# The other one needs a second model.
-WITH_DEFAULTS = [method for method in METHODS if method != "sps"]
+# The others need a second model.
+WITH_DEFAULTS = [method for method in METHODS if not drafter_class(method).drafts_with_model()]
 
 
 @pytest.fixture(scope="module")
