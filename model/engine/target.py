@@ -182,7 +182,7 @@ class TargetModel:
         """The kernels of linear layers over a few rows; measured at the first call."""
         if not self._use_kernels:
             return LinearKernels([], {}, self.is_compiled)
-        return linear_kernels(self.model, self.machine_key, self.is_compiled)
+        return linear_kernels(self.model, self.dtype, self.machine_key, self.is_compiled)
 
     @_measured
     def attention(self) -> Attention:

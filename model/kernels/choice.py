@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..machine.measurements import read_measured, write_measured
 from ..machine.memory import free_memory
@@ -68,17 +67,19 @@ def _is_plain(layer: nn.Linear) -> bool:
     )
 
 
-def linear_kernels(model: PreTrainedModel, machine: str, is_compiled: bool) -> LinearKernels:
+def linear_kernels(
+    model: nn.Module, dtype: torch.dtype, machine: str, is_compiled: bool
+) -> LinearKernels:
     """Return the kernels that a model's passes are fastest with on this machine: measured once, then
     read from disk. Copies are made where they fit into memory alone.
 
     Args:
         model: whose linear layers are served.
+        dtype: of its weights.
         machine: name of the model on this machine (`machine_key`).
         is_compiled: whether passes are compiled.
     """
     layers = suitable_layers(model)
-    dtype = model.dtype
     num_weights = sum(layer.weight.numel() for layer in layers)
     if num_weights < FEWEST_WEIGHTS:
         return LinearKernels([], {}, is_compiled)

@@ -50,6 +50,7 @@ CHANGED: dict[str, Any] = dict(
     dtype="float64",
     device="cuda:1",
     threads=2,
+    kernels="off",
     num_gpus_per_model=2,
     num_gpus_total=4,
     ray_address="auto",
@@ -71,11 +72,14 @@ EXCLUDING = {
 
 def changed_values(item: dataclasses.Field[Any], folder: Path) -> list[Any]:
     """Return values of an option that are not its default, of every kind that it takes."""
+    kind = getattr(
+        item.type, "__name__", str(item.type)
+    )  # of a module with evaluated annotations too
     if item.metadata["choices"]:
         values = list(item.metadata["choices"])
-    elif str(item.type).startswith("bool"):
+    elif kind.startswith("bool"):
         values = [True, False]
-    elif str(item.type).startswith("int"):
+    elif kind.startswith("int"):
         values = [10 if item.default is None else item.default + 1]
     else:
         values = [str(folder / "a_tree.json")]

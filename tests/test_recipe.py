@@ -1,0 +1,93 @@
+"""README's recipe for a new method, followed word for word in a copy of the checkout, passes every check.
+
+Run: pytest tests/test_recipe.py
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# A block begins with the file that it is, or the table that it is a line of.
+BLOCK = re.compile(r"^```python\n# (\S+?\.py)(, in (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# The laws that every method is held to, its command, the rules of imports, and the wheel's files.
+LAWS = (
+    *("tests/model/engine", "tests/model/api", "tests/model/test_options.py"),
+    *("tests/evaluation/answering/test_command.py", "tests/evaluation/answering/test_run.py"),
+    *("tests/test_import_rules.py", "tests/test_package.py"),
+)
+CHOSEN = "echo or test_import_rules or test_the_wheel_has_every_file"
+
+
+def run(folder: Path, *words: str) -> str:
+    """Run a Python module in the copy; return what it said."""
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout in which README's recipe has been followed."""
+    folder = tmp_path_factory.mktemp("recipe")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("the files to copy are those that git knows, and this is no checkout")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    follow_recipe(folder)
+    return folder
+
+
+def follow_recipe(folder: Path) -> None:
+    """Write the files of README's blocks, and the line of the registry as the last of its table."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Adding a method\n")[2].partition("\n## ")[0]
+    blocks = BLOCK.findall(section)
+    assert len(blocks) == section.count("```python"), "each block names its file in its first line"
+    assert "model/methods/registry.py" in {name for name, *_ in blocks}
+    for name, _, table, content in blocks:
+        file = folder / name
+        if table:
+            text = file.read_text(encoding="utf-8")
+            head, found, rest = text.partition(f"\n{table}: ")
+            lines, end, tail = rest.partition("\n}\n")
+            assert found and end, f"{name} has no table {table}"
+            content = f"{head}{found}{lines}\n{content.rstrip()}{end}{tail}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="utf-8")
+
+
+def test_the_linters_find_nothing(copy: Path) -> None:
+    run(copy, "ruff", "check", "--no-cache", ".")
+    run(copy, "ruff", "format", "--no-cache", "--check", ".")
+
+
+def test_the_types_are_right(copy: Path) -> None:
+    run(copy, "mypy", "--cache-dir", str(ROOT / ".mypy_cache"))
+
+
+def test_the_method_keeps_the_laws_and_is_in_the_package(copy: Path) -> None:
+    said = run(copy, "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, *LAWS)
+    passed = re.search(r"(\d+) passed", said)
+    assert passed and int(passed[1]) > 50, said
+
+
+def test_its_command_answers(copy: Path) -> None:
+    command = "evaluation.inference_echo"
+    assert "--length" in run(copy, command, "--help")
+    answers = copy / "answers.jsonl"
+    options = "--question-end 1 --max-new-tokens 16 --warmup 0 --threads 1"
+    run(copy, command, *options.split(), "--answer-file", str(answers))
+    assert len(answers.read_text(encoding="utf-8").splitlines()) == 1
