@@ -1,4 +1,4 @@
-// Trees grown best first, as model/methods/growth/best_first.py does, node by node and number by number; how many nodes are worth
+// Trees grown best first (best_first.py); how many nodes are worth
 // their price, as model/engine/budget.py; and what guesses turned out to be worth. After a pass over the model nothing is left of
 // a step's objects in the processor's caches, so that Python spends most of a step waiting for memory; here a step
 // touches a few arrays.

@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import mul
 
 from ...engine.budget import Prices
-from .best_first import AcceptanceRates
+from .acceptance_rates import AcceptanceRates
 
 # Share of right guesses before anything is known; soon replaced by what is seen.
 PRIOR = 0.5

@@ -1,4 +1,4 @@
-// The market of the hybrid: what market.py does, node by node and number by number, in a tenth of the time.
+// The market of the hybrid (candidate_pool.py): Python takes ten times as long.
 //
 // The arrays of rows, rates and counts are Python's, which saves and loads them; the text and the tree under way are kept
 // here.

@@ -1,18 +1,19 @@
 """The market of the hybrid: what every source bids for the next token, and trees of the best bids.
 
-This is the market in Python. Where there is a C++ compiler the same is done by `candidate_pool.cpp` (see
-`model.methods.hybrid.native_candidate_pool`), node by node and number by number.
+The text, trees and bids are those of C++ (`candidate_pool.cpp`), which writes into the arrays kept here.
 
 Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S probes, V vocabulary.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
-from bisect import bisect_left
+import weakref
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from typing import NamedTuple
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,12 +21,22 @@ import torch
 from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
-from ..growth.best_first import CENTRES, MINUS_EDGES, AcceptanceRates, Growth, Guess
+from ..growth.acceptance_rates import MEMORY, AcceptanceRates
+from ..growth.best_first import (
+    CENTRES,
+    GROW_ARGUMENTS,
+    MINUS_EDGES,
+    NUMBER,
+    POINTER,
+    Functions,
+    Growth,
+    address,
+    flat,
+    loaded,
+)
 from .frequent_tokens import NUM_TOKENS, FrequentTokens
-from .neighbours import NOBODY, NUM_STEPS, Neighbours, states_of
-from .row_tables import LONGEST_KEY as LONGEST_ROW_KEY
-from .row_tables import NUM_CODES, RowTables, row_of
-from .suffix_index import LONGEST_KEY, Match, SuffixIndex
+from .neighbours import LARGEST_LOGIT, LENGTH, LOGIT_STEPS, NUM_STEPS, Neighbours
+from .row_tables import FIRST, NUM_CODES, RowTables
 
 # Weights of the pool, fitted on a 7M model and 120 Spec-Bench questions; flat around these values.
 ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4
@@ -50,6 +61,7 @@ NEIGHBOUR_WEIGHTS = tuple(
 # What a pooled probability is worth depends on who agreed on it. A kind of guess is one of these and
 # a bucket of the probability.
 SOURCES = ("rows", "text", "rows and text")
+NUM_BUCKETS = len(CENTRES)
 KIND_CENTRES = CENTRES * len(SOURCES)
 # Frequent tokens, guessed where there is no source, are one kind for each rank.
 FIRST_FREQUENT = len(KIND_CENTRES)
@@ -58,23 +70,47 @@ KIND_SOURCES = (
     *(source for source in SOURCES for _ in CENTRES),
     *("frequent tokens" for _ in FREQUENT_PRIORS),
 )
+SOURCE = Path(__file__).with_name("candidate_pool.cpp")
 
 
-class _Context(NamedTuple):
-    """What a node's guesses depend on.
+class _Shared(ctypes.Structure):
+    """As `Shared` in `candidate_pool.cpp`."""
 
-    Attributes:
-        last: last tokens of its path, itself included, at most `LONGEST_KEY`.
-        match: the place in the text that agrees with them.
-        neighbour: record of the last token after the likest state, if there is one; the state after
-            the token is not known yet, and the record's stands in.
-        likeness: of the two states.
-    """
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_slots", "k", "vocab_size")),
+        *((name, ctypes.c_int64) for name in ("num_buckets", "num_codes", "first_of_row")),
+        *((name, ctypes.c_int64) for name in ("num_match_weights", "num_frequent")),
+        *((name, ctypes.c_int64) for name in ("first_frequent", "num_kinds")),
+        *((name, ctypes.c_int64) for name in ("num_records", "num_probes")),
+        *((name, ctypes.c_int64) for name in ("num_compared", "num_steps", "state_length")),
+        *((name, ctypes.c_double) for name in ("in_text_weight", "most_observations")),
+        *((name, ctypes.c_double) for name in ("largest_logit", "logit_steps")),
+        *((name, ctypes.c_void_p) for name in ("minus_edges", "row_weights", "match_weights")),
+        *((name, ctypes.c_void_p) for name in ("kind_centres", "neighbour_weights")),
+        *((name, ctypes.c_void_p) for name in ("keys", "rows", "rates", "counts")),
+        *((name, ctypes.c_void_p) for name in ("before", "after", "record_tokens")),
+        *((name, ctypes.c_void_p) for name in ("record_rows", "previous", "latest")),
+        ("num_recorded", ctypes.c_void_p),
+    )
 
-    last: tuple[int, ...]
-    match: Match | None
-    neighbour: int = NOBODY
-    likeness: int = 0
+
+@cache
+def library_of_market() -> ctypes.CDLL:
+    what = "the market of the hybrid (once, about 2 s)"
+    tree = (NUMBER, POINTER, POINTER)
+    text, probes = (POINTER, POINTER, NUMBER, NUMBER), (POINTER, NUMBER, NUMBER)
+    path, emitted, candidates = (POINTER, NUMBER), (POINTER, NUMBER), (POINTER, POINTER, NUMBER)
+    functions: Functions = {
+        "market_new": (POINTER, (POINTER,)),
+        "market_free": (None, (POINTER,)),
+        "market_reload": (None, (POINTER,)),
+        "market_start": (None, (POINTER, POINTER, NUMBER)),
+        "market_append": (None, (POINTER, POINTER, NUMBER)),
+        "market_write_rows": (None, (*text, POINTER, POINTER, *probes)),
+        "market_grow": (NUMBER, GROW_ARGUMENTS),
+        "market_learn": (None, (POINTER, *tree, *path, *emitted, *candidates, *probes)),
+    }
+    return loaded(SOURCE, what, functions)
 
 
 class Market:
@@ -88,19 +124,32 @@ class Market:
     """
 
     def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
-        self._k = k
         self._vocab_size = vocab_size
         self.tables = RowTables(num_slots, k)
         self.neighbours = Neighbours(num_neighbours, k, vocab_size)
-        self._end: np.ndarray | None = None  # state after the text's last token but one, if known
         self._rates = AcceptanceRates(KIND_CENTRES + FREQUENT_PRIORS)
         self._frequent = FrequentTokens(vocab_size)
-        self._index = SuffixIndex()
+        self._library = library = library_of_market()
+        weights = (ROW_WEIGHTS, MATCH_WEIGHTS, KIND_CENTRES, NEIGHBOUR_WEIGHTS)
+        constants = [np.array(numbers) for numbers in (MINUS_EDGES, *weights)]
+        learned = (self._rates.array, self._frequent.state().numpy())
+        arrays = (*constants, *self.tables.arrays, *learned, *self.neighbours.arrays)
+        sizes = (num_slots, k, vocab_size, len(CENTRES), NUM_CODES, FIRST)
+        kinds = (len(MATCH_WEIGHTS), NUM_TOKENS, FIRST_FREQUENT, len(self._rates.rates))
+        num_records, num_probes = self.neighbours.arrays[0].shape
+        records = (num_records, num_probes, num_neighbours, NUM_STEPS, LENGTH)
+        doubles = (IN_TEXT_WEIGHT, MEMORY, LARGEST_LOGIT, LOGIT_STEPS)
+        numbers = (*sizes, *kinds, *records, *doubles)
+        shared = _Shared(*numbers, *(values.ctypes.data for values in arrays))
+        self._arrays = arrays  # which C++ reads and writes
+        self._market = library.market_new(ctypes.byref(shared))
+        weakref.finalize(self, library.market_free, self._market)
+        self._growth = Growth(library.market_grow, self._market)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a text: index the prompt."""
-        self._index = SuffixIndex(prompt_ids)
-        self._end = None
+        tokens = array("i", prompt_ids)
+        self._library.market_start(self._market, address(tokens), len(tokens))
 
     def write_rows(
         self,
@@ -113,13 +162,12 @@ class Market:
         """Make rows of what follows each token of a text from `begin` on: k tokens and their logits, and
         the probes of all [C, S].
         """
-        rows = [row_of(*row) for row in zip(token_ids, logits, strict=True)]
-        for end, row in zip(range(begin + 1, len(text) + 1), rows, strict=True):
-            self.tables.write(tuple(text[max(0, end - LONGEST_ROW_KEY) : end]), row)
-        if probes is not None:
-            states = states_of(probes)
-            self._add(text[begin:], range(-1, len(rows) - 1), states, rows)
-            self._end = states[-1]
+        tokens, rows = array("i", text), flat("i", token_ids)
+        values = flat("d", logits)
+        self._library.market_write_rows(
+            *(self._market, address(tokens), begin, len(tokens), address(rows), address(values)),
+            *_places(probes),
+        )
 
     def grow(
         self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
@@ -127,42 +175,27 @@ class Market:
         """Return the tree of the most probable nodes: at most `num_nodes`, without the root, and as many
         as are worth their price.
         """
-        self._growth = growth = Growth(
-            *(root, self._context_at_end(), self._guesses, self._follow),
-            *(budget.max_depth, budget.chain_only),
-        )
-        gains = islice(growth, num_nodes)
-        num_drafted = budget.prices.worth(gains) if budget.prices else sum(1 for _ in gains)
-        return growth.tree(num_drafted, device, KIND_SOURCES)
+        return self._growth.grow(root, num_nodes, budget, device, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn from the last tree that was grown: what guesses were worth, a row of every node, the
         accepted path last, and the new tokens.
         """
-        self._growth.teach(self._rates, acceptance)
-        tokens, parents = acceptance.node_tokens, tree.topology.parents
-        contexts = [tuple(self._index.text[-LONGEST_ROW_KEY:])]
-        for node in range(1, len(tokens)):
-            contexts.append((*contexts[parents[node]][1 - LONGEST_ROW_KEY :], tokens[node]))
-        (token_ids, logits), k = acceptance.candidates, self._k
-        rows = [row_of(ids[:k], of_ids[:k]) for ids, of_ids in zip(token_ids, logits, strict=True)]
-        # Of equal contexts the last written wins.
-        for node in acceptance.accepted_last(tree.topology):
-            self.tables.write(contexts[node], rows[node])
-        end = None
-        if acceptance.probes is not None:
-            states = states_of(acceptance.probes)
-            self._add(tokens, parents, states, rows)
-            end = states[acceptance.path[-1]]
-        self.append(acceptance.tokens)
-        self._end = end
+        tokens, parents = self._growth.tokens, self._growth.parents
+        path, emitted = array("q", acceptance.path), array("i", acceptance.tokens)
+        token_ids, logits = acceptance.candidates
+        rows, values = flat("i", token_ids), flat("d", logits)
+        self._library.market_learn(
+            *(self._market, tree.topology.num_nodes, address(tokens), address(parents)),
+            *(address(path), len(path), address(emitted), len(emitted)),
+            *(address(rows), address(values), len(token_ids[0])),
+            *_places(acceptance.probes),
+        )
 
     def append(self, tokens: Iterable[int]) -> None:
         """Take over new tokens of the text, of whose states nothing is known."""
-        tokens = list(tokens)
-        self._index.append(tokens)
-        self._frequent.append(tokens)
-        self._end = None
+        new = array("i", tokens)
+        self._library.market_append(self._market, address(new), len(new))
 
     def reset(self) -> None:
         """Forget the rows, the states, and what guesses were worth."""
@@ -170,7 +203,7 @@ class Market:
         self.neighbours.reset()
         self._rates.reset()
         self._frequent.reset()
-        self._end = None
+        self._library.market_reload(self._market)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the rows, the states, what guesses were worth, and the counts of tokens."""
@@ -190,69 +223,11 @@ class Market:
         self._frequent.load_state(tensors["counts"])
         self.tables.load_memory(tensors)
         self.neighbours.load_memory(tensors)
-        self._end = None
+        self._library.market_reload(self._market)
 
-    def _add(
-        self,
-        tokens: Sequence[int],
-        parents: Sequence[int],
-        states: np.ndarray,
-        rows: Sequence[Sequence[int]],
-    ) -> None:
-        """Add records of nodes after the end of the text: N tokens, parents, states [N, S] and rows."""
-        for token, parent, after, row in zip(tokens, parents, states, rows, strict=True):
-            before = self._end if parent < 0 else states[parent]
-            if before is not None:
-                self.neighbours.add(token, before, after, row)
 
-    def _context_at_end(self) -> _Context:
-        last = tuple(self._index.text[-LONGEST_KEY:])
-        return _Context(last, self._index.match_end(), *self.neighbours.find(last[-1], self._end))
-
-    def _guesses(self, context: _Context) -> list[Guess]:
-        """Pool what the sources say about the token after a context."""
-        weights: dict[int, float] = {}
-        for row in self.tables.find(context.last[-LONGEST_ROW_KEY:]):
-            for entry in row:
-                token = entry // NUM_CODES
-                weight = ROW_WEIGHTS[entry % NUM_CODES]
-                weights[token] = weights[token] * weight if token in weights else weight
-        if context.neighbour != NOBODY:
-            of_likeness = NEIGHBOUR_WEIGHTS[context.likeness]
-            for entry in self.neighbours.row(context.neighbour):
-                token = entry // NUM_CODES
-                weights[token] = weights.get(token, 1.0) * (
-                    ROW_WEIGHTS[entry % NUM_CODES] * of_likeness
-                )
-        matching, kind_of_match = -1, 0
-        if context.match:
-            matching = self._index.text[context.match.position]
-            step = min(context.match.length, len(MATCH_WEIGHTS) - 1)
-            kind_of_match = len(CENTRES) * (2 if matching in weights else 1)
-            weights[matching] = weights.get(matching, 1.0) * MATCH_WEIGHTS[step]
-        rates = self._rates.rates
-        if not weights:
-            frequent = enumerate(self._frequent.top, FIRST_FREQUENT)
-            return sorted(((rates[kind], token, kind) for kind, token in frequent), reverse=True)
-        for token in weights.keys() & self._index.tokens:
-            weights[token] *= IN_TEXT_WEIGHT
-        total = 1.0  # "none of these"
-        for weight in weights.values():  # one by one: `sum` rounds otherwise from Python 3.12 on
-            total += weight
-        guesses = []
-        for token, weight in weights.items():
-            probability = weight / total
-            kind = bisect_left(MINUS_EDGES, -probability)
-            if token == matching:
-                kind += kind_of_match
-            expected = probability * rates[kind] / KIND_CENTRES[kind]
-            guesses.append((expected if expected < 1.0 else 1.0, token, kind))
-        guesses.sort(reverse=True)
-        return guesses
-
-    def _follow(self, context: _Context, token: int) -> _Context:
-        """Return the context after one more token."""
-        last = (*context.last, token)[-LONGEST_KEY:]
-        match = self._index.follow(context.match, token, last)
-        state = self.neighbours.after(context.neighbour)
-        return _Context(last, match, *self.neighbours.find(token, state))
+def _places(probes: torch.Tensor | None) -> tuple[int | None, int, int]:
+    """Return where probes [N, S] begin, and how far nodes and probes are apart; nowhere, of none."""
+    if probes is None:
+        return None, 0, 0
+    return probes.data_ptr(), probes.stride(0), probes.stride(1)

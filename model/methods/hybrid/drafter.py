@@ -30,7 +30,7 @@ from ...engine.read_out import probed
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, budget_option, check_options, option
-from .native_candidate_pool import market_class
+from .candidate_pool import Market, library_of_market
 from .row_tables import LONGEST_KEY
 
 MAX_DEPTH = 24
@@ -67,6 +67,7 @@ class HybridConfig:
         check_options(self)
         if not 8 <= self.table_bits <= 24:
             raise ValueError(f"table_bits: got {self.table_bits}; allowed: 8 to 24")
+        library_of_market()  # now: where it cannot be built, no weights need load
 
 
 class HybridDrafter(CostAwareDrafter):
@@ -84,7 +85,7 @@ class HybridDrafter(CostAwareDrafter):
         if config.harvest_prompt is None and not self.wants_prices:
             self.harvests_prompt = True
         self.max_nodes = 1 + config.num_nodes
-        self._market = market_class()(
+        self._market = Market(
             2**config.table_bits, self.num_candidates, vocab_size, config.neighbours
         )
         self.wants_probes = config.neighbours > 0

@@ -6,47 +6,24 @@ filled is wasted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 NUM_TOKENS = 8
 
 
 class FrequentTokens:
-    """Counts of emitted tokens.
+    """Counts of emitted tokens; C++ counts, and ranks them.
 
     Args:
         vocab_size: V.
-
-    Attributes:
-        top: the most frequent tokens, at most `NUM_TOKENS`, the most frequent first; of equals the
-            larger id.
     """
 
     def __init__(self, vocab_size: int) -> None:
         self._counts = torch.zeros(vocab_size, dtype=torch.int32, device="cpu")
-        self._count_of = memoryview(
-            self._counts.numpy().data
-        )  # reads one in a third of numpy's time
-        self.top: list[int] = []
-
-    def append(self, tokens: Iterable[int]) -> None:
-        """Count tokens."""
-        top = self.top
-        for token in tokens:
-            self._count_of[token] += 1
-            if token not in top:
-                if len(top) == NUM_TOKENS and self._rank(token) > self._rank(top[-1]):
-                    continue
-                top.append(token)
-            top.sort(key=self._rank)
-            del top[NUM_TOKENS:]
 
     def reset(self) -> None:
         """Forget everything."""
         self._counts.zero_()
-        self.top = []
 
     def state(self) -> torch.Tensor:
         """Return the counts, int32 [V], to read and write."""
@@ -65,10 +42,3 @@ class FrequentTokens:
     def load_state(self, counts: torch.Tensor) -> None:
         """Take over what `state` returned and `check_state` allows."""
         self._counts.copy_(counts)
-        used = self._counts.nonzero().flatten().tolist()
-        self.top = sorted(used, key=self._rank)[:NUM_TOKENS]
-
-    def _rank(self, token: int) -> tuple[int, int]:
-        # By the counts alone, so that a run that goes on from saved counts drafts the same. Tokens with
-        # small ids are bytes and marks.
-        return -self._count_of[token], -token

@@ -11,7 +11,7 @@ Shapes: E records, k entries in a row, S probes, V vocabulary, N nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from .row_tables import check_entries
 # Records, at most, and what they and the tokens take with the default k: beside 10 MB of rows of tokens, the
 # hybrid stays within 16 MB.
 NUM_RECORDS, MOST_BYTES = 2**15, 6 * 2**20
-# Of a token: its latest record, its count (int32) and whether it is in the text (C++, one byte).
+# Of a token: its latest record, its count (int32) and whether it is in the text (one byte).
 BYTES_OF_TOKEN = 8 + 4 + 1
 NOBODY = -1
 # Length of a state, whose numbers thus fit int8.
@@ -46,7 +46,6 @@ class Neighbours:
     """
 
     def __init__(self, num_compared: int, k: int, vocab_size: int) -> None:
-        self._num_compared = num_compared
         num_probes = len(probe_ids(vocab_size))
         bytes_of_record = 2 * num_probes + 4 + 4 * k + 8
         bytes_left = MOST_BYTES - vocab_size * BYTES_OF_TOKEN - 8  # of the count
@@ -72,48 +71,6 @@ class Neighbours:
     def num_bytes(self) -> int:
         """Memory in bytes."""
         return sum(values.nbytes for values in self.arrays)
-
-    def add(self, token: int, before: np.ndarray, after: np.ndarray, row: Sequence[int]) -> None:
-        """Add the record of a node: the states before and after its token [S], and its row [k]."""
-        if token >= len(self._latest):  # some prompts' tokens have no logit
-            return
-        number = int(self._count[0])
-        place = number % self._num_records
-        self._before[place], self._after[place] = before, after
-        self._tokens[place], self._rows[place] = token, row
-        self._previous[place], self._latest[token] = self._latest[token], number
-        self._count[0] = number + 1
-
-    def find(self, token: int, state: np.ndarray | None) -> tuple[int, int]:
-        """Return the record of a token before which the state was most like a state [S]; of equal ones
-        the newest.
-
-        Returns:
-            Its number, `NOBODY` if there is none, and how much alike the states are, 0 to
-            `NUM_STEPS` - 1.
-        """
-        if state is None or token >= len(self._latest):
-            return NOBODY, 0
-        mine = state.astype(np.int64)
-        found, highest = NOBODY, -(LENGTH**2) * 2
-        number = int(self._latest[token])
-        for _ in range(self._num_compared):
-            if number < max(0, int(self._count[0]) - self._num_records):
-                break  # overwritten since
-            product = int(mine @ self._before[number % self._num_records])
-            if product > highest:
-                found, highest = number, product
-            number = int(self._previous[number % self._num_records])
-        return found, min(max(highest * NUM_STEPS // LENGTH**2, 0), NUM_STEPS - 1)
-
-    def after(self, number: int) -> np.ndarray | None:
-        """Return the state after a record's token [S]; None of `NOBODY`."""
-        return None if number == NOBODY else self._after[number % self._num_records]
-
-    def row(self, number: int) -> list[int]:
-        """Return the row of a record: k entries."""
-        row: list[int] = self._rows[number % self._num_records].tolist()
-        return row
 
     def reset(self) -> None:
         """Forget everything."""
@@ -157,27 +114,10 @@ class Neighbours:
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over what `memory` returned and `check_memory` allows."""
         self.reset()
-        before, after, tokens, rows = (tensors[name] for name in NAMES)
-        for record in zip(
-            tokens.tolist(), before.numpy(), after.numpy(), rows.tolist(), strict=True
-        ):
-            self.add(*record)
-
-
-def states_of(probes: torch.Tensor) -> np.ndarray:
-    """Return the states of probes [N, S]: their differences from the mean, in whole numbers and of length
-    `LENGTH`, int8 [N, S].
-
-    What all logits share says nothing, since probabilities do not depend on it, and a token that a model
-    rules out (minus infinity) says nothing either. `candidate_pool.cpp` works out the same numbers: all sums are
-    of whole numbers.
-    """
-    values: np.ndarray = probes.numpy()
-    values = np.where(np.isfinite(values), values, np.float32(0))
-    values = np.clip(values, np.float32(-LARGEST_LOGIT), np.float32(LARGEST_LOGIT))
-    whole = np.rint(values * np.float32(LOGIT_STEPS)).astype(np.int64)
-    differences = whole * whole.shape[1] - whole.sum(axis=1, keepdims=True)
-    squares = np.maximum((differences**2).sum(axis=1, keepdims=True), 1)
-    scaled = differences * (LENGTH / np.sqrt(squares.astype(np.float64)))
-    states: np.ndarray = np.rint(scaled).astype(np.int8)
-    return states
+        count = len(tensors[NAMES[0]])
+        kept: tuple[np.ndarray, ...] = (self._before, self._after, self._tokens, self._rows)
+        for name, values in zip(NAMES, kept, strict=True):
+            values[:count] = tensors[name].numpy()
+        for number, token in enumerate(self._tokens[:count].tolist()):
+            self._previous[number], self._latest[token] = self._latest[token], number
+        self._count[0] = count

@@ -9,29 +9,18 @@ Shapes: S slots, k entries in a row.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
-from ..growth.best_first import CENTRES, probability_codes
+from ..growth.best_first import CENTRES
 
 LONGEST_KEY = 3
 # An entry is token * NUM_CODES + code; the code of a row's first token is larger by FIRST.
 NUM_CODES = 32
 FIRST = len(CENTRES) + 1
 assert 2 * FIRST <= NUM_CODES
-
-
-def row_of(tokens: Sequence[int], logits: Sequence[float]) -> list[int]:
-    """Return the entries of k likely next tokens, whose logits fall."""
-    entries = [
-        token * NUM_CODES + code
-        for token, code in zip(tokens, probability_codes(logits), strict=True)
-    ]
-    entries[0] += FIRST
-    return entries
 
 
 def check_entries(rows: torch.Tensor, vocab_size: int) -> None:
@@ -58,10 +47,6 @@ class RowTables:
         # bits choose the slot. 0: empty.
         self._keys = np.zeros(num_slots, dtype=np.int64)
         self._rows = np.zeros((num_slots, k), dtype=np.int32)
-        # Single keys and rows are read and written through these, in a third of numpy's time.
-        self._key_at = memoryview(self._keys.data)
-        self._entry_at = memoryview(self._rows.reshape(-1).data)  # of row r from r * k on
-        self._k = k
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -72,30 +57,6 @@ class RowTables:
     def num_bytes(self) -> int:
         """Memory in bytes."""
         return self._keys.nbytes + self._rows.nbytes
-
-    def find(self, context: tuple[int, ...]) -> list[list[int]]:
-        """Return the rows known for the end of a context, the shortest key first; k entries each."""
-        rows, k = [], self._k
-        for length in range(1, 1 + min(LONGEST_KEY, len(context))):
-            key = hash(context[-length:])
-            slot = key & self._last_slot
-            if self._key_at[slot] == key:
-                rows.append(self._entry_at[slot * k : slot * k + k].tolist())
-        return rows
-
-    def write(self, context: tuple[int, ...], entries: Sequence[int]) -> None:
-        """Write a row under all lengths of key.
-
-        Args:
-            context: one to three tokens, the last token last.
-            entries: k, as `row_of` returns them.
-        """
-        row, k = array("i", entries), self._k
-        for length in range(1, 1 + len(context)):
-            key = hash(context[-length:])
-            slot = key & self._last_slot
-            self._key_at[slot] = key
-            self._entry_at[slot * k : slot * k + k] = row
 
     def reset(self) -> None:
         """Forget everything."""

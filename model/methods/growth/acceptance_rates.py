@@ -1,0 +1,68 @@
+"""How often guesses of a kind came true, learned while decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+# Observations that a rate rests on, at most.
+MEMORY = 400.0
+
+
+class AcceptanceRates:
+    """How often guesses of a kind came true, learned while decoding.
+
+    Args:
+        prior: the rate of each kind before anything is known of it.
+        strength: how many observations the prior is worth.
+        memory: observations that the estimate rests on; older ones fade, as the text changes.
+
+    Attributes:
+        array: the rates, and the observations they rest on, float64 [2, kinds], to write into.
+        rates: the first row, whose numbers are read one by one in a third of numpy's time.
+    """
+
+    def __init__(
+        self, prior: Sequence[float], strength: float = 8.0, memory: float = MEMORY
+    ) -> None:
+        self._prior = tuple(prior)
+        self._strength = strength
+        self._memory = memory
+        self.array = np.empty((2, len(self._prior)))
+        self.rates: memoryview[float] = memoryview(self.array[0].data)
+        self._weights: memoryview[float] = memoryview(self.array[1].data)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was observed."""
+        self.array[:] = self._prior, [self._strength] * len(self._prior)
+
+    def learn(self, kind: int, came_true: bool) -> None:
+        """Take note of one guess."""
+        weight = min(self._weights[kind] + 1.0, self._memory)
+        self._weights[kind] = weight
+        self.rates[kind] += (came_true - self.rates[kind]) / weight
+
+    def state(self) -> torch.Tensor:
+        """Return rates and weights, float64 [2, kinds]."""
+        return torch.from_numpy(self.array.copy())
+
+    def load_state(self, state: torch.Tensor) -> None:
+        """Take over what `state` returned.
+
+        Raises:
+            ValueError: if it is not of as many kinds, or not rates and weights.
+        """
+        expected = (2, len(self._prior))
+        if tuple(state.shape) != expected or state.dtype != torch.float64:
+            raise ValueError(
+                f"rates: got {state.dtype} of shape {list(state.shape)}; allowed: float64 of shape "
+                f"{list(expected)}"
+            )
+        if not bool(((state[0] >= 0) & (state[0] <= 1) & (state[1] > 0)).all()):
+            raise ValueError(
+                "rates: got numbers that are no rates; allowed: 0 to 1, weights above 0"
+            )
+        self.array[:] = state.cpu().numpy()

@@ -1,0 +1,243 @@
+"""The market of the hybrid: what every source bids for the next token, and trees of the best bids.
+
+The reference that `candidate_pool.cpp` is held to, node by node and number by number.
+
+Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S probes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from model.engine.budget import DraftBudget
+from model.engine.tree import DraftTree
+from model.engine.verification import Acceptance
+from model.methods.growth.acceptance_rates import AcceptanceRates
+from model.methods.growth.best_first import MINUS_EDGES
+from model.methods.hybrid.candidate_pool import (
+    FIRST_FREQUENT,
+    FREQUENT_PRIORS,
+    IN_TEXT_WEIGHT,
+    KIND_CENTRES,
+    KIND_SOURCES,
+    MATCH_WEIGHTS,
+    NEIGHBOUR_WEIGHTS,
+    NUM_BUCKETS,
+    ROW_WEIGHTS,
+)
+from model.methods.hybrid.neighbours import NOBODY
+from model.methods.hybrid.row_tables import LONGEST_KEY as LONGEST_ROW_KEY
+from model.methods.hybrid.row_tables import NUM_CODES
+from tests.model.methods.growth.reference_growth import Growth, Guess
+from tests.model.methods.hybrid.reference_suffix_index import LONGEST_KEY, Match, SuffixIndex
+from tests.model.methods.hybrid.reference_tables import (
+    ReferenceFrequentTokens,
+    ReferenceNeighbours,
+    ReferenceRowTables,
+    row_of,
+    states_of,
+)
+
+
+class _Context(NamedTuple):
+    """What a node's guesses depend on.
+
+    Attributes:
+        last: last tokens of its path, itself included, at most `LONGEST_KEY`.
+        match: the place in the text that agrees with them.
+        neighbour: record of the last token after the likest state, if there is one; the state after
+            the token is not known yet, and the record's stands in.
+        likeness: of the two states.
+    """
+
+    last: tuple[int, ...]
+    match: Match | None
+    neighbour: int = NOBODY
+    likeness: int = 0
+
+
+class ReferenceMarket:
+    """All sources, and what their guesses were worth.
+
+    Args:
+        num_slots: slots of the table of rows.
+        k: tokens in a row.
+        vocab_size: V.
+        num_neighbours: records that are compared for a node; 0: none.
+    """
+
+    def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
+        self._k = k
+        self._vocab_size = vocab_size
+        self.tables = ReferenceRowTables(num_slots, k)
+        self.neighbours = ReferenceNeighbours(num_neighbours, k, vocab_size)
+        self._end: np.ndarray | None = None  # state after the text's last token but one, if known
+        self._rates = AcceptanceRates(KIND_CENTRES + FREQUENT_PRIORS)
+        self._frequent = ReferenceFrequentTokens(vocab_size)
+        self._index = SuffixIndex()
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text: index the prompt."""
+        self._index = SuffixIndex(prompt_ids)
+        self._end = None
+
+    def write_rows(
+        self,
+        text: Sequence[int],
+        begin: int,
+        token_ids: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+        probes: torch.Tensor | None = None,
+    ) -> None:
+        """Make rows of what follows each token of a text from `begin` on: k tokens and their logits, and
+        the probes of all [C, S].
+        """
+        rows = [row_of(*row) for row in zip(token_ids, logits, strict=True)]
+        for end, row in zip(range(begin + 1, len(text) + 1), rows, strict=True):
+            self.tables.write(tuple(text[max(0, end - LONGEST_ROW_KEY) : end]), row)
+        if probes is not None:
+            states = states_of(probes)
+            self._add(text[begin:], range(-1, len(rows) - 1), states, rows)
+            self._end = states[-1]
+
+    def grow(
+        self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
+    ) -> DraftTree:
+        """Return the tree of the most probable nodes: at most `num_nodes`, without the root, and as many
+        as are worth their price.
+        """
+        self._growth = growth = Growth(
+            *(root, self._context_at_end(), self._guesses, self._follow),
+            *(budget.max_depth, budget.chain_only),
+        )
+        gains = islice(growth, num_nodes)
+        num_drafted = budget.prices.worth(gains) if budget.prices else sum(1 for _ in gains)
+        return growth.tree(num_drafted, device, KIND_SOURCES)
+
+    def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
+        """Learn from the last tree that was grown: what guesses were worth, a row of every node, the
+        accepted path last, and the new tokens.
+        """
+        self._growth.teach(self._rates, acceptance)
+        tokens, parents = acceptance.node_tokens, tree.topology.parents
+        contexts = [tuple(self._index.text[-LONGEST_ROW_KEY:])]
+        for node in range(1, len(tokens)):
+            contexts.append((*contexts[parents[node]][1 - LONGEST_ROW_KEY :], tokens[node]))
+        (token_ids, logits), k = acceptance.candidates, self._k
+        rows = [row_of(ids[:k], of_ids[:k]) for ids, of_ids in zip(token_ids, logits, strict=True)]
+        # Of equal contexts the last written wins.
+        for node in acceptance.accepted_last(tree.topology):
+            self.tables.write(contexts[node], rows[node])
+        end = None
+        if acceptance.probes is not None:
+            states = states_of(acceptance.probes)
+            self._add(tokens, parents, states, rows)
+            end = states[acceptance.path[-1]]
+        self.append(acceptance.tokens)
+        self._end = end
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Take over new tokens of the text, of whose states nothing is known."""
+        tokens = list(tokens)
+        self._index.append(tokens)
+        self._frequent.append(tokens)
+        self._end = None
+
+    def reset(self) -> None:
+        """Forget the rows, the states, and what guesses were worth."""
+        self.tables.reset()
+        self.neighbours.reset()
+        self._rates.reset()
+        self._frequent.reset()
+        self._end = None
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the rows, the states, what guesses were worth, and the counts of tokens."""
+        learned = {"rates": self._rates.state(), "counts": self._frequent.state().clone()}
+        return {**self.tables.memory(), **self.neighbours.memory(), **learned}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned; all of it or, if something does not fit, nothing.
+
+        Raises:
+            ValueError: if shapes or values do not fit.
+        """
+        self.tables.check_memory(tensors, self._vocab_size)
+        self.neighbours.check_memory(tensors)
+        self._frequent.check_state(tensors["counts"])
+        self._rates.load_state(tensors["rates"])  # which checks it, too
+        self._frequent.load_state(tensors["counts"])
+        self.tables.load_memory(tensors)
+        self.neighbours.load_memory(tensors)
+        self._end = None
+
+    def _add(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        states: np.ndarray,
+        rows: Sequence[Sequence[int]],
+    ) -> None:
+        """Add records of nodes after the end of the text: N tokens, parents, states [N, S] and rows."""
+        for token, parent, after, row in zip(tokens, parents, states, rows, strict=True):
+            before = self._end if parent < 0 else states[parent]
+            if before is not None:
+                self.neighbours.add(token, before, after, row)
+
+    def _context_at_end(self) -> _Context:
+        last = tuple(self._index.text[-LONGEST_KEY:])
+        return _Context(last, self._index.match_end(), *self.neighbours.find(last[-1], self._end))
+
+    def _guesses(self, context: _Context) -> list[Guess]:
+        """Pool what the sources say about the token after a context."""
+        weights: dict[int, float] = {}
+        for row in self.tables.find(context.last[-LONGEST_ROW_KEY:]):
+            for entry in row:
+                token = entry // NUM_CODES
+                weight = ROW_WEIGHTS[entry % NUM_CODES]
+                weights[token] = weights[token] * weight if token in weights else weight
+        if context.neighbour != NOBODY:
+            of_likeness = NEIGHBOUR_WEIGHTS[context.likeness]
+            for entry in self.neighbours.row(context.neighbour):
+                token = entry // NUM_CODES
+                weights[token] = weights.get(token, 1.0) * (
+                    ROW_WEIGHTS[entry % NUM_CODES] * of_likeness
+                )
+        matching, kind_of_match = -1, 0
+        if context.match:
+            matching = self._index.text[context.match.position]
+            step = min(context.match.length, len(MATCH_WEIGHTS) - 1)
+            kind_of_match = NUM_BUCKETS * (2 if matching in weights else 1)
+            weights[matching] = weights.get(matching, 1.0) * MATCH_WEIGHTS[step]
+        rates = self._rates.rates
+        if not weights:
+            frequent = enumerate(self._frequent.top, FIRST_FREQUENT)
+            return sorted(((rates[kind], token, kind) for kind, token in frequent), reverse=True)
+        for token in weights.keys() & self._index.tokens:
+            weights[token] *= IN_TEXT_WEIGHT
+        total = 1.0  # "none of these"
+        for weight in weights.values():  # one by one: `sum` rounds otherwise from Python 3.12 on
+            total += weight
+        guesses = []
+        for token, weight in weights.items():
+            probability = weight / total
+            kind = bisect_left(MINUS_EDGES, -probability)
+            if token == matching:
+                kind += kind_of_match
+            expected = probability * rates[kind] / KIND_CENTRES[kind]
+            guesses.append((expected if expected < 1.0 else 1.0, token, kind))
+        guesses.sort(reverse=True)
+        return guesses
+
+    def _follow(self, context: _Context, token: int) -> _Context:
+        """Return the context after one more token."""
+        last = (*context.last, token)[-LONGEST_KEY:]
+        match = self._index.follow(context.match, token, last)
+        state = self.neighbours.after(context.neighbour)
+        return _Context(last, match, *self.neighbours.find(token, state))

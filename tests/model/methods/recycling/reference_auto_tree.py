@@ -1,0 +1,166 @@
+"""What `--tree-version auto` knows, plainly: the reference that `auto_tree.cpp` is held to.
+
+Beside every successor stands a coded probability. The model gives it for one context; a row can average over
+the contexts in which its token stood. How often a successor of such a rank and code came true is learned while
+decoding, apart for successors that the text has already named.
+
+Shapes: V vocabulary, k successors kept for a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from model.engine.budget import DraftBudget
+from model.engine.tree import DraftTree
+from model.engine.verification import Acceptance
+from model.methods.growth.acceptance_rates import AcceptanceRates
+from model.methods.growth.best_first import CENTRES
+from model.methods.recycling.auto_tree import NUM_LEVELS, TRUST
+from tests.model.methods.growth.reference_growth import (
+    Growth,
+    Guess,
+    codes_of,
+    probabilities,
+    probability_codes,
+)
+
+OF_PROMPT, OF_ANSWER, AFTER_TOKEN = 1, 2, 3
+
+
+class TextSoFar:
+    """The tokens of prompt and answer, and which stood right after which."""
+
+    def __init__(self) -> None:
+        self._levels: dict[int, int] = {}
+        self._pairs: set[tuple[int, int]] = set()
+        self._last = -1
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text."""
+        self._levels = dict.fromkeys(prompt_ids, OF_PROMPT)
+        self._pairs = set(pairwise(prompt_ids))
+        self._last = prompt_ids[-1]
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add tokens of the answer."""
+        for token in tokens:
+            self._levels[token] = OF_ANSWER
+            self._pairs.add((self._last, token))
+            self._last = token
+
+    def level(self, token: int, successor: int) -> int:
+        """Return how familiar a successor of a token is, 0 to `NUM_LEVELS` - 1."""
+        if (token, successor) in self._pairs:
+            return AFTER_TOKEN
+        return self._levels.get(successor, 0)
+
+
+class ReferenceRowGuesses:
+    """Coded probabilities beside the matrix, and what they turned out to be worth.
+
+    Args:
+        matrix: the adjacency matrix, int32 [V, k], which is written here too.
+        is_average: whether half of a row is what it was, and half what is new; else the new takes its place.
+    """
+
+    def __init__(self, matrix: np.ndarray, is_average: bool) -> None:
+        self._matrix = matrix
+        self._is_average = is_average
+        self._codes = np.zeros(matrix.shape, dtype=np.uint8)  # 0: no row yet
+        k = matrix.shape[1]
+        priors = [TRUST * centre for _ in range(k) for centre in CENTRES for _ in range(NUM_LEVELS)]
+        self._rates = AcceptanceRates(priors)
+        self._text = TextSoFar()
+        # What was grown for the step under way; None where another drafter's tree is verified.
+        self._growth: Growth[int] | None = None
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a text; a tree of the last one that was never verified is forgotten."""
+        self._growth = None
+        self._text.start(prompt_ids)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Take over new tokens of the text, of whose successors nothing is known."""
+        self._text.append(tokens)
+
+    def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
+        """Return the tree of the most probable nodes that are worth their price."""
+        assert budget.prices is not None
+        self._growth = growth = Growth(
+            root, root, self._at, lambda _, token: token, budget.max_depth, budget.chain_only
+        )
+        return growth.tree(budget.prices.worth(growth), device)
+
+    def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
+        """Learn what the guesses of the last tree were worth, the new tokens, and the rows of these nodes, in
+        this order.
+        """
+        if self._growth:
+            self._growth.teach(self._rates, acceptance)
+            self._growth = None
+        self.append(acceptance.tokens)
+        (token_ids, logits), k = acceptance.candidates, self._matrix.shape[1]
+        for node in order:
+            self._write(acceptance.node_tokens[node], token_ids[node][:k], logits[node][:k])
+
+    def write(
+        self,
+        tokens: Sequence[int],
+        successors: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+    ) -> None:
+        """Write rows of tokens, one after the other: k successors each, and what their logits say."""
+        for row in zip(tokens, successors, logits, strict=True):
+            self._write(*row)
+
+    def _write(self, token: int, successors: Sequence[int], logits: Sequence[float]) -> None:
+        if not self._is_average or not self._codes[token, 0]:
+            self._matrix[token] = successors
+            self._codes[token] = probability_codes(logits)
+            return
+        known = [CENTRES[code - 1] for code in self._codes[token].tolist()]
+        shares: dict[int, float] = {}
+        for row, of_row in (
+            (self._matrix[token].tolist(), known),
+            (successors, probabilities(logits)),
+        ):
+            for successor, share in zip(row, of_row, strict=True):
+                shares[successor] = shares.get(successor, 0.0) + share
+        # Of equal ones what was known, or came, first.
+        likeliest = sorted(shares, key=shares.__getitem__, reverse=True)[: len(successors)]
+        self._matrix[token] = likeliest
+        self._codes[token] = codes_of([shares[successor] for successor in likeliest])
+
+    def _at(self, token: int) -> list[Guess]:
+        """Return the guesses in a token's row of the matrix, the most probable first."""
+        codes = self._codes[token].tolist()
+        if not codes[0]:
+            return []
+        guesses = []
+        for rank, (successor, code) in enumerate(
+            zip(self._matrix[token].tolist(), codes, strict=True)
+        ):
+            level = self._text.level(token, successor)
+            kind = (rank * len(CENTRES) + code - 1) * NUM_LEVELS + level
+            guesses.append((self._rates.rates[kind], successor, kind))
+        guesses.sort(reverse=True)
+        return guesses
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._codes.fill(0)
+        self._rates.reset()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the codes, uint8 [V, k], and the learned rates, float64 [2, kinds]."""
+        return {"codes": torch.from_numpy(self._codes.copy()), "rates": self._rates.state()}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned."""
+        self._rates.load_state(tensors["rates"])
+        self._codes[:] = tensors["codes"].numpy()
