@@ -31,7 +31,7 @@ from evaluation.checking.memory_states import HOT, answer_states, load, state_fi
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import cell, json_line, markdown_table, task_title
 from model.commands.command_line import OptionParser, UserError, run_command
-from model.methods.registry import METHODS, drafter_class
+from model.methods.registry import METHODS, find_method
 
 # Options of an inference command that mean nothing where no answer file is written.
 REFUSED = (
@@ -58,11 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         UserError: Something given cannot be used, or the method keeps no memory.
     """
     options, rest = _parse(argv)
-    run, config, matrix = cli.parse(options.method, rest)
+    method = find_method(options.method)
+    run, config, matrix = cli.parse(method, rest)
     _check(options.shuffles, run, config, matrix)
     file = question_file_of(run.questions.bench_name, run.questions.question_file)
     questions = load_questions(file, run.questions.question_begin, run.questions.question_end)
-    answerer, setup = load(options.method, run, config, matrix.load)
+    answerer, setup = load(method, run, config, matrix.load)
     figures = state_figures(
         rows := answer_states(answerer, setup, states_of(questions, options.shuffles))
     )
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     num_failed = sum("error" in row for answered in rows.values() for row in answered)
     if num_failed:
         print(f"{num_failed} answers failed", file=sys.stderr)
-    print(json_line({"method": options.method, "failed": num_failed, "states": figures}))
+    print(json_line({"method": method.name, "failed": num_failed, "states": figures}))
     return 1 if num_failed else 0
 
 
@@ -99,7 +100,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         description="Mean accepted tokens of a method with its memory in several states.",
         epilog=EXAMPLES,
     )
-    keeping = [method for method in METHODS if drafter_class(method).keeps_memory()]
+    keeping = [method for method in METHODS if find_method(method).drafter_class.keeps_memory()]
     parser.add_argument("--method", required=True, choices=keeping, help="keeps a memory")
     parser.add_argument(
         "--shuffles",

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from evaluation.questions.pinned_data import PINNED, PinnedFile
 from model.commands.command_line import OptionParser, UserError, run_command
-from model.machine.files import replaced
+from model.machine.files import atomic_write
 
 DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 QUESTION_FILE = "question.jsonl"
@@ -76,7 +76,7 @@ def bring(
         content = b"".join(content.splitlines(keepends=True)[: pinned.num_rows])
         _check_sha256(content, pinned, f"the first {pinned.num_rows} rows of {pinned.parent}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(target) as temporary:
+    with atomic_write(target) as temporary:
         temporary.write_bytes(content)
     return f"{bench}: {pinned.num_rows} questions written to {target} ({pinned.licence})"
 

@@ -32,7 +32,7 @@ from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import read_text
 from model.commands.interrupt import FINISHING, Interrupt
 from model.engine.drafter import unknown_name
-from model.methods.registry import METHODS
+from model.methods.registry import METHODS, find_method
 
 EXAMPLE = """example of a file:
   out: results/first            # answers, and the report in report/
@@ -177,7 +177,7 @@ def _check(cells: Sequence[Cell], where: str) -> None:
         seen.add(cell.file)
         if cell.run == 1:
             try:
-                cli.parse(cell.method, cell.options)
+                cli.parse(find_method(cell.method), cell.options)
             except UserError as error:
                 raise UserError(f"{where}: {cell.name}: {error}") from None
 

@@ -14,7 +14,7 @@ from typing import Any
 from evaluation.answering.config import PARTS, RunConfig
 from model.commands.command_line import OptionParser, run_command, user_errors
 from model.commands.options import add_options, config_of
-from model.methods.registry import drafter_class
+from model.methods.registry import Method, find_method
 
 EXAMPLES = """examples:
   # the demo model on the demo questions, on this machine
@@ -32,19 +32,19 @@ DRAFT_MODELS = {
 }
 
 
-def build_parser(method: str) -> argparse.ArgumentParser:
+def build_parser(method: Method) -> argparse.ArgumentParser:
     """Return the parser of a method's inference command."""
-    drafter = drafter_class(method)
+    name, drafter = method.name, method.drafter_class
     needed = DRAFT_MODELS if drafter.drafts_with_model() else dict.fromkeys(DRAFT_MODELS, "")
     parser = OptionParser(
-        prog=f"python -m evaluation.inference_{method}",
-        description=f"Answer questions with {method}, into Spec-Bench's answer format.",
-        epilog=EXAMPLES.format(method=method, **needed),
+        prog=f"python -m evaluation.inference_{name}",
+        description=f"Answer questions with {name}, into Spec-Bench's answer format.",
+        epilog=EXAMPLES.format(method=name, **needed),
     )
-    for name, part in PARTS.items():
-        add_options(parser.add_argument_group(name), part)
-    group = parser.add_argument_group(f"options of {method}")
-    add_options(group, drafter.config_class)
+    for title, part in PARTS.items():
+        add_options(parser.add_argument_group(title), part)
+    group = parser.add_argument_group(f"options of {name}")
+    add_options(group, method.config_class)
     if drafter.keeps_memory():
         group.add_argument(
             "--load-matrix", metavar="FILE", help="begin with a saved matrix (safetensors)"
@@ -55,7 +55,7 @@ def build_parser(method: str) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(method: str, argv: Sequence[str] | None) -> tuple[RunConfig, Any, argparse.Namespace]:
+def parse(method: Method, argv: Sequence[str] | None) -> tuple[RunConfig, Any, argparse.Namespace]:
     """Return the run's config, the method's config, and what was given for its matrix.
 
     Raises:
@@ -64,12 +64,12 @@ def parse(method: str, argv: Sequence[str] | None) -> tuple[RunConfig, Any, argp
     given = vars(build_parser(method).parse_args(argv))
     with user_errors():
         run = RunConfig.of(given)
-    config: Any = config_of(drafter_class(method).config_class, given)
+    config: Any = config_of(method.config_class, given)
     matrix = argparse.Namespace(load=given.get("load_matrix"), save=given.get("save_matrix"))
     return run, config, matrix
 
 
-def main(method: str, argv: Sequence[str] | None = None) -> int:
+def main(name: str, argv: Sequence[str] | None = None) -> int:
     """Run a method's inference command.
 
     Returns:
@@ -78,6 +78,7 @@ def main(method: str, argv: Sequence[str] | None = None) -> int:
     Raises:
         UserError: if something given cannot be used.
     """
+    method = find_method(name)
     run, config, matrix = parse(method, argv)
     from evaluation.answering.run import answer_with_method
 
@@ -85,5 +86,5 @@ def main(method: str, argv: Sequence[str] | None = None) -> int:
 
 
 def inference_command(method: str) -> None:
-    """Be the inference command of a method: run it with the process's arguments and exit."""
+    """Run a method's inference command on the process's arguments and exit."""
     run_command(lambda argv: main(method, argv))

@@ -25,6 +25,7 @@ from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.target import TargetModel, eos_ids_of
+from model.methods.registry import Method
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Setup:
     `longest_text` is what a question can grow to in tokens; 0 where nobody needs to know.
     """
 
-    method: str
+    method: Method
     run: RunConfig
     config: Any
     model: CheckedModel

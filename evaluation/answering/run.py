@@ -32,6 +32,7 @@ from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory, save_memory
 from model.machine.measurements import device_name
+from model.methods.registry import Method
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class Plan:
 
 
 def answer_with_method(
-    method: str, run: RunConfig, config: Any, load_matrix: str | None, save_matrix: str | None
+    method: Method, run: RunConfig, config: Any, load_matrix: str | None, save_matrix: str | None
 ) -> int:
     """Answer a benchmark's questions with a method.
 
@@ -105,7 +106,7 @@ def answer_with_method(
 
 
 def prepare(
-    method: str,
+    method: Method,
     run: RunConfig,
     config: Any,
     load_matrix: str | None,
@@ -138,10 +139,12 @@ def prepare(
         is_hot = drafter.is_hot
         if save_matrix and not drafter.memory():
             raise UserError(
-                f"save_matrix: {method} keeps nothing across prompts with these options; leave it out"
+                f"save_matrix: {method.name} keeps nothing across prompts with these options; leave it out"
             )
     model_name = Path(run.model.model_path).resolve().name
-    model_id = run.answers.model_id or f"{model_name}-{_run_name(method, config, run, model.dtype)}"
+    model_id = (
+        run.answers.model_id or f"{model_name}-{_run_name(method.name, config, run, model.dtype)}"
+    )
     shard = "-shard-" + run.questions.shard.replace("/", "-of-") if run.questions.shard else ""
     default_file = (
         DATA_FOLDER / run.questions.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
@@ -201,7 +204,7 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
     """Return what the sidecar of the answer file says of a run."""
     run, model = setup.run, setup.model
     return {
-        "method": setup.method,
+        "method": setup.method.name,
         "options": dataclasses.asdict(setup.config),
         "model_id": setup.model_id,
         **recorded_options(run.options()),

@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from evaluation.answers.record import RunRecord, not_resumed, sidecar_path
 from evaluation.answers.rows import is_failed, read_answers
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
-from model.commands.files import write_tensors
+from model.commands.files import replace_file
 
 
 class AnswerLog:
@@ -95,7 +95,9 @@ class AnswerLog:
         try:
             if memory:
                 self._state_folder.mkdir(exist_ok=True)
-                write_tensors(self._state_of(self.num_rows + 1), memory)
+                tensors = {name: tensor.contiguous() for name, tensor in memory.items()}
+                state = self._state_of(self.num_rows + 1)
+                replace_file(state, lambda file: save_file(tensors, file))
             self._write_line(line)
         except (OSError, UserError) as error:
             cause = error.strerror if isinstance(error, OSError) else str(error)

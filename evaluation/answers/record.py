@@ -27,7 +27,7 @@ NO_DEFAULT = object()
 
 
 class Use(Flag):
-    """What a condition decides."""
+    """The decisions that a condition takes part in."""
 
     RECORDED = auto()  # it is an option of a run, and copied from there
     RESUMED = auto()  # the parts of a resumed run have it in common
@@ -115,7 +115,7 @@ def not_resumed() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a sidecar says; nothing where an answer file has none, as other writers' have.
+    """The content of a sidecar; empty where an answer file has none, as other writers' have.
 
     Attributes:
         values: the sidecar's JSON object.
@@ -260,7 +260,7 @@ def sidecar_path(path: str | Path) -> Path:
 
 
 def recorded_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the record copies from the options of a run."""
+    """Return the options of a run that its record copies."""
     return {key: options[key] for key in keys(Use.RECORDED)}
 
 

@@ -26,6 +26,7 @@ from evaluation.scoring.figures import OVERALL, in_task_order
 from evaluation.scoring.intervals import Interval, paired_interval, ratio_of_rates
 from evaluation.scoring.per_question import question_frame
 from model.commands.matrix_file import make_drafter, read_memory
+from model.methods.registry import Method
 
 HOT = "hot"
 
@@ -135,7 +136,7 @@ def _answer(answerer: MethodAnswerer, setup: Setup, state: State) -> Iterator[Ro
 
 
 def load(
-    method: str, run: RunConfig, config: Any, matrix: str | None
+    method: Method, run: RunConfig, config: Any, matrix: str | None
 ) -> tuple[MethodAnswerer, Setup]:
     """Load what answers questions; everything that can be wrong is found before the weights load."""
     model = check_run_model(run)
@@ -148,7 +149,7 @@ def load(
             run.answers.conv_template, run.model.model_path, model.tokenizer
         ),
         start_memory=read_memory(matrix),
-        model_id=method,
+        model_id=method.name,
     )
     if model.vocab_size:  # a matrix that does not fit is found before the weights load
         make_drafter(method, config, model.vocab_size, model.device, setup.start_memory)

@@ -25,7 +25,7 @@ from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
-from model.methods.registry import drafter_class
+from model.methods.registry import find_method
 
 # Fewer say too little of a 99.9th percentile.
 NOISE_POSITIONS = 1000
@@ -205,7 +205,8 @@ def _drafter(meta: Mapping[str, Any], target: TargetModel) -> Drafter:
         for name, value in (meta.get("options") or {}).items()
     }
     try:
-        config = drafter_class(meta["method"]).config_class(**options)
+        method = find_method(meta["method"])
+        config = method.config_class(**options)
     except (TypeError, ValueError) as error:
         raise UserError(f"model_path: the method of the answers cannot be made: {error}") from None
-    return make_drafter(meta["method"], config, target.vocab_size, target.device, {})
+    return make_drafter(method, config, target.vocab_size, target.device, {})

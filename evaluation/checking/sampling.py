@@ -30,7 +30,7 @@ from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import Processor, SamplingRule, TokenRule, sampling_processors
 from model.engine.target import TargetModel
-from model.methods.registry import drafter_class
+from model.methods.registry import find_method
 from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
 
 VOCAB_SIZE = 8
@@ -187,7 +187,7 @@ class Sampler:
         return _Text(tuple(done.token_ids), len(done.steps))
 
     def _drafter(self, method: str, folder: str) -> Drafter:
-        cls = drafter_class(method)
+        cls = find_method(method).drafter_class
         options: dict[str, Any] = {}
         if cls.drafts_with_model():
             _random_model(self._seed + 1, num_layers=1).save_pretrained(folder)

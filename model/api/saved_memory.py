@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from ..engine.drafter import Drafter
-from ..machine.files import replaced
+from ..machine.files import atomic_write
 
 
 def save_memory(drafter: Drafter, file: Path) -> None:
@@ -25,7 +25,7 @@ def save_memory(drafter: Drafter, file: Path) -> None:
     if not memory:
         raise ValueError("save_matrix: this method keeps nothing across prompts")
     options = json.dumps(dataclasses.asdict(drafter.config))
-    with replaced(file) as temporary:
+    with atomic_write(file) as temporary:
         save_file(memory, temporary, metadata={"config": options})
 
 

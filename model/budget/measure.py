@@ -12,6 +12,7 @@ from ..engine.read_out import read_out
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.measurements import read_measured, write_measured
+from ..machine.timing import seconds_of
 from .cost_model import CONTEXTS, StepCosts
 
 NAME = "step-costs"
@@ -123,11 +124,11 @@ def time_pass(target: TargetModel, cache: TreeCache, tree: DraftTree, context: i
     The rows are whatever the buffers hold: time does not depend on them.
     """
     cache.keep(context, ())
-    target.synchronize()
-    start = time.perf_counter()
-    read_out(tree, target.forward(tree, cache), num_candidates=8)
-    target.synchronize()
-    return 1e3 * (time.perf_counter() - start)
+
+    def verify() -> None:
+        read_out(tree, target.forward(tree, cache), num_candidates=8)
+
+    return 1e3 * seconds_of(verify, target.synchronize)
 
 
 def _time_in_a_row(target: TargetModel, cache: TreeCache, tree: DraftTree, context: int) -> float:

@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError
 
-from ..machine.files import replaced
+from ..machine.files import atomic_write
 from .command_line import UserError, first_line
-
-if TYPE_CHECKING:
-    import torch
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -32,7 +29,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         UserError: The file cannot be written; the old one is as it was.
     """
     try:
-        with replaced(path) as temporary:
+        with atomic_write(path) as temporary:
             write(temporary)
     except (OSError, SafetensorError) as error:
         cause = error.strerror if isinstance(error, OSError) else first_line(error)
@@ -51,18 +48,6 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8")
     replace_file(Path(path), lambda file: file.write_bytes(data))
-
-
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a safetensors file so that readers see the old content or all of the new one.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
-    from safetensors.torch import save_file  # reports write texts, and do without torch
-
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    replace_file(path, lambda file: save_file(contiguous, file))
 
 
 def check_output(file: str | Path, option: str) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from ..api import saved_memory as memory_file
 from ..engine.drafter import Drafter
-from ..methods.registry import drafter_class
+from ..methods.registry import Method
 from .command_line import UserError, first_line, user_errors
 from .files import check_file
 
@@ -21,7 +21,7 @@ MAX_BYTES = 2**30
 
 
 def make_drafter(
-    method: str,
+    method: Method,
     config: Any,
     vocab_size: int,
     device: torch.device,
@@ -29,7 +29,7 @@ def make_drafter(
 ) -> Drafter:
     """Make the drafter, with a saved matrix if one was given."""
     with user_errors():
-        drafter = drafter_class(method)(config, vocab_size, device)
+        drafter = method.drafter_class(config, vocab_size, device)
         if memory:
             drafter.load_memory(memory)
     if memory and drafter.is_cold:

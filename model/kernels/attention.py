@@ -16,10 +16,9 @@ Shapes: n queries in each of H heads, T keys and values in each of K heads, D an
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..machine.measurements import read_measured, write_measured
+from ..machine.timing import interleaved_medians
 from . import short_pass as few_rows
 from .choice import FEWEST_WEIGHTS, random_numbers
 from .linear import is_exact
@@ -271,21 +271,24 @@ def measure(num_heads: int, shapes: tuple[HeadShape, HeadShape], dtype: torch.dt
         ]
         query = random_numbers((1, num_heads, n, shapes[0].head_dim), generator, dtype)
         mask = query.new_zeros(1, 1, n, num_keys) if is_draft and n > 1 else None
-        times: dict[Callable[..., Any], list[float]] = {
-            few_queries_attention: [],
-            grouped_attention: [],
-        }
-        for _ in range(NUM_TIMES):
-            for function, found in times.items():
-                begun = time.perf_counter()
-                for key, value in layers:
-                    function(module, query, key, value, mask)
-                found.append(time.perf_counter() - begun)
-            passed = times[grouped_attention]
-            if len(passed) > 1 and sum(passed) > ENOUGH_SECONDS:
-                break
-        ours, theirs = (statistics.median(found) for found in times.values())
+        calls = [
+            partial(_attend, function, module, query, layers, mask)
+            for function in (few_queries_attention, grouped_attention)
+        ]
+        ours, theirs = interleaved_medians(calls, NUM_TIMES, ENOUGH_SECONDS, least_rounds=2)
         if ours > theirs:
             break
         most = n
     return most
+
+
+def _attend(
+    function: Callable[..., Any],
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    layers: Sequence[Sequence[torch.Tensor]],
+    mask: torch.Tensor | None,
+) -> None:
+    """Run an attention function over the keys and values of several layers."""
+    for key, value in layers:
+        function(module, query, key, value, mask)

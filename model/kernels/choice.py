@@ -6,14 +6,15 @@ Shapes: n rows, I inputs and O outputs of a layer.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from ..machine.measurements import read_measured, write_measured
 from ..machine.memory import free_memory
+from ..machine.timing import interleaved_medians
 from .linear import (
     FEW_ROWS,
     KERNELS,
@@ -194,15 +195,13 @@ def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> di
 
 def _time_ratio(some: Sequence[Forward], others: Sequence[Forward], rows: torch.Tensor) -> float:
     """Return the time that some layers take for the same rows as a share of what others take."""
-    times: tuple[list[float], list[float]] = ([], [])
     # Many rows are computed for longer than weights are read.
     count = max(1, len(some) * PACKED_ROWS // max(PACKED_ROWS, rows.shape[1]))
-    for _ in range(NUM_TIMES):
-        for layers, found in zip((some, others), times, strict=True):
-            begun = time.perf_counter()
-            for layer in layers[:count]:
-                layer(rows)
-            found.append(time.perf_counter() - begun)
-        if sum(times[1]) > ENOUGH_SECONDS:
-            break
-    return statistics.median(times[0]) / statistics.median(times[1])
+
+    def run(layers: Sequence[Forward]) -> None:
+        for layer in layers[:count]:
+            layer(rows)
+
+    calls = (partial(run, some), partial(run, others))
+    seconds, other_seconds = interleaved_medians(calls, NUM_TIMES, ENOUGH_SECONDS)
+    return seconds / other_seconds

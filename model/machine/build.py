@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import replaced
+from .files import atomic_write
 
 BUILD_SECONDS = 300
 
@@ -57,7 +57,7 @@ def built(
     print(f"building {what}", file=sys.stderr)
     try:
         # Others may build at the same time, and use what they find.
-        with replaced(library) as temporary:
+        with atomic_write(library) as temporary:
             command = (
                 *(compiler, "-O3", "-std=c++20", "-fPIC", "-shared", *options),
                 *(str(files[0]), "-o", str(temporary), *libraries),

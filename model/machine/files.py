@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @contextmanager
-def replaced(file: Path) -> Iterator[Path]:
+def atomic_write(file: Path) -> Iterator[Path]:
     """Yield the path to write a file's new content to; it takes the file's name when the block ends.
 
     If the block fails, the old file is as it was.

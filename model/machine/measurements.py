@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .files import replaced
+from .files import atomic_write
 
 
 def read_measured(name: str, key: str) -> Any:
@@ -31,7 +31,7 @@ def write_measured(name: str, key: str, content: object) -> None:
     try:
         file = _file(name, key)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(file) as temporary:
+        with atomic_write(file) as temporary:
             temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
     except OSError:
         pass

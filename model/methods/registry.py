@@ -6,6 +6,8 @@ To add one: a folder with a `drafter.py` (a config dataclass and a `Drafter`), a
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
+from typing import Any
 
 from ..engine.drafter import Drafter, unknown_name
 
@@ -21,14 +23,40 @@ METHODS: dict[str, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of the table, looked up once: commands carry it, not its name.
+
+    Attributes:
+        name: its name in `METHODS`.
+        drafter_class: what drafts.
+    """
+
+    name: str
+    drafter_class: type[Drafter]
+
+    @property
+    def config_class(self) -> type[Any]:
+        """The dataclass of its options."""
+        return self.drafter_class.config_class
+
+
+def find_method(name: str) -> Method:
+    """Return the method of a name.
+
+    Raises:
+        ValueError: if it is unknown; names the known ones.
+    """
+    if name not in METHODS:
+        raise ValueError(unknown_name("method", name, list(METHODS)))
+    module, class_name = METHODS[name].split(":")
+    return Method(name, getattr(importlib.import_module(module, __package__), class_name))
+
+
 def drafter_class(method: str) -> type[Drafter]:
     """Return the drafter of a method.
 
     Raises:
         ValueError: if the method is unknown.
     """
-    if method not in METHODS:
-        raise ValueError(unknown_name("method", method, list(METHODS)))
-    module, name = METHODS[method].split(":")
-    found: type[Drafter] = getattr(importlib.import_module(module, __package__), name)
-    return found
+    return find_method(method).drafter_class

@@ -37,6 +37,7 @@ from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels import short_pass as few_rows
 from model.machine.measurements import device_name
+from model.machine.timing import seconds_of
 from model.options import DTYPES
 from scripts.benchmark.device_costs import choose_contexts
 
@@ -88,11 +89,7 @@ def _time_pass(target: TargetModel, tree: DraftTree, cache: TreeCache) -> tuple[
     """Return the seconds of a pass, and of its attention kernels."""
     base = cache.length
     with _timed_attention(target) as attention:
-        target.synchronize()
-        start = time.perf_counter()
-        target.forward(tree, cache)
-        target.synchronize()
-        total = time.perf_counter() - start
+        total = seconds_of(lambda: target.forward(tree, cache), target.synchronize)
     cache.keep(base, ())
     return total, sum(attention)
 

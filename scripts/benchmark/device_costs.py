@@ -11,8 +11,8 @@ Shapes: N nodes, T cached tokens.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from model.budget.measure import draft_of, has_room
 from model.commands.command_line import UserError
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
+from model.machine.timing import seconds_of
 
 # Of the cost curve, in cached tokens.
 CONTEXTS = (128, 512, 1536)
@@ -84,11 +85,7 @@ def cost_curve(
             tree = draft_of(target, num_nodes)
             times = []
             for _ in range(NUM_TIMED + 2):
-                target.synchronize()
-                start = time.perf_counter()
-                target.forward(tree, cache)
-                target.synchronize()
-                times.append(time.perf_counter() - start)
+                times.append(seconds_of(partial(target.forward, tree, cache), target.synchronize))
                 cache.keep(context, ())
             points.append(CostPoint(num_nodes, context, 1e3 * statistics.median(times[2:])))
     return points
@@ -100,13 +97,7 @@ def copy_bandwidth(target: TargetModel) -> float:
     """
     source = torch.ones(COPY_BYTES // 4, dtype=torch.float32, device=target.device)
     copy = torch.empty_like(source)
-    times = []
-    for _ in range(NUM_TIMED):
-        target.synchronize()
-        start = time.perf_counter()
-        copy.copy_(source)
-        target.synchronize()
-        times.append(time.perf_counter() - start)
+    times = [seconds_of(partial(copy.copy_, source), target.synchronize) for _ in range(NUM_TIMED)]
     return 2 * COPY_BYTES / min(times)
 
 

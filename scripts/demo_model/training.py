@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from model.commands.files import write_whole
-from model.machine.files import replaced
+from model.machine.files import atomic_write
 from scripts.demo_model.corpus import CorpusConfig, Packed, Split, Turn, pack_epoch
 from scripts.demo_model.recipe import TrainConfig, build_model, build_optimizers
 
@@ -183,7 +183,7 @@ class Trainer:
             "progress": asdict(self.progress),
         }
         path = self.work / CHECKPOINT
-        with replaced(path) as temporary:
+        with atomic_write(path) as temporary:
             torch.save(state, temporary)
 
     def stream(self) -> Iterator[Batch]:

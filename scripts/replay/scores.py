@@ -20,7 +20,7 @@ from model.commands.command_line import UserError
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.step import Generation
-from model.methods.registry import drafter_class
+from model.methods.registry import find_method
 from scripts.demo_model.loops import find_loop
 from scripts.replay.recording import RecordedTurn
 from scripts.replay.target import MissingRowError, ReplayTarget
@@ -89,15 +89,15 @@ def drafter_from(words: str, vocab_size: int) -> Drafter:
     Raises:
         UserError: if method or options are unknown, or the options are not allowed.
     """
-    method, *options = shlex.split(words) or [""]
+    name, *options = shlex.split(words) or [""]
     try:
-        cls = drafter_class(method)
+        method = find_method(name)
         run, config, matrix = parse(method, options)
-        drafter = cls(config, vocab_size, torch.device("cpu"))
+        drafter = method.drafter_class(config, vocab_size, torch.device("cpu"))
     except ValueError as error:
         raise UserError(f"{words!r}: {error}") from error
     if run != RunConfig() or matrix.load or matrix.save:
-        raise UserError(f"{words!r}: allowed: options of {method} itself, without a saved matrix")
+        raise UserError(f"{words!r}: allowed: options of {name} itself, without a saved matrix")
     return drafter
 
 

@@ -6,6 +6,8 @@ Run: pytest tests/evaluation/test_rooms.py
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,3 +59,9 @@ def test_the_library_imports_nothing_of_the_harness() -> None:
     for file in (ROOT / "model").rglob("*.py"):
         for name in imports_of(file):
             assert name.split(".")[0] not in ("evaluation", "scripts"), f"{file} imports {name}"
+
+
+@pytest.mark.parametrize("command", ["speed", "leaderboard", "defects"])
+def test_a_report_opens_without_torch(command: str) -> None:
+    code = f"import sys, evaluation.{command}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ...machine.files import replaced, written_state
+from ...machine.files import atomic_write, written_state
 from .suffix_automaton import ROOT, Match, SuffixAutomaton
 
 BOUNDARY = -1
@@ -78,7 +78,7 @@ class StaticAutomaton:
 
     def save(self, file: Path) -> None:
         """Save as safetensors; a reader sees the whole file or none."""
-        with replaced(file) as temporary:
+        with atomic_write(file) as temporary:
             save_file(self.arrays, temporary, metadata={"format": FORMAT})
 
     @staticmethod

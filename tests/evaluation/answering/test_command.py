@@ -15,7 +15,7 @@ import pytest
 from evaluation.answering import command as cli
 from evaluation.answering.command import build_parser, parse
 from evaluation.answering.config import PARTS, RunConfig
-from model.methods.registry import METHODS, drafter_class
+from model.methods.registry import METHODS, drafter_class, find_method
 from tests.evaluation.conftest import ROOT
 
 # The options of Spec-Bench's and TokenRecycling's own scripts.
@@ -123,7 +123,7 @@ def to_argv(config: Any) -> list[str]:
 def test_every_field_has_an_option_and_round_trips(method: str, tmp_path: Path) -> None:
     configs = changed_configs(method, tmp_path)
     for config in configs:
-        run, parsed, _ = parse(method, [*to_argv(CHANGED_RUN), *to_argv(config)])
+        run, parsed, _ = parse(find_method(method), [*to_argv(CHANGED_RUN), *to_argv(config)])
         assert run == CHANGED_RUN
         assert parsed == config
     untested = {
@@ -140,13 +140,13 @@ def test_every_field_of_a_run_is_round_tripped_above() -> None:
     assert same == set(EXCLUDING), "only what excludes another option may be left out above"
     for name, run in EXCLUDING.items():
         assert run.options()[name] != defaults[name]
-        assert parse("vanilla", to_argv(run))[0] == run
+        assert parse(find_method("vanilla"), to_argv(run))[0] == run
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_defaults_are_those_of_the_dataclasses(method: str) -> None:
-    assert parse(method, [])[:2] == (RunConfig(), drafter_class(method).config_class())
-    for action in build_parser(method)._actions:
+    assert parse(find_method(method), [])[:2] == (RunConfig(), drafter_class(method).config_class())
+    for action in build_parser(find_method(method))._actions:
         is_ours = action.default in (argparse.SUPPRESS, None)
         assert is_ours, f"{action.option_strings} has a second default {action.default!r}"
 
@@ -158,23 +158,25 @@ def test_underscores_are_dashes_in_names_and_stay_in_values(method: str) -> None
         "--" + word[2:].replace("-", "_") if word.startswith("--") else word for word in dashes
     ]
     assert underscores != dashes
-    assert parse(method, underscores) == parse(method, dashes)
-    assert parse(method, underscores)[0].answers.model_id == "c_d"
+    assert parse(find_method(method), underscores) == parse(find_method(method), dashes)
+    assert parse(find_method(method), underscores)[0].answers.model_id == "c_d"
 
 
 def test_the_options_of_recycling_take_underscores_as_in_its_own_script() -> None:
-    _, config, _ = parse("recycling", ["--tree_version", "2.2.2", "--output_id_topk=9"])
+    _, config, _ = parse(
+        find_method("recycling"), ["--tree_version", "2.2.2", "--output_id_topk=9"]
+    )
     assert config.output_id_topk == 9
-    assert parse("recycling", ["--no_harvest_prompt"])[1].harvest_prompt is False
+    assert parse(find_method("recycling"), ["--no_harvest_prompt"])[1].harvest_prompt is False
 
 
 def test_max_new_token_is_max_new_tokens() -> None:
-    assert parse("vanilla", ["--max-new-token", "5"])[0].sampling.max_new_tokens == 5
+    assert parse(find_method("vanilla"), ["--max-new-token", "5"])[0].sampling.max_new_tokens == 5
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_option_names_of_spec_bench_are_there(method: str) -> None:
-    known = build_parser(method)._option_string_actions
+    known = build_parser(find_method(method))._option_string_actions
     assert METHOD_OPTIONS.keys() <= METHODS.keys()
     missing = {*SPEC_BENCH.split(), *METHOD_OPTIONS.get(method, "").split()} - set(known)
     assert not missing, f"options of Spec-Bench that {method} lacks: {missing}"
@@ -182,8 +184,8 @@ def test_the_option_names_of_spec_bench_are_there(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_help_names_every_option_and_shows_examples(method: str) -> None:
-    text = build_parser(method).format_help()
-    for action in build_parser(method)._actions:
+    text = build_parser(find_method(method)).format_help()
+    for action in build_parser(find_method(method))._actions:
         assert action.option_strings[0] in text
         assert action.help, f"{action.option_strings} has no help text"
     assert f"python -m evaluation.inference_{method} --max-new-tokens" in text
@@ -196,10 +198,12 @@ def test_help_names_every_option_and_shows_examples(method: str) -> None:
 
 
 def test_only_methods_with_memory_have_matrix_options() -> None:
-    having = {name for name in METHODS if "--load-matrix" in build_parser(name).format_help()}
+    having = {
+        name for name in METHODS if "--load-matrix" in build_parser(find_method(name)).format_help()
+    }
     assert having == {name for name in METHODS if drafter_class(name).keeps_memory()}
     assert {"recycling", "samd"} <= having < set(METHODS)
-    matrix = parse("recycling", ["--load_matrix", "a", "--save-matrix", "b"])[2]
+    matrix = parse(find_method("recycling"), ["--load_matrix", "a", "--save-matrix", "b"])[2]
     assert (matrix.load, matrix.save) == ("a", "b")
 
 

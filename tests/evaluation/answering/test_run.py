@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from evaluation.answering import run as inference
 from evaluation.answering.command import main, parse
 from model.commands.command_line import UserError
-from model.methods.registry import METHODS
+from model.methods.registry import METHODS, find_method
 from tests.evaluation.conftest import (
     CHOICE_KEYS,
     OUR_CHOICE_KEYS,
@@ -32,6 +32,7 @@ from tests.evaluation.conftest import (
 
 SAMPLING = ("--temperature", 0.8, "--top-p", 0.9, "--seed", 3)
 DRAFTING = [method for method in METHODS if method != "vanilla"]
+RECYCLING = find_method("recycling")
 EOS = 2
 LIMIT = 24
 
@@ -275,7 +276,7 @@ def test_the_sidecar_says_what_was_run_with_what(
     tiny_model: Path, sampled: dict[str, Path]
 ) -> None:
     meta = read_meta(sampled["recycling"])
-    _, config, _ = parse("recycling", [])
+    _, config, _ = parse(RECYCLING, [])
     expected = {
         "method": "recycling",
         "model_path": str(tiny_model),
@@ -312,8 +313,8 @@ def test_answers_without_a_given_name_lie_beside_their_questions_under_the_runs_
 ) -> None:
     monkeypatch.setattr(inference, "DATA_FOLDER", tmp_path)
     given = [*options, "--question-end", "1", "--output-id-topk", "9"]
-    run_config, config, _ = parse("recycling", given)
-    assert inference.answer_with_method("recycling", run_config, config, None, None) == 0
+    run_config, config, _ = parse(RECYCLING, given)
+    assert inference.answer_with_method(RECYCLING, run_config, config, None, None) == 0
     name = "tiny-recycling-output-id-topk-9-float32-temp-0.0"
     file = tmp_path / "demo" / "model_answer" / f"{name}.jsonl"
     assert [row["model_id"] for row in read_rows(file)] == [name]
@@ -328,7 +329,7 @@ def test_runs_of_other_options_have_other_names(options: list[str], tmp_path: Pa
     names = set()
     for number, other in enumerate(others):
         given = [*options, *other.split(), "--answer-file", str(tmp_path / f"{number}.jsonl")]
-        plan = inference.prepare("recycling", *parse("recycling", given)[:2], None)
+        plan = inference.prepare(RECYCLING, *parse(RECYCLING, given)[:2], None)
         plan.log.close()
         names.add(plan.setup.model_id)
     assert len(names) == len(others), f"two runs share a name: {sorted(names)}"

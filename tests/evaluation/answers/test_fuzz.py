@@ -27,7 +27,7 @@ from evaluation.reporting.published import PUBLISHED_DIR, read_published
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter, read_memory
 from model.methods.recycling.tree_template import load_template
-from model.methods.registry import drafter_class
+from model.methods.registry import drafter_class, find_method
 from scripts.sweep import read_sweep
 
 CASES = int(os.environ.get("FUZZ_CASES", "100"))
@@ -184,7 +184,11 @@ def test_matrices(tmp_path: Path, content: bytes, seed: int) -> None:
     config, cpu = drafter_class("recycling").config_class(), torch.device("cpu")
     for mutant in mutants(content, seed):
         file.write_bytes(mutant)
-        is_one_line(lambda: make_drafter("recycling", config, VOCAB, cpu, read_memory(str(file))))
+        is_one_line(
+            lambda: make_drafter(
+                find_method("recycling"), config, VOCAB, cpu, read_memory(str(file))
+            )
+        )
 
 
 @QUIETLY

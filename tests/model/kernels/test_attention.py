@@ -37,6 +37,7 @@ from model.kernels.attention import (
 from model.kernels.choice import suitable_layers
 from model.kernels.linear import FEW_ROWS, ROWS, LinearKernels, size_of
 from model.kernels.short_pass import DTYPES, few_rows_kernel
+from model.machine import timing
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.test_families import PREFIX_LENGTH
@@ -326,7 +327,7 @@ def test_the_kernel_serves_as_long_as_it_is_the_faster_one(
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
     monkeypatch.setattr(module, "grouped_attention", lambda *args: taking(2.0))
     monkeypatch.setattr(
         module,

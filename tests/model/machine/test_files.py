@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from model.machine.files import replaced
+from model.machine.files import atomic_write
 
 
 def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_text("old")
-    with pytest.raises(RuntimeError), replaced(file) as temporary:
+    with pytest.raises(RuntimeError), atomic_write(file) as temporary:
         temporary.write_text("half")
         raise RuntimeError
     assert file.read_text() == "old"
-    with replaced(file) as temporary:
+    with atomic_write(file) as temporary:
         temporary.write_text("new")
         assert file.read_text() == "old"
     assert file.read_text() == "new"
@@ -41,7 +41,7 @@ def test_the_content_is_on_the_disk_before_it_has_the_name(
             raise OSError("this file system syncs no folders")
 
     monkeypatch.setattr("os.fsync", noted)
-    with replaced(file) as temporary:
+    with atomic_write(file) as temporary:
         temporary.write_text("new")
     assert done == [False, "folder"]
     assert file.read_text() == "new"
@@ -51,10 +51,10 @@ def test_threads_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
     file = tmp_path / "file"
 
     def write() -> None:
-        with replaced(file) as temporary:
+        with atomic_write(file) as temporary:
             temporary.write_text("thread")
 
-    with ThreadPoolExecutor(1) as pool, replaced(file) as temporary:
+    with ThreadPoolExecutor(1) as pool, atomic_write(file) as temporary:
         temporary.write_text("first")
         pool.submit(write).result()
         assert file.read_text() == "thread"
