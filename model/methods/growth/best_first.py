@@ -50,7 +50,7 @@ def loaded(source: Path, what: str, functions: Functions) -> ctypes.CDLL:
         library = ctypes.CDLL(str(built((source, HEADER), what, OPTIONS)))
     except (BuildError, ImportError, OSError) as error:
         raise ValueError(
-            f"{what} cannot be had: {error}; methods without a grown tree need none"
+            f"{what.partition(' (')[0]}: {error}; all other methods, and recycling by default, need none"
         ) from error
     for name, (result, arguments) in functions.items():
         function = getattr(library, name)
