@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from model.budget.cost_model import StepCosts
+from model.budget.cost_model import CostModel
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,14 +28,14 @@ def same_numbers() -> None:
     torch.manual_seed(0)
 
 
-class GivenCosts(StepCosts):
+class GivenCosts(CostModel):
     """Costs that nothing is learned about, and under which drafting never rests."""
 
     def __post_init__(self) -> None:
         """Pass the plain steps at the beginning."""
-        StepCosts.__post_init__(self)
-        while self.pace.is_resting:
-            self.pace.rest()
+        CostModel.__post_init__(self)
+        while self.switch.is_resting:
+            self.switch.rest()
 
     def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
         """Do nothing: times differ from run to run."""
@@ -47,7 +47,7 @@ def given_costs() -> Iterator[None]:
     automatic budget draft large trees. Other fixtures decode, too.
     """
 
-    def costs(target: object) -> StepCosts:
+    def costs(target: object) -> CostModel:
         return GivenCosts((1, 4, 8, 16), near=(1.0, 1.02, 1.05, 1.1), far=(1.1, 1.2, 1.3, 1.4))
 
     with pytest.MonkeyPatch.context() as patch:

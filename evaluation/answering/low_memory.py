@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from model.budget.cost_model import StepCosts
+from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep
@@ -29,7 +29,7 @@ class LeanDrafter(CostAwareDrafter):
         self._drafter = drafter
         self.num_candidates = drafter.num_candidates
         self._cost_aware = drafter if isinstance(drafter, CostAwareDrafter) else None
-        self.wants_prices = self._cost_aware is not None and self._cost_aware.wants_prices
+        self.wants_costs = self._cost_aware is not None and self._cost_aware.wants_costs
         self.quirks = drafter.quirks
         self.is_cold = drafter.is_cold
         self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
@@ -41,7 +41,7 @@ class LeanDrafter(CostAwareDrafter):
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the drafter's chain."""
         depth = min(budget.max_depth, LEAN_DEPTH)
-        return self._drafter.propose(context, DraftBudget(depth, True, budget.prices))
+        return self._drafter.propose(context, DraftBudget(depth, True, budget.cost_curve))
 
     def observe(self, step: VerifiedStep) -> None:
         """Let the drafter learn."""
@@ -56,6 +56,6 @@ class LeanDrafter(CostAwareDrafter):
         """Let the drafter forget."""
         self._drafter.reset()
 
-    def draft_costs(self) -> StepCosts | None:
+    def draft_costs(self) -> CostModel | None:
         """Return what the drafter's own model costs."""
         return self._cost_aware.draft_costs() if self._cost_aware is not None else None

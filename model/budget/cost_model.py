@@ -1,6 +1,6 @@
 """What a step costs on this device, measured.
 
-A drafted node has a price: the time by which it lengthens the forward pass. The price depends on
+A drafted node has a cost: the time by which it lengthens the forward pass. The cost depends on
 the device, the model, the dtype and the threads, so it is measured on the loaded model, through the
 same pass and the same read-out that decoding uses, once, and kept on disk.
 """
@@ -11,14 +11,14 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ..engine.budget import Prices
-from .device_speed import Tempo
-from .switch import Pace
+from ..engine.budget import CostCurve
+from .device_speed import DeviceSpeed
+from .switch import DraftingSwitch
 
 # Cached tokens at which passes are measured.
 CONTEXTS = (256, 1280)
-BLOCK = 128  # contexts of one price, in tokens
-# Prices are made anew after so many steps.
+BLOCK = 128  # contexts of one cost, in tokens
+# CostCurve are made anew after so many steps.
 REFRESH = 16
 # What earlier steps said counts for less by this factor, each time.
 FADING = 0.9
@@ -29,7 +29,7 @@ OUTLIER = 1.5
 
 
 @dataclass(slots=True)
-class Drift:
+class SizeCorrection:
     """How much longer steps take than was expected, as a factor.
 
     Attributes:
@@ -57,7 +57,7 @@ class Drift:
 
 
 @dataclass(slots=True)
-class StepCosts:
+class CostModel:
     """What a step of a target model costs: a measured curve, corrected by every step of decoding.
 
     The curve holds passes on a device that may have been busy; a step also drafts, keeps and learns,
@@ -73,18 +73,18 @@ class StepCosts:
     sizes: tuple[int, ...]
     near: tuple[float, ...]
     far: tuple[float, ...]
-    pace: Pace = field(default_factory=Pace, repr=False, compare=False)
-    _tempo: Tempo = field(default_factory=Tempo, repr=False, compare=False)
+    switch: DraftingSwitch = field(default_factory=DraftingSwitch, repr=False, compare=False)
+    _speed: DeviceSpeed = field(default_factory=DeviceSpeed, repr=False, compare=False)
     # Of steps of each size against what all take.
-    _drifts: list[Drift] = field(default_factory=list, repr=False)
-    _at: dict[int, Prices] = field(default_factory=dict, repr=False)
+    _corrections: list[SizeCorrection] = field(default_factory=list, repr=False)
+    _at: dict[int, CostCurve] = field(default_factory=dict, repr=False)
     _num_learned: int = 0
 
     def __post_init__(self) -> None:
         """Begin with the curve as it was measured."""
-        self._drifts = [Drift() for _ in self.sizes]
+        self._corrections = [SizeCorrection() for _ in self.sizes]
 
-    def fresh(self, drafting: StepCosts | None = None) -> StepCosts:
+    def fresh(self, drafting: CostModel | None = None) -> CostModel:
         """Return the same curve, with nothing learned: drafters differ in what their steps take.
 
         Args:
@@ -98,50 +98,54 @@ class StepCosts:
         )
         return type(self)(self.sizes, near, far)
 
-    def at(self, context: int) -> Prices:
-        """Return the prices after `context` cached tokens: attention grows linearly with it."""
+    def at(self, context: int) -> CostCurve:
+        """Return the costs after `context` cached tokens: attention grows linearly with it."""
         block = context // BLOCK
         if block not in self._at:
             corrected = [
-                cost * self._expected_factor(index) * drift.factor
-                for index, (cost, drift) in enumerate(
-                    zip(self._curve(block), self._drifts, strict=True)
+                cost * self._expected_factor(index) * correction.factor
+                for index, (cost, correction) in enumerate(
+                    zip(self._curve(block), self._corrections, strict=True)
                 )
             ]
             # A smaller pass never costs more: where it was measured so, that was noise.
             lowest = list(accumulate(reversed(corrected), min))[::-1]
-            self._at[block] = Prices(self.sizes, tuple(lowest))
+            self._at[block] = CostCurve(self.sizes, tuple(lowest))
         return self._at[block]
 
     def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
         """Take note of a whole step with this many nodes after `context` cached tokens."""
         block = context // BLOCK
         plain = self._cost(0, block)
-        if self.pace.is_resting:
-            self._tempo.learn(nanoseconds / 1e6 / plain, is_drafting=False)
-            self.pace.rest()
+        if self.switch.is_resting:
+            self._speed.learn(nanoseconds / 1e6 / plain, is_drafting=False)
+            self.switch.rest()
             return
         index = bisect_left(self.sizes, num_nodes)
         if index == len(self.sizes):
             return  # larger than was measured
-        cost, drift = self._cost(index, block), self._drifts[index]
-        expected = cost * drift.factor
-        surprise = self._tempo.learn(nanoseconds / 1e6 / expected, is_drafting=index > 0)
+        cost, correction = self._cost(index, block), self._corrections[index]
+        expected = cost * correction.factor
+        surprise = self._speed.learn(nanoseconds / 1e6 / expected, is_drafting=index > 0)
         # A plain step that has searched in vain does not take less than one that has not.
-        factor = max(1.0, drift.factor) if not index else drift.factor * self._tempo.drafting_factor
-        self.pace.learn(num_tokens - cost / plain * factor)
-        drift.learn(surprise * drift.factor)
+        factor = (
+            max(1.0, correction.factor)
+            if not index
+            else correction.factor * self._speed.drafting_factor
+        )
+        self.switch.learn(num_tokens - cost / plain * factor)
+        correction.learn(surprise * correction.factor)
         self._num_learned += 1
         if self._num_learned % REFRESH == 0:
             self._at.clear()
-            for each in self._drifts:
+            for each in self._corrections:
                 each.fade()
 
     def _expected_factor(self, index: int) -> float:
         """Return how much longer a step of a size takes than its pass did on the curve, by what other
         sizes took.
         """
-        return self._tempo.plain_factor * (self._tempo.drafting_factor if index else 1.0)
+        return self._speed.plain_factor * (self._speed.drafting_factor if index else 1.0)
 
     def _curve(self, block: int) -> list[float]:
         """Return the milliseconds of a pass, by size, in the middle of a block of contexts."""

@@ -21,7 +21,7 @@ NOISE = 0.08
 FURTHEST = 2.0
 
 
-class Tempo:
+class DeviceSpeed:
     """Two factors on the measured curve, followed from step to step."""
 
     def __init__(self) -> None:

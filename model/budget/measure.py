@@ -13,7 +13,7 @@ from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.measurements import read_measured, write_measured
 from ..machine.timing import seconds_of
-from .cost_model import CONTEXTS, StepCosts
+from .cost_model import CONTEXTS, CostModel
 
 NAME = "step-costs"
 # What is timed: (which context, nodes with the root). What a slow model has no time for comes last.
@@ -33,23 +33,23 @@ IN_A_ROW, SHORT = 10, 20.0
 MAX_ROUNDS = 9
 
 
-def step_costs(target: TargetModel) -> StepCosts:
+def step_costs(target: TargetModel) -> CostModel:
     """Return what a step of a target model costs on this device: measured at the first call."""
     with target.lock:
         if NAME not in target.measured:
             target.measured[NAME] = costs = read_or_measure(target)
             target.will_draft(costs.sizes)
-        found: StepCosts = target.measured[NAME]
+        found: CostModel = target.measured[NAME]
         return found
 
 
-def read_or_measure(target: TargetModel) -> StepCosts:
+def read_or_measure(target: TargetModel) -> CostModel:
     """Return the cost curve of a target model: measured once, then read from disk."""
     key = "-".join((target.machine_key, target.linear_kernels.name, target.attention.name))
     try:
         content = read_measured(NAME, key)
         near, far = (tuple(map(float, content[place])) for place in ("near", "far"))
-        return StepCosts(tuple(map(int, content["sizes"])), near, far)
+        return CostModel(tuple(map(int, content["sizes"])), near, far)
     except (ValueError, KeyError, TypeError):
         costs = measure(target)  # none there, or not one of ours
     write_measured(NAME, key, {"sizes": costs.sizes, "near": costs.near, "far": costs.far})
@@ -57,7 +57,7 @@ def read_or_measure(target: TargetModel) -> StepCosts:
 
 
 @torch.inference_mode()
-def measure(target: TargetModel) -> StepCosts:
+def measure(target: TargetModel) -> CostModel:
     """Time passes of several sizes on the loaded model, in about `SECONDS`.
 
     Where the model is too slow for all sizes, fewer are measured, and trees are chosen among these:
@@ -99,7 +99,7 @@ def measure(target: TargetModel) -> StepCosts:
         cost + stretch * (for_one + for_each * (size - 1))
         for cost, size in zip(near, sizes, strict=True)
     )
-    return StepCosts(sizes, near, far)
+    return CostModel(sizes, near, far)
 
 
 def draft_of(target: TargetModel, num_nodes: int) -> DraftTree:

@@ -58,7 +58,7 @@ class StaticPasses(Protocol):
         ...
 
 
-class WholeStep:
+class StaticDeviceStep:
     """Steps of one drafter on one target model.
 
     Args:
@@ -138,7 +138,9 @@ class WholeStep:
         self._drafting.begin_step()
         self._root.fill_(root)
         self._room.fill_(room)
-        packed = self._target.call(WholeStep._step, self._functions, (self,), cache, num_padded)
+        packed = self._target.call(
+            StaticDeviceStep._step, self._functions, (self,), cache, num_padded
+        )
         acceptance = self._read(packed.cpu(), room)
         cache.append(len(acceptance.path))
         token_ids = packed[:, TOKEN].long()

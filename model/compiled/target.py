@@ -28,7 +28,7 @@ from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
 from ..engine.tree import DraftTree, TreeTopology
 from .cache import StaticStorage, StaticTreeCache, StaticView, move_rows
-from .device_step import WholeStep
+from .device_step import StaticDeviceStep
 from .shape import Again, CompiledShape
 
 # Kernels work in tiles of 8 rows, and every bucket is compiled; 88 holds the paper's 81 nodes.
@@ -38,7 +38,7 @@ SHORTEST_LENGTH = 512
 # Compiled shapes of one function after which torch, with no more than a warning, stops compiling it.
 MAX_SHAPES = 256
 # Drafters whose steps on the device are kept, with what was compiled for them.
-MAX_WHOLE_STEPS = 4
+MAX_DEVICE_STEPS = 4
 
 
 def node_bucket(num_nodes: int) -> int:
@@ -86,7 +86,7 @@ class StaticTarget(TargetModel):
         )
         # What runs a pass of a shape: buckets of nodes and of rows (0: all).
         self._functions: dict[tuple[int, int], Any] = {}
-        self._whole_steps: list[WholeStep] = []  # of the last drafters
+        self._device_steps: list[StaticDeviceStep] = []  # of the last drafters
         self._expected: set[int] = set()  # sizes of drafts that may come
         self._num_warm: int | None = None  # shapes known at the last warm-up
 
@@ -147,7 +147,7 @@ class StaticTarget(TargetModel):
                 cache.keep(max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0, ())
                 self.forward(tree, cache)
                 length *= 2
-        for step in self._whole_steps:
+        for step in self._device_steps:
             for _, length in list(self._functions):
                 cache.keep(length // 2, ())
                 step.warm_up(cache)
@@ -162,7 +162,7 @@ class StaticTarget(TargetModel):
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """Shapes (bucket of nodes, bucket of rows or 0 for any) so far, of passes and of whole steps."""
-        return [*self._functions, *(shape for step in self._whole_steps for shape in step.shapes)]
+        return [*self._functions, *(shape for step in self._device_steps for shape in step.shapes)]
 
     def will_draft(self, num_nodes: Collection[int]) -> None:
         """Take note of sizes of drafts that may come: the next warm-up runs them."""
@@ -170,13 +170,13 @@ class StaticTarget(TargetModel):
 
     def device_step(
         self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
-    ) -> WholeStep | None:
+    ) -> StaticDeviceStep | None:
         """Return a drafter's steps whole on the device."""
-        for step in self._whole_steps:
+        for step in self._device_steps:
             if step.is_for(drafting, tie_margin, eos_ids):
                 return step
-        step = WholeStep(self, drafting, tie_margin, eos_ids)
-        self._whole_steps = [step, *self._whole_steps[: MAX_WHOLE_STEPS - 1]]
+        step = StaticDeviceStep(self, drafting, tie_margin, eos_ids)
+        self._device_steps = [step, *self._device_steps[: MAX_DEVICE_STEPS - 1]]
         return step
 
     def call(

@@ -16,7 +16,7 @@ from .tree import TreeTopology
 MARGIN = 1.01
 
 
-class Prices(NamedTuple):
+class CostCurve(NamedTuple):
     """Milliseconds of a step against its nodes, at one context length.
 
     Attributes:
@@ -34,8 +34,8 @@ class Prices(NamedTuple):
                 return cost
         return self.milliseconds[-1] * num_nodes / self.sizes[-1]
 
-    def worth(self, gains: Iterable[float]) -> int:
-        """Return how many of the drafted nodes are worth their price; 0: none.
+    def best_size(self, gains: Iterable[float]) -> int:
+        """Return how many of the drafted nodes are worth what they cost; 0: none.
 
         Args:
             gains: for each drafted node the probability that it is accepted, in falling order.
@@ -77,12 +77,12 @@ class DraftBudget:
     Attributes:
         max_depth: deepest node allowed: the context left after the root. 0 allows the root alone.
         chain_only: whether the model can verify chains only (see `target`).
-        prices: what a step costs against its nodes; only for drafters that ask (`wants_prices`).
+        costs: what a step costs against its nodes; only for drafters that ask (`wants_costs`).
     """
 
     max_depth: int
     chain_only: bool = False
-    prices: Prices | None = None
+    cost_curve: CostCurve | None = None
 
     def check(self, topology: TreeTopology) -> None:
         """Raise ValueError if `topology` exceeds the budget: a drafter's bug, not a user's mistake."""

@@ -27,7 +27,7 @@ class VerifiedStep:
     Attributes:
         tree: the verified draft.
         acceptance: the accepted path, what was emitted along it, the likeliest tokens after every
-            node, and its probes.
+            node, and its sketches.
         stop_reason: None while the text goes on, else why this step was the last: "eos", "criteria",
             "length" or "context".
     """
@@ -68,8 +68,8 @@ class Drafter:
     max_nodes: int = 1
     # Likeliest tokens that `observe` finds after every node (it may find one or two more).
     num_candidates: int = 0
-    # Whether `observe` finds the probes of every node (`read_out`).
-    wants_probes: bool = False
+    # Whether `observe` finds the sketches of every node (`read_out`).
+    wants_sketches: bool = False
     # Whether `observe_prompt` wants the logits of the prompt's tokens; None: where they are cheap.
     harvests_prompt: bool | None = False
     # Whether memory is cleared between questions (a cold start each).

@@ -141,7 +141,7 @@ def _verified(
         tie_margin=tie_margin,
         num_candidates=drafter.num_candidates,
         stop=request.stop,
-        with_probes=drafter.wants_probes,
+        with_sketches=drafter.wants_sketches,
     )
 
 

@@ -1,10 +1,10 @@
 """Read-out: what the host needs of a pass, copied in one transfer.
 
-Probes, the logits of a few tokens spread evenly over the vocabulary, are an image of the model's state:
-logits are linear in the last hidden state, so that states that are close have probes that are close. Every
+A state sketch, the logits of a few tokens spread evenly over the vocabulary, is an image of the model's state:
+logits are linear in the last hidden state, so that states that are close have sketches that are close. Every
 model gives logits; nothing else need be asked of it.
 
-Shapes: N nodes, V vocabulary, k candidates, S probes.
+Shapes: N nodes, V vocabulary, k candidates, S sketches.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from ..kernels.largest_logits import top_k
 from .tree import DraftTree
 
-# Of a larger vocabulary; of a smaller one all tokens are probes.
-MOST_PROBES = 64
+# Tokens of a sketch; of a smaller vocabulary all.
+SKETCH_SIZE = 64
 
 
 class Candidates(NamedTuple):
@@ -36,39 +36,39 @@ class Candidates(NamedTuple):
 
 
 def read_out(
-    tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_probes: bool = False
+    tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_sketches: bool = False
 ) -> tuple[list[int], Candidates, torch.Tensor | None]:
-    """Copy the tokens [N] of a tree, and the candidates and probes of each, to the host, in one transfer.
+    """Copy the tokens [N] of a tree, and the candidates and sketches of each, to the host, in one transfer.
 
     Args:
         tree: N nodes.
         logits: [N, V].
         num_candidates: k; of 1, equal logits go to the first token, else to any of them.
-        with_probes: whether probes are wanted.
+        with_sketches: whether sketches are wanted.
 
     Returns:
-        Tokens, candidates of N nodes, and their probes, float32 [N, S], None if there are none.
+        Tokens, candidates of N nodes, and their sketches, float32 [N, S], None if there are none.
     """
     count = min(num_candidates, logits.shape[-1])
     if count == 1:
         values, token_ids = logits.max(dim=-1, keepdim=True)  # [N, 1], [N, 1]
     else:
         values, token_ids = top_k(logits, count)  # [N, k], [N, k]
-    probes = probed(logits) if with_probes else None
+    sketches = state_sketch(logits) if with_sketches else None
     if logits.device.type == "cpu":  # nothing to transfer
         found = Candidates(token_ids.tolist(), values.tolist())
-        return tree.token_ids.tolist(), found, probes
-    return _unpacked(_packed(tree, token_ids, values, probes).cpu(), count)
+        return tree.token_ids.tolist(), found, sketches
+    return _unpacked(_packed(tree, token_ids, values, sketches).cpu(), count)
 
 
 def _packed(
     tree: DraftTree,
     token_ids: torch.Tensor,
     values: torch.Tensor,
-    probes: torch.Tensor | None,
+    sketches: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return tokens [N], candidates and their logits [N, k] and probes [N, S] as one int32 tensor."""
-    numbers = values.float() if probes is None else torch.cat((values.float(), probes), dim=1)
+    """Return tokens [N], candidates and their logits [N, k] and sketches [N, S] as one int32 tensor."""
+    numbers = values.float() if sketches is None else torch.cat((values.float(), sketches), dim=1)
     tokens = tree.token_ids[:, None].int()
     return torch.cat((tokens, token_ids.int(), numbers.view(torch.int32)), dim=1)
 
@@ -78,18 +78,18 @@ def _unpacked(
 ) -> tuple[list[int], Candidates, torch.Tensor | None]:
     """Return what `read_out` returns, of what `_packed` returned."""
     tokens, token_ids, bits = packed.tensor_split((1, 1 + num_candidates), dim=1)
-    values, probes = bits.view(torch.float32).tensor_split((num_candidates,), dim=1)
+    values, sketches = bits.view(torch.float32).tensor_split((num_candidates,), dim=1)
     found = Candidates(token_ids.tolist(), values.tolist())
-    return tokens[:, 0].tolist(), found, probes if probes.shape[1] else None
+    return tokens[:, 0].tolist(), found, sketches if sketches.shape[1] else None
 
 
-def probe_ids(vocab_size: int) -> range:
-    """Return the tokens whose logits are probes: S of them."""
-    count = min(MOST_PROBES, vocab_size)
+def sketch_ids(vocab_size: int) -> range:
+    """Return the S tokens whose logits make a sketch."""
+    count = min(SKETCH_SIZE, vocab_size)
     return range(0, vocab_size // count * count, vocab_size // count)
 
 
-def probed(logits: torch.Tensor) -> torch.Tensor:
-    """Return the probes of logits [N, V], in float32 [N, S]."""
-    ids = probe_ids(logits.shape[-1])
+def state_sketch(logits: torch.Tensor) -> torch.Tensor:
+    """Return the state sketches of logits [N, V], float32 [N, S]."""
+    ids = sketch_ids(logits.shape[-1])
     return logits[:, ids.start : ids.stop : ids.step].float()

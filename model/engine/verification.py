@@ -6,7 +6,7 @@ whatever the tree contains: at each node choose the next token exactly as plain 
 token. With one-hot drafts this is ancestral sampling itself: no accept/reject ratio and no residual
 distribution.
 
-Shapes: N nodes, V vocabulary, k candidates, S probes.
+Shapes: N nodes, V vocabulary, k candidates, S sketches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Acceptance:
         node_tokens: token of every node [N], copied in the same transfer.
         predictions: the likeliest token after every node [N]; among equals any one.
         candidates: the likeliest tokens after every node, copied in the same transfer.
-        probes: the probes of every node (`model.engine.state_sketch`), copied in the same transfer, float32 [N, S];
+        sketches: the sketches of every node (`read_out`), copied in the same transfer, float32 [N, S];
             None if the drafter wants none.
         is_decided: False where the walk stopped at a near-tie: `path` ends at the node whose next
             token is open, and `tokens` lacks that token.
@@ -51,7 +51,7 @@ class Acceptance:
     node_tokens: list[int]
     predictions: list[int]
     candidates: Candidates = field(compare=False, repr=False)
-    probes: torch.Tensor | None = field(default=None, compare=False, repr=False)
+    sketches: torch.Tensor | None = field(default=None, compare=False, repr=False)
     is_decided: bool = True
     is_stopped: bool = False
 
@@ -78,7 +78,7 @@ def verify(
     tie_margin: float = 0.0,
     num_candidates: int = 0,
     stop: Callable[[Sequence[int]], bool] | None = None,
-    with_probes: bool = False,
+    with_sketches: bool = False,
 ) -> Acceptance:
     """Accept the longest path whose tokens the target model would have emitted.
 
@@ -96,7 +96,7 @@ def verify(
             less than this share of the largest (`tie_gap`); 0 decides always.
         num_candidates: candidates k that the drafter wants after every node.
         stop: asked after every emitted token, with the whole text, whether the text ends there.
-        with_probes: whether the drafter wants the probes of every node.
+        with_sketches: whether the drafter wants the sketches of every node.
 
     Returns:
         The acceptance. Siblings may repeat a token: all of them are followed, the longest path
@@ -107,7 +107,7 @@ def verify(
     """
     # The two largest, where their distance says whether rounding could exchange them.
     num_read = max(num_candidates, 2 if tie_margin else 1)
-    node_tokens, candidates, probes = read_out(tree, logits, num_read, with_probes)
+    node_tokens, candidates, sketches = read_out(tree, logits, num_read, with_sketches)
     predictions = [token_ids[0] for token_ids in candidates.token_ids]
     children = tree.topology.children
     frontier = [0]  # nodes with the same, accepted, path of tokens
@@ -128,7 +128,7 @@ def verify(
         if token is None:
             path = tree.topology.path_to(node)
             return Acceptance(
-                path, emitted, node_tokens, predictions, candidates, probes, is_decided=False
+                path, emitted, node_tokens, predictions, candidates, sketches, is_decided=False
             )
         emitted.append(token)
         is_stopped = stop is not None and stop([*prefix, *emitted])
@@ -141,7 +141,7 @@ def verify(
         if not matching or token in eos_ids or is_stopped or len(emitted) == max_tokens:
             path = tree.topology.path_to(matching[0] if matching else node)
             return Acceptance(
-                path, emitted, node_tokens, predictions, candidates, probes, is_stopped=is_stopped
+                path, emitted, node_tokens, predictions, candidates, sketches, is_stopped=is_stopped
             )
         frontier = matching
 

@@ -31,7 +31,7 @@ from ..machine.timing import interleaved_medians
 from . import short_pass as few_rows
 from .choice import FEWEST_WEIGHTS, random_numbers
 from .linear import is_exact
-from .short_pass import DTYPES, few_rows_kernel
+from .short_pass import DTYPES, short_pass_kernel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
 # Arguments of transformers' attention functions that the kernels do not know.
@@ -233,7 +233,7 @@ def _most_queries(
     is_small = sum(parameter.numel() for parameter in model.parameters()) < FEWEST_WEIGHTS
     if is_small or hasattr(model, "_orig_mod") or model.dtype not in DTYPES:
         return 0
-    if num_heads % shapes[0].num_heads or not (build := few_rows_kernel()):
+    if num_heads % shapes[0].num_heads or not (build := short_pass_kernel()):
         return 0
     name, key = "attention", f"{machine}-{build}"
     try:

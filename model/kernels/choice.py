@@ -28,7 +28,7 @@ from .linear import (
     has_blocks,
     size_of,
 )
-from .short_pass import DTYPES, few_rows_kernel
+from .short_pass import DTYPES, short_pass_kernel
 
 USUAL_ROWS = (1, 4, 8, 16)
 # A smaller model spends its time elsewhere.
@@ -84,7 +84,7 @@ def linear_kernels(
     num_weights = sum(layer.weight.numel() for layer in layers)
     if num_weights < FEWEST_WEIGHTS:
         return LinearKernels([], {}, is_compiled)
-    build = few_rows_kernel() if dtype in DTYPES else None
+    build = short_pass_kernel() if dtype in DTYPES else None
     kernels = [FEW_ROWS] if build else []
     itemsize = dtype.itemsize if has_blocks(dtype) else 4
     # The compiler does not know oneDNN's layout, and float64 would be rounded.

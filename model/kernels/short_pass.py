@@ -31,7 +31,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @cache
-def few_rows_kernel() -> str | None:
+def short_pass_kernel() -> str | None:
     """Load the kernels as `torch.ops.token_recycling`'s `few_rows`, `attend` and `largest`, built if
     need be.
 
@@ -62,7 +62,7 @@ def few_rows_kernel() -> str | None:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_available() -> bool:
     """Whether the kernels can be had here; the first to ask loads them. A compiler takes it for a fact."""
-    return few_rows_kernel() is not None
+    return short_pass_kernel() is not None
 
 
 def attend(

@@ -2,7 +2,7 @@
 the roofline.
 
 Speculative decoding pays when the tokens that a step accepts outweigh what its nodes cost, and that
-price is the device's: measured here, on the loaded model, through the same forward pass that
+cost is the device's: measured here, on the loaded model, through the same forward pass that
 decoding uses.
 
 Shapes: N nodes, T cached tokens.

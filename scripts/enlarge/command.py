@@ -2,7 +2,7 @@ r"""Make a Llama model larger without changing what it says.
 
 What: writes (or builds in memory) a model of any larger shape whose float32 logits equal the small
 model's, so its greedy tokens are the same, while its forward pass costs what that shape costs.
-Why: speed-up depends on the price of a forward pass; this measures honest end-to-end speed at the
+Why: speed-up depends on the cost of a forward pass; this measures honest end-to-end speed at the
 size of 150M, 1B or 7B parameters on any machine, with no download.
 How: with H0, H the old and new width, d0, d1 the old and new head size:
   - the residual stream is padded with zeros: whatever writes to the new channels is zero;

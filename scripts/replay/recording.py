@@ -1,12 +1,12 @@
 """What a model says after every text that a drafter ever asked about, in one file.
 
 The texts are a trie: a node is a text, its children are the texts with one more token, and each node
-has a row, the K likeliest next tokens and their logits, and probes (`model.engine.read_out`). Prompts, answers
+has a row, the K likeliest next tokens and their logits, and sketches (`model.engine.read_out`). Prompts, answers
 and rejected guesses are all paths in it, and what they share is stored once. With the greedy answers of
 every prompt that is all a train-free drafter can learn from a model, so that drafters can be scored
 without it.
 
-Shapes: M texts (the empty one included), K likeliest tokens kept, S probes.
+Shapes: M texts (the empty one included), K likeliest tokens kept, S sketches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError, first_line
 from model.commands.files import replace_file
-from model.engine.read_out import probe_ids
+from model.engine.read_out import sketch_ids
 
 FORMAT = "replay-recording-2"
 EMPTY = 0  # the node of the empty text
@@ -97,7 +97,7 @@ class Recording:
         self._children: dict[tuple[int, int], int] = {}
         self._parents = [-1]
         self._tokens = [-1]
-        num_probes = len(probe_ids(source.vocab_size))
+        num_probes = len(sketch_ids(source.vocab_size))
         # As they are named in the file, and in the order of `rows`.
         self._rows = {
             "ids": np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.int32),  # [M, K]
@@ -126,7 +126,7 @@ class Recording:
 
     def rows(self, nodes: list[int]) -> tuple[np.ndarray, ...]:
         """Return the likeliest tokens and their logits after these texts, each [N, K], and the
-        probes [N, S].
+        sketches [N, S].
         """
         return tuple(values[nodes] for values in self._rows.values())
 

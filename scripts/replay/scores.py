@@ -107,7 +107,7 @@ def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
     Raises:
         UserError: with the reason.
     """
-    if isinstance(drafter, CostAwareDrafter) and drafter.wants_prices:
+    if isinstance(drafter, CostAwareDrafter) and drafter.wants_costs:
         raise UserError(
             f"{words!r}: its trees follow the clock of this device; give a fixed number of nodes"
         )

@@ -1,13 +1,13 @@
 """A target model that answers from a recording, and asks the real one only about what is missing.
 
 It offers what the loop needs of a `TargetModel`, so that the loop itself runs unchanged: a replay
-is a run whose logits come out of a file. Logits below the K likeliest are minus infinity, but for probes; greedy
+is a run whose logits come out of a file. Logits below the K likeliest are minus infinity, but for sketches; greedy
 decoding and drafters that keep at most K candidates cannot tell.
 
 Rows are those of the pass that asked first. Another pass over the same text rounds differently, so
 that where two logits agree to the last digits a live run may rank them the other way round.
 
-Shapes: N nodes, V vocabulary, K likeliest tokens kept, S probes.
+Shapes: N nodes, V vocabulary, K likeliest tokens kept, S sketches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from model.commands.command_line import UserError
 from model.engine.cache import TreeCache
-from model.engine.read_out import probe_ids, probed
+from model.engine.read_out import sketch_ids, state_sketch
 from model.engine.target import PREFILL_CHUNK, PromptChunk, TargetModel
 from model.engine.tree import DraftTree
 from model.kernels.largest_logits import top_k
@@ -150,7 +150,7 @@ class ReplayTarget:
 
     def _ask(self, tree: DraftTree, cache: ReplayCache) -> tuple[np.ndarray, ...]:
         """Return the rows of a tree from the model, likeliest tokens and logits, each [N, K], and its
-        probes [N, S].
+        sketches [N, S].
         """
         if self._target is None or cache.live is None:
             raise MissingRowError("a text that was asked about is not in the recording")
@@ -162,13 +162,15 @@ class ReplayTarget:
         asked = DraftTree(tree.token_ids.to(target.device), tree.topology)
         logits = target.forward(asked, live)
         values, ids = top_k(logits, self.recording.source.top_k)
-        return tuple(part.cpu().numpy() for part in (ids.int(), values.float(), probed(logits)))
+        return tuple(
+            part.cpu().numpy() for part in (ids.int(), values.float(), state_sketch(logits))
+        )
 
     def _logits(self, nodes: list[int]) -> torch.Tensor:
         """Return the logits [N, V] after these texts."""
-        ids, values, probes = self.recording.rows(nodes)
+        ids, values, sketches = self.recording.rows(nodes)
         logits = torch.full((len(nodes), self.vocab_size), -torch.inf)
-        logits[:, list(probe_ids(self.vocab_size))] = torch.from_numpy(probes)
+        logits[:, list(sketch_ids(self.vocab_size))] = torch.from_numpy(sketches)
         return logits.scatter_(1, torch.from_numpy(ids).long(), torch.from_numpy(values))
 
 

@@ -24,7 +24,7 @@ from tests.model.decoded import known
 
 @pytest.mark.parametrize("most_queries", [0, 128])
 def test_every_attention_call_is_timed_and_the_kernels_are_put_back(most_queries: int) -> None:
-    if most_queries and not few_rows.few_rows_kernel():
+    if most_queries and not few_rows.short_pass_kernel():
         pytest.skip("the kernels cannot be built here")
     target = TargetModel(known("Llama, grouped heads").build())
     target.__dict__["attention"] = Attention(target.config, True, most_queries)

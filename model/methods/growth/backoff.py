@@ -6,7 +6,7 @@ from __future__ import annotations
 FIRST_WAIT, LONGEST_WAIT = 100, 1600
 
 
-class Retries:
+class Backoff:
     """Asked before every step, whether it drafts."""
 
     def __init__(self) -> None:

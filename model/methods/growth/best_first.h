@@ -1,5 +1,5 @@
 // Trees grown best first (best_first.py); how many nodes are worth
-// their price, as model/engine/budget.py; and what guesses turned out to be worth. After a pass over the model nothing is left of
+// what they cost, as model/engine/budget.py; and what guesses turned out to be worth. After a pass over the model nothing is left of
 // a step's objects in the processor's caches, so that Python spends most of a step waiting for memory; here a step
 // touches a few arrays.
 //
@@ -79,7 +79,7 @@ class Growth {
   // Grow a tree; return its nodes N, the root included.
   int64_t grow(
       Source& source, int32_t root, const Context& context, int64_t num_drafted, int64_t max_depth, bool chain_only,
-      const Prices& prices) {
+      const Prices& costs) {
     source_ = &source;
     nodes_.clear();
     guesses_.clear();
@@ -90,7 +90,7 @@ class Growth {
     chain_only_ = chain_only;
     nodes_.push_back({root, -1, 0, 0, true, context});
     if (max_depth > 0) wait(-1.0, 0, 1.0, NOWHERE, 0);
-    if (prices.count) return 1 + worth(prices);
+    if (costs.count) return 1 + worth(costs);
     int64_t drawn = 0;
     while (next() >= 0.0) ++drawn;
     return 1 + drawn;
@@ -166,13 +166,13 @@ class Growth {
     return -1.0;
   }
 
-  // Grow as long as a larger tree could pay; return how many drafted nodes are worth their price.
-  int64_t worth(const Prices& prices) {
-    double tokens = 1.0, gain = 1.0, best_rate = prices.margin / prices.milliseconds[0];
+  // Grow as long as a larger tree could pay; return how many drafted nodes are worth what they cost.
+  int64_t worth(const Prices& costs) {
+    double tokens = 1.0, gain = 1.0, best_rate = costs.margin / costs.milliseconds[0];
     int64_t num_read = 0, best = 0;
     bool is_over = false;
-    for (int64_t i = 1; i < prices.count; ++i) {
-      while (num_read < prices.sizes[i] - 1) {
+    for (int64_t i = 1; i < costs.count; ++i) {
+      while (num_read < costs.sizes[i] - 1) {
         gain = next();
         if (gain < 0.0) {
           is_over = true;
@@ -181,15 +181,15 @@ class Growth {
         tokens += gain;
         ++num_read;
       }
-      const double rate = tokens / prices.milliseconds[i];
+      const double rate = tokens / costs.milliseconds[i];
       if (rate > best_rate) {
-        best_rate = rate * prices.margin;
+        best_rate = rate * costs.margin;
         best = num_read;
       }
       bool is_hopeless = true;
-      for (int64_t larger = i + 1; larger < prices.count && is_hopeless; ++larger) {
-        const double more = (prices.sizes[larger] - prices.sizes[i]) * gain;
-        is_hopeless = tokens + more <= best_rate * prices.milliseconds[larger];
+      for (int64_t larger = i + 1; larger < costs.count && is_hopeless; ++larger) {
+        const double more = (costs.sizes[larger] - costs.sizes[i]) * gain;
+        is_hopeless = tokens + more <= best_rate * costs.milliseconds[larger];
       }
       if (is_over || is_hopeless) break;
     }

@@ -83,21 +83,21 @@ class Growth:
         sources: Sequence[str] | None = None,
     ) -> DraftTree:
         """Return the tree of the most probable nodes: at most `num_drafted`, and as many as are worth
-        their price.
+        their cost.
 
         Args:
             root: last committed token.
             num_drafted: drafted nodes, at most.
-            budget: its limits; without prices all nodes are worth theirs.
+            budget: its limits; without costs all nodes are worth theirs.
             device: of the token ids.
             sources: where guesses of each kind come from; None where all have one source.
         """
         if len(self.tokens) <= num_drafted:
             zeros = bytes((1 + num_drafted) * self.tokens.itemsize)
             self.tokens, self.parents, self._kinds = (array("i", zeros) for _ in range(3))
-        prices = budget.prices
-        sizes = array("q", prices.sizes if prices else ())
-        milliseconds = array("d", prices.milliseconds if prices else ())
+        cost_curve = budget.cost_curve
+        sizes = array("q", cost_curve.sizes if cost_curve else ())
+        milliseconds = array("d", cost_curve.milliseconds if cost_curve else ())
         count = self._grow(
             *(self._source, root, num_drafted, budget.max_depth, budget.chain_only),
             *(len(sizes), address(sizes), address(milliseconds), MARGIN),

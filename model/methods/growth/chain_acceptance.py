@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from ...engine.budget import Prices
+from ...engine.budget import CostCurve
 from .acceptance_rates import AcceptanceRates
 
 # Share of right guesses before anything is known; soon replaced by what is seen.
 PRIOR = 0.5
 
 
-class ChainRates:
+class ChainAcceptance:
     """For every kind of chain and every place in it, how often that guess is right after the others.
 
     Args:
@@ -26,10 +26,10 @@ class ChainRates:
         self._length = length
         self._rates = AcceptanceRates([PRIOR] * (num_kinds * length))
 
-    def paying(self, kind: int, length: int, prices: Prices) -> int:
-        """Return how many guesses of a chain of this kind, at most `length`, are worth their price."""
+    def paying(self, kind: int, length: int, cost_curve: CostCurve) -> int:
+        """Return how many guesses of a chain of this kind, at most `length`, are worth what they cost."""
         first = self._first(kind)
-        return prices.worth(accumulate(self._rates.rates[first : first + length], mul))
+        return cost_curve.best_size(accumulate(self._rates.rates[first : first + length], mul))
 
     def learn(self, kind: int, guess: Sequence[int], tokens: Sequence[int]) -> None:
         """Compare a chain with the tokens that came."""

@@ -1,9 +1,9 @@
-// The market of the hybrid (candidate_pool.py): Python takes ten times as long.
+// The candidate pool of the hybrid (candidate_pool.py): Python takes ten times as long.
 //
 // The arrays of rows, rates and counts are Python's, which saves and loads them; the text and the tree under way are kept
 // here.
 //
-// Shapes: N nodes of a tree, k tokens in a row, S probes, E records of nodes, V vocabulary.
+// Shapes: N nodes of a tree, k tokens in a row, S sketches, E records of nodes, V vocabulary.
 
 #include <algorithm>
 #include <array>
@@ -207,15 +207,15 @@ class Neighbours {
   explicit Neighbours(const Shared& shared) : shared_(shared) {}
 
   // Work out the states of N nodes.
-  void read(const Probes& probes, int64_t N) {
+  void read(const Probes& sketches, int64_t N) {
     const int64_t S = shared_.num_probes;
     whole_.resize(S);
     states_.resize(N * S);
     for (int64_t node = 0; node < N; ++node) {
-      const float* values = probes.values + node * probes.row_step;
+      const float* values = sketches.values + node * sketches.row_step;
       int64_t sum = 0;
       for (int64_t i = 0; i < S; ++i) {
-        const float value = values[i * probes.step], most = shared_.largest_logit;
+        const float value = values[i * sketches.step], most = shared_.largest_logit;
         const float bounded = std::isfinite(value) ? std::clamp(value, -most, most) : 0.0f;
         sum += whole_[i] = static_cast<int64_t>(std::nearbyint(bounded * static_cast<float>(shared_.logit_steps)));
       }
@@ -279,17 +279,17 @@ class Neighbours {
 
 }  // namespace
 
-struct Market {
+struct CandidatePool {
   Shared shared;
   Rates rates;
   Buckets buckets;
   SuffixIndex index;
   Neighbours neighbours;
   State end;  // after the text's last token but one
-  Growth<Market, Context> growth;
+  Growth<CandidatePool, Context> growth;
   std::vector<int32_t> frequent;  // the most frequent first
 
-  explicit Market(const Shared& shared)
+  explicit CandidatePool(const Shared& shared)
       : shared(shared),
         rates{shared.rates, shared.num_kinds, shared.most_observations},
         buckets{shared.minus_edges, shared.num_buckets},
@@ -429,78 +429,78 @@ struct Market {
     if (static_cast<int64_t>(frequent.size()) > shared.num_frequent) frequent.pop_back();
   }
 
-  std::vector<int32_t> tokens_;  // bid for at a node, and their weights
+  std::vector<int32_t> tokens_;  // proposal for at a node, and their weights
   std::vector<double> weights_;
   std::vector<int32_t> rows_;
 };
 
 extern "C" {
 
-Market* market_new(const Shared* shared) { return new Market(*shared); }
+CandidatePool* pool_new(const Shared* shared) { return new CandidatePool(*shared); }
 
-void market_free(Market* market) { delete market; }
+void pool_free(CandidatePool* pool) { delete pool; }
 
-void market_reload(Market* market) { market->reload(); }
+void pool_reload(CandidatePool* pool) { pool->reload(); }
 
-void market_start(Market* market, const int32_t* tokens, int64_t count) {
-  market->end.clear();
-  market->index.clear();
-  for (int64_t i = 0; i < count; ++i) market->index.append(tokens[i]);
+void pool_start(CandidatePool* pool, const int32_t* tokens, int64_t count) {
+  pool->end.clear();
+  pool->index.clear();
+  for (int64_t i = 0; i < count; ++i) pool->index.append(tokens[i]);
 }
 
-void market_append(Market* market, const int32_t* tokens, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) market->append(tokens[i]);
-  market->end.clear();
+void pool_append(CandidatePool* pool, const int32_t* tokens, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) pool->append(tokens[i]);
+  pool->end.clear();
 }
 
-// Rows after the tokens of a text from `begin` on: token ids and logits [count - begin, k], and probes.
-void market_write_rows(
-    Market* market, const int32_t* text, int64_t begin, int64_t count, const int32_t* token_ids, const double* logits,
-    const float* probes, int64_t row_step, int64_t step) {
-  const int64_t k = market->shared.k;
-  const int32_t* rows = market->rows_of(count - begin, token_ids, logits, k);
+// Rows after the tokens of a text from `begin` on: token ids and logits [count - begin, k], and sketches.
+void pool_write_rows(
+    CandidatePool* pool, const int32_t* text, int64_t begin, int64_t count, const int32_t* token_ids, const double* logits,
+    const float* sketches, int64_t row_step, int64_t step) {
+  const int64_t k = pool->shared.k;
+  const int32_t* rows = pool->rows_of(count - begin, token_ids, logits, k);
   for (int64_t i = begin; i < count; ++i) {
-    market->write(text + i + 1, std::min<int64_t>(LONGEST_ROW_KEY, i + 1), rows + (i - begin) * k);
+    pool->write(text + i + 1, std::min<int64_t>(LONGEST_ROW_KEY, i + 1), rows + (i - begin) * k);
   }
-  if (!probes) return;
-  market->neighbours.read({probes, row_step, step}, count - begin);
-  for (int64_t i = 0; i < count - begin; ++i) market->record(text[begin + i], i - 1, i, rows + i * k);
-  market->remember_end(count - begin - 1);
+  if (!sketches) return;
+  pool->neighbours.read({sketches, row_step, step}, count - begin);
+  for (int64_t i = 0; i < count - begin; ++i) pool->record(text[begin + i], i - 1, i, rows + i * k);
+  pool->remember_end(count - begin - 1);
 }
 
 // Grow a tree at the end of the text: tokens, parents and kinds [N], the root first; returns N.
-int64_t market_grow(
-    Market* market, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_prices,
+int64_t pool_grow(
+    CandidatePool* pool, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_prices,
     const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
-  const Last last = market->index.end(LONGEST_KEY);
-  const int8_t* state = market->end.empty() ? nullptr : market->end.data();
-  const Neighbour neighbour = market->neighbours.find(*(last.from_end(1)), state);
-  const Context context{last, market->index.match_end(), neighbour};
-  const Prices prices{num_prices, sizes, milliseconds, margin};
-  const int64_t N = market->growth.grow(*market, root, context, num_drafted, max_depth, chain_only, prices);
-  market->growth.put_in_order(N, tokens, parents, kinds);
+  const Last last = pool->index.end(LONGEST_KEY);
+  const int8_t* state = pool->end.empty() ? nullptr : pool->end.data();
+  const Neighbour neighbour = pool->neighbours.find(*(last.from_end(1)), state);
+  const Context context{last, pool->index.match_end(), neighbour};
+  const Prices costs{num_prices, sizes, milliseconds, margin};
+  const int64_t N = pool->growth.grow(*pool, root, context, num_drafted, max_depth, chain_only, costs);
+  pool->growth.put_in_order(N, tokens, parents, kinds);
   return N;
 }
 
 // Learn from the last tree, N nodes: tokens and parents [N], the accepted path and the tokens that came along it, and
-// the likeliest `width` tokens after every node with their logits [N, width], and probes.
-void market_learn(
-    Market* market, int64_t N, const int32_t* tokens, const int32_t* parents, const int64_t* path, int64_t path_length,
+// the likeliest `width` tokens after every node with their logits [N, width], and sketches.
+void pool_learn(
+    CandidatePool* pool, int64_t N, const int32_t* tokens, const int32_t* parents, const int64_t* path, int64_t path_length,
     const int32_t* emitted, int64_t num_emitted, const int32_t* token_ids, const double* logits, int64_t width,
-    const float* probes, int64_t row_step, int64_t step) {
-  const auto& growth = market->growth;
-  growth.teach(market->rates, path, emitted, std::min(path_length, num_emitted));
+    const float* sketches, int64_t row_step, int64_t step) {
+  const auto& growth = pool->growth;
+  growth.teach(pool->rates, path, emitted, std::min(path_length, num_emitted));
   std::vector<Last> contexts(N);
-  contexts[0] = market->index.end(LONGEST_ROW_KEY);
+  contexts[0] = pool->index.end(LONGEST_ROW_KEY);
   for (int64_t node = 1; node < N; ++node) {
     contexts[node] = contexts[parents[node]];
     contexts[node].push(tokens[node]);
   }
-  const int32_t* rows = market->rows_of(N, token_ids, logits, width);
-  const int64_t k = market->shared.k;
+  const int32_t* rows = pool->rows_of(N, token_ids, logits, width);
+  const int64_t k = pool->shared.k;
   const auto write = [&](int64_t node) {
     const Last& last = contexts[node];
-    market->write(last.from_end(0), std::min(LONGEST_ROW_KEY, last.count), rows + node * k);
+    pool->write(last.from_end(0), std::min(LONGEST_ROW_KEY, last.count), rows + node * k);
   };
   // Of equal contexts the last written wins: the accepted nodes, and of others the deeper one.
   std::vector<int64_t> others;
@@ -512,12 +512,12 @@ void market_learn(
   });
   for (const int64_t node : others) write(node);
   for (int64_t i = 0; i < path_length; ++i) write(path[i]);
-  if (probes) {
-    market->neighbours.read({probes, row_step, step}, N);
-    for (int64_t node = 0; node < N; ++node) market->record(tokens[node], parents[node], node, rows + node * k);
+  if (sketches) {
+    pool->neighbours.read({sketches, row_step, step}, N);
+    for (int64_t node = 0; node < N; ++node) pool->record(tokens[node], parents[node], node, rows + node * k);
   }
-  market_append(market, emitted, num_emitted);
-  if (probes) market->remember_end(path[path_length - 1]);
+  pool_append(pool, emitted, num_emitted);
+  if (sketches) pool->remember_end(path[path_length - 1]);
 }
 
 }  // extern "C"

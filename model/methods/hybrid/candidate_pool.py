@@ -1,8 +1,8 @@
-"""The market of the hybrid: what every source bids for the next token, and trees of the best bids.
+"""The candidate pool of the hybrid: what every source proposes for the next token, and trees of the best proposes.
 
-The text, trees and bids are those of C++ (`candidate_pool.cpp`), which writes into the arrays kept here.
+The text, trees and proposes are those of C++ (`candidate_pool.cpp`), which writes into the arrays kept here.
 
-Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S probes, V vocabulary.
+Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S sketches, V vocabulary.
 """
 
 from __future__ import annotations
@@ -95,25 +95,25 @@ class _Shared(ctypes.Structure):
 
 
 @cache
-def library_of_market() -> ctypes.CDLL:
-    what = "the market of the hybrid (once, about 2 s)"
+def library_of_pool() -> ctypes.CDLL:
+    what = "the candidate pool of the hybrid (once, about 2 s)"
     tree = (NUMBER, POINTER, POINTER)
-    text, probes = (POINTER, POINTER, NUMBER, NUMBER), (POINTER, NUMBER, NUMBER)
+    text, sketches = (POINTER, POINTER, NUMBER, NUMBER), (POINTER, NUMBER, NUMBER)
     path, emitted, candidates = (POINTER, NUMBER), (POINTER, NUMBER), (POINTER, POINTER, NUMBER)
     functions: Functions = {
-        "market_new": (POINTER, (POINTER,)),
-        "market_free": (None, (POINTER,)),
-        "market_reload": (None, (POINTER,)),
-        "market_start": (None, (POINTER, POINTER, NUMBER)),
-        "market_append": (None, (POINTER, POINTER, NUMBER)),
-        "market_write_rows": (None, (*text, POINTER, POINTER, *probes)),
-        "market_grow": (NUMBER, GROW_ARGUMENTS),
-        "market_learn": (None, (POINTER, *tree, *path, *emitted, *candidates, *probes)),
+        "pool_new": (POINTER, (POINTER,)),
+        "pool_free": (None, (POINTER,)),
+        "pool_reload": (None, (POINTER,)),
+        "pool_start": (None, (POINTER, POINTER, NUMBER)),
+        "pool_append": (None, (POINTER, POINTER, NUMBER)),
+        "pool_write_rows": (None, (*text, POINTER, POINTER, *sketches)),
+        "pool_grow": (NUMBER, GROW_ARGUMENTS),
+        "pool_learn": (None, (POINTER, *tree, *path, *emitted, *candidates, *sketches)),
     }
     return loaded(SOURCE, what, functions)
 
 
-class Market:
+class CandidatePool:
     """All sources, and what their guesses were worth.
 
     Args:
@@ -129,7 +129,7 @@ class Market:
         self.neighbours = Neighbours(num_neighbours, k, vocab_size)
         self._rates = AcceptanceRates(KIND_CENTRES + FREQUENT_PRIORS)
         self._frequent = FrequentTokens(vocab_size)
-        self._library = library = library_of_market()
+        self._library = library = library_of_pool()
         weights = (ROW_WEIGHTS, MATCH_WEIGHTS, KIND_CENTRES, NEIGHBOUR_WEIGHTS)
         constants = [np.array(numbers) for numbers in (MINUS_EDGES, *weights)]
         learned = (self._rates.array, self._frequent.state().numpy())
@@ -142,14 +142,14 @@ class Market:
         numbers = (*sizes, *kinds, *records, *doubles)
         shared = _Shared(*numbers, *(values.ctypes.data for values in arrays))
         self._arrays = arrays  # which C++ reads and writes
-        self._market = library.market_new(ctypes.byref(shared))
-        weakref.finalize(self, library.market_free, self._market)
-        self._growth = Growth(library.market_grow, self._market)
+        self._pool = library.pool_new(ctypes.byref(shared))
+        weakref.finalize(self, library.pool_free, self._pool)
+        self._growth = Growth(library.pool_grow, self._pool)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a text: index the prompt."""
         tokens = array("i", prompt_ids)
-        self._library.market_start(self._market, address(tokens), len(tokens))
+        self._library.pool_start(self._pool, address(tokens), len(tokens))
 
     def write_rows(
         self,
@@ -157,23 +157,23 @@ class Market:
         begin: int,
         token_ids: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
-        probes: torch.Tensor | None = None,
+        sketches: torch.Tensor | None = None,
     ) -> None:
         """Make rows of what follows each token of a text from `begin` on: k tokens and their logits, and
-        the probes of all [C, S].
+        the sketches of all [C, S].
         """
         tokens, rows = array("i", text), flat("i", token_ids)
         values = flat("d", logits)
-        self._library.market_write_rows(
-            *(self._market, address(tokens), begin, len(tokens), address(rows), address(values)),
-            *_places(probes),
+        self._library.pool_write_rows(
+            *(self._pool, address(tokens), begin, len(tokens), address(rows), address(values)),
+            *_places(sketches),
         )
 
     def grow(
         self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
     ) -> DraftTree:
         """Return the tree of the most probable nodes: at most `num_nodes`, without the root, and as many
-        as are worth their price.
+        as are worth what they cost.
         """
         return self._growth.grow(root, num_nodes, budget, device, KIND_SOURCES)
 
@@ -185,17 +185,17 @@ class Market:
         path, emitted = array("q", acceptance.path), array("i", acceptance.tokens)
         token_ids, logits = acceptance.candidates
         rows, values = flat("i", token_ids), flat("d", logits)
-        self._library.market_learn(
-            *(self._market, tree.topology.num_nodes, address(tokens), address(parents)),
+        self._library.pool_learn(
+            *(self._pool, tree.topology.num_nodes, address(tokens), address(parents)),
             *(address(path), len(path), address(emitted), len(emitted)),
             *(address(rows), address(values), len(token_ids[0])),
-            *_places(acceptance.probes),
+            *_places(acceptance.sketches),
         )
 
     def append(self, tokens: Iterable[int]) -> None:
         """Take over new tokens of the text, of whose states nothing is known."""
         new = array("i", tokens)
-        self._library.market_append(self._market, address(new), len(new))
+        self._library.pool_append(self._pool, address(new), len(new))
 
     def reset(self) -> None:
         """Forget the rows, the states, and what guesses were worth."""
@@ -203,7 +203,7 @@ class Market:
         self.neighbours.reset()
         self._rates.reset()
         self._frequent.reset()
-        self._library.market_reload(self._market)
+        self._library.pool_reload(self._pool)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the rows, the states, what guesses were worth, and the counts of tokens."""
@@ -223,11 +223,11 @@ class Market:
         self._frequent.load_state(tensors["counts"])
         self.tables.load_memory(tensors)
         self.neighbours.load_memory(tensors)
-        self._library.market_reload(self._market)
+        self._library.pool_reload(self._pool)
 
 
-def _places(probes: torch.Tensor | None) -> tuple[int | None, int, int]:
-    """Return where probes [N, S] begin, and how far nodes and probes are apart; nowhere, of none."""
-    if probes is None:
+def _places(sketches: torch.Tensor | None) -> tuple[int | None, int, int]:
+    """Return where sketches [N, S] begin, and how far nodes and sketches are apart; nowhere, of none."""
+    if sketches is None:
         return None, 0, 0
-    return probes.data_ptr(), probes.stride(0), probes.stride(1)
+    return sketches.data_ptr(), sketches.stride(0), sketches.stride(1)

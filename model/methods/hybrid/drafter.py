@@ -1,4 +1,4 @@
-"""Hybrid: every source bids for every node, and one calibrated probability decides.
+"""Hybrid: every source proposes for every node, and one calibrated probability decides.
 
 Sources are rows of likely next tokens, recycled from every verified node (rejected ones included) and
 keyed by the last one, two and three tokens, the row of the node with the same token before which the
@@ -26,11 +26,11 @@ from ...budget.measure import MAX_MEASURED_NODES
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import DraftBudget
 from ...engine.drafter import VerifiedStep, check_topk, wrong_tensors
-from ...engine.read_out import probed
+from ...engine.read_out import state_sketch
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, budget_option, check_options, option
-from .candidate_pool import Market, library_of_market
+from .candidate_pool import CandidatePool, library_of_pool
 from .row_tables import LONGEST_KEY
 
 MAX_DEPTH = 24
@@ -67,7 +67,7 @@ class HybridConfig:
         check_options(self)
         if not 8 <= self.table_bits <= 24:
             raise ValueError(f"table_bits: got {self.table_bits}; allowed: 8 to 24")
-        library_of_market()  # now: where it cannot be built, no weights need load
+        library_of_pool()  # now: where it cannot be built, no weights need load
 
 
 class HybridDrafter(CostAwareDrafter):
@@ -80,61 +80,61 @@ class HybridDrafter(CostAwareDrafter):
         check_topk(config.output_id_topk, vocab_size)
         self.num_candidates = config.output_id_topk
         self.is_cold = config.start == "cold"
-        self.wants_prices = config.budget == "auto"
+        self.wants_costs = config.budget == "auto"
         self.harvests_prompt = config.harvest_prompt
-        if config.harvest_prompt is None and not self.wants_prices:
+        if config.harvest_prompt is None and not self.wants_costs:
             self.harvests_prompt = True
         self.max_nodes = 1 + config.num_nodes
-        self._market = Market(
+        self._pool = CandidatePool(
             2**config.table_bits, self.num_candidates, vocab_size, config.neighbours
         )
-        self.wants_probes = config.neighbours > 0
+        self.wants_sketches = config.neighbours > 0
         self._before: tuple[int, ...] = ()  # last tokens of the prompt's chunks so far
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Index the prompt."""
-        self._market.start(prompt_ids)
+        self._pool.start(prompt_ids)
         self._before = ()
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Make rows of a chunk of the prompt."""
         values, top_ids = top_k(logits, self.num_candidates)
         text = (*self._before, *token_ids)
-        probes = probed(logits).cpu() if self.wants_probes else None
+        sketches = state_sketch(logits).cpu() if self.wants_sketches else None
         begin = len(self._before)
-        self._market.write_rows(text, begin, top_ids.tolist(), values.tolist(), probes)
+        self._pool.write_rows(text, begin, top_ids.tolist(), values.tolist(), sketches)
         self._before = text[1 - LONGEST_KEY :]
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Grow the tree of the most probable nodes."""
         depth = min(budget.max_depth, MAX_DEPTH)
-        limits = DraftBudget(depth, budget.chain_only, budget.prices)
-        return self._market.grow(context[-1], self.config.num_nodes, limits, self.device)
+        limits = DraftBudget(depth, budget.chain_only, budget.cost_curve)
+        return self._pool.grow(context[-1], self.config.num_nodes, limits, self.device)
 
     def observe(self, step: VerifiedStep) -> None:
         """Make rows of every node, the accepted path last, and index the new tokens."""
-        self._market.learn(step.tree, step.acceptance)
+        self._pool.learn(step.tree, step.acceptance)
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Index the new tokens."""
-        self._market.append(tokens)
+        self._pool.append(tokens)
 
     def reset(self) -> None:
         """Forget the rows, and what guesses were worth."""
-        self._market.reset()
+        self._pool.reset()
 
     def describe(self) -> str:
         """Return the size of the tables."""
-        size = self._market.tables.num_bytes / 2**20
+        size = self._pool.tables.num_bytes / 2**20
         text = f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MB"
-        if self.wants_probes:
-            text += f"; rows by state: {self._market.neighbours.num_bytes / 2**20:.1f} MB"
+        if self.wants_sketches:
+            text += f"; rows by state: {self._pool.neighbours.num_bytes / 2**20:.1f} MB"
         counts = 4 * self.vocab_size / 2**20
         return f"{text}; counts of tokens: {counts:.1f} MB"
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the rows, the states, what guesses were worth, and the counts of tokens."""
-        return self._market.memory()
+        return self._pool.memory()
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over saved tables.
@@ -144,4 +144,4 @@ class HybridDrafter(CostAwareDrafter):
         """
         if set(tensors) != set(self.memory()):
             raise ValueError(wrong_tensors(tensors, self.memory()))
-        self._market.load_memory(tensors)
+        self._pool.load_memory(tensors)

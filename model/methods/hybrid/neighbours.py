@@ -2,11 +2,11 @@
 
 A row of the last one to three tokens knows no more of its context than these. The state after the token before
 knows all of it: of the nodes verified with the same token, the one before which the model was in the likest state
-says best what follows. States are compared by their probes (`engine.state_sketch`), which every pass brings along.
+says best what follows. States are compared by their sketches (`engine.read_out`), which every pass brings along.
 
 A ring of records, one for each verified node, so that memory is bounded: the newest overwrites the oldest.
 
-Shapes: E records, k entries in a row, S probes, V vocabulary, N nodes.
+Shapes: E records, k entries in a row, S sketches, V vocabulary, N nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from ...engine.read_out import probe_ids
+from ...engine.read_out import sketch_ids
 from .row_tables import check_entries
 
 # Records, at most, and what they and the tokens take with the default k: beside 10 MB of rows of tokens, the
@@ -46,7 +46,7 @@ class Neighbours:
     """
 
     def __init__(self, num_compared: int, k: int, vocab_size: int) -> None:
-        num_probes = len(probe_ids(vocab_size))
+        num_probes = len(sketch_ids(vocab_size))
         bytes_of_record = 2 * num_probes + 4 + 4 * k + 8
         bytes_left = MOST_BYTES - vocab_size * BYTES_OF_TOKEN - 8  # of the count
         num_records = max(1, min(NUM_RECORDS, bytes_left // bytes_of_record))

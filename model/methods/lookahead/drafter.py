@@ -23,11 +23,11 @@ from typing import NamedTuple
 import torch
 
 from ...budget.paced import CostAwareDrafter
-from ...engine.budget import DraftBudget, Prices
+from ...engine.budget import CostCurve, DraftBudget
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import budget_option, check_options, option
-from ..growth.backoff import Retries
+from ..growth.backoff import Backoff
 
 # For the automatic budget: drafted tokens accepted in a step, before anything is known; steps that
 # their mean is taken over.
@@ -74,14 +74,14 @@ class LookaheadDrafter(CostAwareDrafter):
         # first token -> the N-1 tokens that follow it in an n-gram, the latest last
         self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._last_nodes: list[int] = []
-        self.wants_prices = config.budget == "auto"
-        self._retries = Retries()
+        self.wants_costs = config.budget == "auto"
+        self._backoff = Backoff()
         self.reset()
 
     def reset(self) -> None:
         """Forget how often drafts paid; the window and the pool are each text's own."""
         self._gain = FIRST_GAIN
-        self._retries.reset()
+        self._backoff.reset()
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Feed the pool from the prompt and begin a window of random prompt tokens (the same every
@@ -98,8 +98,8 @@ class LookaheadDrafter(CostAwareDrafter):
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return window and guesses; the best guess alone where only a chain can be verified."""
         tokens, parents, last_nodes = self._nodes(context[-1], budget)
-        prices = budget.prices
-        if prices and not self._retries.allow(self._pays(len(tokens), prices)):
+        cost_curve = budget.cost_curve
+        if cost_curve and not self._backoff.allow(self._pays(len(tokens), cost_curve)):
             tokens, parents, last_nodes = tokens[:1], parents[:1], []
         self._last_nodes = last_nodes
         return DraftTree.from_lists(tokens, tuple(parents), self.device)
@@ -136,9 +136,9 @@ class LookaheadDrafter(CostAwareDrafter):
         self._rows = [*self._rows[1:], predictions]
         self._rows[0] = self._rows[0][1:]
 
-    def _pays(self, num_nodes: int, prices: Prices) -> bool:
+    def _pays(self, num_nodes: int, cost_curve: CostCurve) -> bool:
         """Whether window and guesses as a whole pay, so many nodes: they cannot be had in part."""
-        return (1.0 + self._gain) / prices.of(num_nodes) > 1.0 / prices.milliseconds[0]
+        return (1.0 + self._gain) / cost_curve.of(num_nodes) > 1.0 / cost_curve.milliseconds[0]
 
     def _window_within(self, max_depth: int) -> _Nodes:
         """Return the window's nodes, or none of them where its depth does not fit."""

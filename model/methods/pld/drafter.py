@@ -21,7 +21,7 @@ from ...engine.budget import DraftBudget
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import budget_option, check_options, option
-from ..growth.chain_acceptance import ChainRates
+from ..growth.chain_acceptance import ChainAcceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class PldDrafter(CostAwareDrafter):
     def __init__(self, config: PldConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
         self.max_nodes = 1 + config.num_pred_tokens
-        self.wants_prices = config.budget == "auto"
+        self.wants_costs = config.budget == "auto"
         # By the length of the n-gram behind it.
-        self._rates = ChainRates(config.max_ngram_size, config.num_pred_tokens)
+        self._rates = ChainAcceptance(config.max_ngram_size, config.num_pred_tokens)
         self._guess: list[int] = []
         self._ngram_size = 0
         self._text: list[int] = []
@@ -79,8 +79,8 @@ class PldDrafter(CostAwareDrafter):
                 self._guess, self._ngram_size = text[start:end], size
                 break
         drafted = len(self._guess)
-        if budget.prices:
-            drafted = self._rates.paying(self._ngram_size - 1, drafted, budget.prices)
+        if budget.cost_curve:
+            drafted = self._rates.paying(self._ngram_size - 1, drafted, budget.cost_curve)
         return DraftTree.chain([text[-1], *self._guess[:drafted]], self.device)
 
     def observe(self, step: VerifiedStep) -> None:

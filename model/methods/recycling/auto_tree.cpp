@@ -144,8 +144,8 @@ void rows_free(RowGuesses* rows) { delete rows; }
 int64_t rows_grow(
     RowGuesses* rows, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_prices,
     const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
-  const Prices prices{num_prices, sizes, milliseconds, margin};
-  const int64_t N = rows->growth.grow(*rows, root, root, num_drafted, max_depth, chain_only, prices);
+  const Prices costs{num_prices, sizes, milliseconds, margin};
+  const int64_t N = rows->growth.grow(*rows, root, root, num_drafted, max_depth, chain_only, costs);
   rows->growth.put_in_order(N, tokens, parents, kinds);
   return N;
 }

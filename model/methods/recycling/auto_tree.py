@@ -72,7 +72,7 @@ def library_of_guesses() -> ctypes.CDLL:
     return loaded(SOURCE, what, functions)
 
 
-class RowGuesses:
+class AutoTree:
     """Coded probabilities beside the matrix, and what they turned out to be worth.
 
     Args:
@@ -112,7 +112,7 @@ class RowGuesses:
         self._library.rows_append(self._rows, address(new), len(new))
 
     def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
-        """Return the tree of the most probable nodes that are worth their price."""
+        """Return the tree of the most probable nodes that are worth what they cost."""
         self._check(root)
         self._is_grown = True
         return self._growth.grow(root, MAX_MEASURED_NODES - 1, budget, device)

@@ -32,7 +32,7 @@ from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, check_options, option
 from .adjacency import AdjacencyMatrix, DeviceTemplate
-from .auto_tree import RowGuesses, library_of_guesses
+from .auto_tree import AutoTree, library_of_guesses
 from .tree_template import TreeTemplate, load_template
 
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
@@ -130,12 +130,12 @@ class RecyclingDrafter(CostAwareDrafter):
             # The published loop stops once more than max_new_tokens + 1 tokens stand; the steps beyond
             # the limit still write rows that later questions draft from.
             self.quirks = Quirks(overrun=2, keeps_warmup=True)
-        self._guesses: RowGuesses | None = None
+        self._guesses: AutoTree | None = None
         self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device)
-        self.wants_prices = config.tree_version == AUTO
-        if self.wants_prices or is_average:
-            self._guesses = RowGuesses(self._matrix, is_average)
-        if self.wants_prices:
+        self.wants_costs = config.tree_version == AUTO
+        if self.wants_costs or is_average:
+            self._guesses = AutoTree(self._matrix, is_average)
+        if self.wants_costs:
             self.max_nodes = MAX_MEASURED_NODES
         else:
             self._template = load_template(config.tree_version)
@@ -170,7 +170,7 @@ class RecyclingDrafter(CostAwareDrafter):
         """Fill the template from the matrix, level by level; or grow a tree as long as it pays."""
         if context[-1] >= self.vocab_size:  # some prompts' tokens have no logit, and no row
             return DraftTree.chain(context[-1:], self.device)
-        if self._guesses and self.wants_prices:  # --tree-version auto
+        if self._guesses and self.wants_costs:  # --tree-version auto
             return self._guesses.grow(context[-1], budget, self.device)
         template = self._template.within(budget)
         token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)

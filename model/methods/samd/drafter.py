@@ -29,7 +29,7 @@ from ...engine.budget import DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, budget_option, check_options, option
-from ..growth.chain_acceptance import ChainRates
+from ..growth.chain_acceptance import ChainAcceptance
 from ..registry import drafter_class
 from .static_automaton import Follower, StaticAutomaton
 from .suffix_automaton import SuffixAutomaton
@@ -137,14 +137,14 @@ class SamdDrafter(CostAwareDrafter):
         self.max_nodes = max(1 + config.num_pred_tokens, inner.max_nodes)
         self.harvests_prompt = inner.harvests_prompt
         self.num_candidates = inner.num_candidates
-        self.wants_prices = (
-            isinstance(inner, CostAwareDrafter) and inner.wants_prices
+        self.wants_costs = (
+            isinstance(inner, CostAwareDrafter) and inner.wants_costs
         ) or config.budget == "auto"
         self.is_cold = inner.is_cold
         self._text = SuffixAutomaton()
         self._follower: Follower | None = None
         self._chain: _Chain | None = None
-        self._rates = ChainRates(LONGEST_KIND, config.num_pred_tokens)
+        self._rates = ChainAcceptance(LONGEST_KIND, config.num_pred_tokens)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Read the prompt into the text's automaton, and follow it through the corpus's."""
@@ -164,8 +164,8 @@ class SamdDrafter(CostAwareDrafter):
         chain = self._best_chain(min(self.config.num_pred_tokens, budget.max_depth))
         self._chain = chain if chain.length >= self._threshold and chain.tokens else None
         drafted = len(chain.tokens) if self._chain else 0
-        if drafted and budget.prices and self.config.budget == "auto":
-            drafted = self._rates.paying(chain.length - 1, drafted, budget.prices)
+        if drafted and budget.cost_curve and self.config.budget == "auto":
+            drafted = self._rates.paying(chain.length - 1, drafted, budget.cost_curve)
         if drafted:
             tree = DraftTree.chain([context[-1], *chain.tokens[:drafted]], self.device)
             return replace(tree, sources=(chain.source,) * (1 + drafted))

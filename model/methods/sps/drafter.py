@@ -24,16 +24,16 @@ from types import MappingProxyType
 
 import torch
 
-from ...budget.cost_model import StepCosts
+from ...budget.cost_model import CostModel
 from ...budget.measure import step_costs
 from ...budget.paced import CostAwareDrafter
-from ...engine.budget import DraftBudget, Prices
+from ...engine.budget import CostCurve, DraftBudget
 from ...engine.cache import TreeCache
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree, TreeTopology
 from ...options import DTYPES, budget_option, check_options, option
-from ..growth.backoff import Retries
-from ..growth.chain_acceptance import ChainRates
+from ..growth.backoff import Backoff
+from ..growth.chain_acceptance import ChainAcceptance
 from .draft_model import check_draft_model, load_draft_model
 
 # Rows that the draft model's cache gains when it is full: it is not told how long the text gets.
@@ -84,9 +84,9 @@ class SpsDrafter(CostAwareDrafter):
         self._num_tokens = len(self._model.model.get_input_embeddings().weight)
         self._cache = self._model.new_cache(0)
         self._context_limit = math.inf
-        self.wants_prices = config.budget == "auto"
-        self._rates = ChainRates(1, config.num_draft_tokens)
-        self._retries = Retries()
+        self.wants_costs = config.budget == "auto"
+        self._rates = ChainAcceptance(1, config.num_draft_tokens)
+        self._backoff = Backoff()
 
     @torch.inference_mode()
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -96,7 +96,7 @@ class SpsDrafter(CostAwareDrafter):
         if max(prompt_ids) >= self._num_tokens:
             self._context_limit = 0  # a token without a logit, which the draft model lacks
         self._cache = self._model.new_cache(len(prompt_ids) + MORE_ROWS)
-        if not self._retries.is_waiting and len(prompt_ids) <= self._context_limit:
+        if not self._backoff.is_waiting and len(prompt_ids) <= self._context_limit:
             self._read(prompt_ids, self._cache)
 
     @torch.inference_mode()
@@ -105,8 +105,8 @@ class SpsDrafter(CostAwareDrafter):
         # The draft model reads the text and its guesses but the last.
         room = self._context_limit + 1 - len(context)
         length = int(min(self.config.num_draft_tokens, budget.max_depth, room))
-        if length >= 1 and budget.prices and self.wants_prices:
-            length = self._paying(length, budget.prices)
+        if length >= 1 and budget.cost_curve and self.wants_costs:
+            length = self._paying(length, budget.cost_curve)
         if length < 1:
             return DraftTree.chain([context[-1]], self.device)
         cache = self._roomy_cache(len(context) + length)
@@ -135,9 +135,9 @@ class SpsDrafter(CostAwareDrafter):
     def reset(self) -> None:
         """Forget how often guesses were right."""
         self._rates.reset()
-        self._retries.reset()
+        self._backoff.reset()
 
-    def draft_costs(self) -> StepCosts:
+    def draft_costs(self) -> CostModel:
         """Return what the draft model's passes cost: one is taken for every guess."""
         return step_costs(self._model)
 
@@ -146,10 +146,10 @@ class SpsDrafter(CostAwareDrafter):
         parameters = sum(part.numel() for part in self._model.model.parameters())
         return f"draft model of {parameters / 1e6:.1f}M parameters, {self._model.dtype}"
 
-    def _paying(self, length: int, prices: Prices) -> int:
-        """Return how many guesses are worth their price; now and then one that is not, to learn."""
-        paying = self._rates.paying(0, length, prices)
-        return (paying or 1) if self._retries.allow(paying > 0) else 0
+    def _paying(self, length: int, cost_curve: CostCurve) -> int:
+        """Return how many guesses are worth what they cost; now and then one that is not, to learn."""
+        paying = self._rates.paying(0, length, cost_curve)
+        return (paying or 1) if self._backoff.allow(paying > 0) else 0
 
     def _read(self, token_ids: Sequence[int], cache: TreeCache) -> None:
         """Read a text up to its last token, from where the cache's rows end."""

@@ -1,4 +1,4 @@
-"""Prices decide how many nodes are drafted; costs are measured once and kept.
+"""CostCurve decide how many nodes are drafted; costs are measured once and kept.
 
 Run: pytest tests/model/budget/test_cost_model.py
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from model.budget import measure as module
-from model.budget.cost_model import CONTEXTS, REFRESH, StepCosts
+from model.budget.cost_model import CONTEXTS, REFRESH, CostModel
 from model.budget.measure import (
     MAX_MEASURED_NODES,
     PLAN,
@@ -22,7 +22,7 @@ from model.budget.measure import (
     read_or_measure,
 )
 from model.compiled.target import NODE_BUCKETS, StaticTarget
-from model.engine.budget import MARGIN, Prices
+from model.engine.budget import MARGIN, CostCurve
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
@@ -30,15 +30,15 @@ from tests.model.family import Family
 
 LLAMA = "Llama, grouped heads"
 
-FLAT = Prices((1, 8, 64), (1.0, 1.0, 1.0))
-STEEP = Prices((1, 2, 4, 8), (1.0, 2.0, 4.0, 8.0))
+FLAT = CostCurve((1, 8, 64), (1.0, 1.0, 1.0))
+STEEP = CostCurve((1, 2, 4, 8), (1.0, 2.0, 4.0, 8.0))
 
 
 def test_where_nodes_are_free_all_are_drafted_and_where_they_cost_a_pass_none() -> None:
     gains = [0.9**depth for depth in range(1, 40)]
-    assert FLAT.worth(gains) == 39
-    assert STEEP.worth(gains) == 0
-    assert FLAT.worth([]) == 0
+    assert FLAT.best_size(gains) == 39
+    assert STEEP.best_size(gains) == 0
+    assert FLAT.best_size([]) == 0
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -46,15 +46,15 @@ def test_the_choice_is_the_best_rate_of_all(seed: int) -> None:
     source = random.Random(seed)
     sizes = (1, *sorted(source.sample(range(2, 40), 5)))
     costs = sorted(1 + source.random() * 3 for _ in sizes)
-    prices = Prices(sizes, tuple(costs))
+    cost_curve = CostCurve(sizes, tuple(costs))
     gains = sorted((source.random() for _ in range(source.randrange(50))), reverse=True)
 
     def rate(num_drafted: int) -> float:
-        return (1 + sum(gains[:num_drafted])) / prices.of(num_drafted + 1)
+        return (1 + sum(gains[:num_drafted])) / cost_curve.of(num_drafted + 1)
 
     choices = {0, *(min(size - 1, len(gains)) for size in sizes if size - 1 <= len(gains) + 40)}
     best = max(rate(choice) for choice in choices)
-    found = rate(prices.worth(iter(gains)))
+    found = rate(cost_curve.best_size(iter(gains)))
     assert found >= best / MARGIN ** (len(sizes)), "within the margins of the steps taken"
 
 
@@ -66,34 +66,34 @@ def test_gains_are_read_no_further_than_a_larger_tree_could_pay() -> None:
             read.append(number)
             yield 0.01
 
-    assert Prices((1, 2, 4, 64), (1.0, 1.5, 2.0, 20.0)).worth(gains()) == 0  # type: ignore[arg-type]
+    assert CostCurve((1, 2, 4, 64), (1.0, 1.5, 2.0, 20.0)).best_size(gains()) == 0  # type: ignore[arg-type]
     assert len(read) == 1
 
 
 def test_costs_grow_with_the_context() -> None:
-    costs = StepCosts((1, 8), near=(1.0, 2.0), far=(2.0, 5.0))
+    costs = CostModel((1, 8), near=(1.0, 2.0), far=(2.0, 5.0))
     at = [costs.at(context).milliseconds for context in (0, *CONTEXTS, 5000)]
     assert at == sorted(at)
     assert costs.at(700).milliseconds[1] == pytest.approx(3.3, abs=0.2)
 
 
 def decoded(
-    costs: StepCosts,
+    costs: CostModel,
     num_nodes: int,
     milliseconds: float,
     num_steps: int,
     plain_milliseconds: float = 1.0,
-) -> StepCosts:
+) -> CostModel:
     """Return costs after so many steps over this many nodes, and the plain ones that they ask for."""
     for _ in range(num_steps):
-        while costs.pace.is_resting:
+        while costs.switch.is_resting:
             costs.learn(1, 1, CONTEXTS[0], int(plain_milliseconds * 1e6))
         costs.learn(num_nodes, 8, CONTEXTS[0], int(milliseconds * 1e6))
     return costs
 
 
 def test_prices_follow_what_steps_take() -> None:
-    costs = StepCosts((1, 4, 8), near=(1.0, 1.2, 1.4), far=(1.0, 1.2, 1.4))
+    costs = CostModel((1, 4, 8), near=(1.0, 1.2, 1.4), far=(1.0, 1.2, 1.4))
     decoded(costs, 7, 2.8, 200)  # twice what was measured
     one, four, eight = costs.at(CONTEXTS[0]).milliseconds
     assert one == pytest.approx(1.0, rel=0.05)
@@ -106,7 +106,7 @@ def test_prices_follow_what_steps_take() -> None:
 
 
 def test_a_device_that_became_faster_changes_no_ratio() -> None:
-    costs = StepCosts((1, 8), near=(4.0, 6.0), far=(4.0, 6.0))
+    costs = CostModel((1, 8), near=(4.0, 6.0), far=(4.0, 6.0))
     decoded(costs, 8, 6.0, 100, plain_milliseconds=4.0)
     before = costs.at(CONTEXTS[0]).milliseconds
     assert before == pytest.approx((4.0, 6.0), rel=0.01)
@@ -115,7 +115,7 @@ def test_a_device_that_became_faster_changes_no_ratio() -> None:
 
 
 def test_a_disturbed_step_hardly_moves_a_price() -> None:
-    costs = decoded(StepCosts((1, 8), near=(1.0, 1.5), far=(1.0, 1.5)), 8, 1.5, 2 * REFRESH)
+    costs = decoded(CostModel((1, 8), near=(1.0, 1.5), far=(1.0, 1.5)), 8, 1.5, 2 * REFRESH)
     before = costs.at(CONTEXTS[0]).milliseconds[1]
     decoded(costs, 8, 900.0, 1)
     decoded(costs, 8, 1.5, REFRESH - 1)
@@ -123,7 +123,7 @@ def test_a_disturbed_step_hardly_moves_a_price() -> None:
 
 
 def test_a_smaller_pass_never_costs_more() -> None:
-    costs = StepCosts((1, 4, 8), near=(1.0, 3.0, 2.0), far=(1.0, 3.0, 2.0))
+    costs = CostModel((1, 4, 8), near=(1.0, 3.0, 2.0), far=(1.0, 3.0, 2.0))
     assert costs.at(100).milliseconds == (1.0, 2.0, 2.0)
 
 
@@ -193,7 +193,7 @@ def test_costs_are_measured_once_and_a_broken_file_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
-    target, made = target_of(LLAMA), StepCosts((1, 8), (1.0, 1.5), (1.2, 1.9))
+    target, made = target_of(LLAMA), CostModel((1, 8), (1.0, 1.5), (1.2, 1.9))
     calls: list[object] = []
     monkeypatch.setattr(module, "measure", lambda given: calls.append(given) or made)
     if content is not None:

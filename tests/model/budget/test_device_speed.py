@@ -10,12 +10,12 @@ import random
 
 import pytest
 
-from model.budget.device_speed import Tempo
+from model.budget.device_speed import DeviceSpeed
 
 EXTRA = 1.3
 
 
-def followed(extra: float, num_steps: int, period: int, seed: int = 0) -> Tempo:
+def followed(extra: float, num_steps: int, period: int, seed: int = 0) -> DeviceSpeed:
     """Return what was learned from noisy steps on a device whose speed wanders by a fifth.
 
     Args:
@@ -24,13 +24,13 @@ def followed(extra: float, num_steps: int, period: int, seed: int = 0) -> Tempo:
         period: drafting steps between two plain ones.
         seed: of the noise.
     """
-    source, tempo, speed = random.Random(seed), Tempo(), 0.0
+    source, device_speed, speed = random.Random(seed), DeviceSpeed(), 0.0
     for number in range(num_steps):
         speed += -speed / 40 + source.gauss(0.0, 0.2 * math.sqrt(2 / 40))
         is_drafting = number >= 6 and number % period > 0
         taken = math.exp(speed + source.gauss(0.0, 0.05)) * (extra if is_drafting else 1.0)
-        tempo.learn(taken * (3.0 if source.random() < 0.01 else 1.0), is_drafting)
-    return tempo
+        device_speed.learn(taken * (3.0 if source.random() < 0.01 else 1.0), is_drafting)
+    return device_speed
 
 
 @pytest.mark.parametrize("extra", [0.8, EXTRA, 2.0])
@@ -43,33 +43,33 @@ def test_what_drafting_adds_is_found_on_a_device_whose_speed_wanders(
 
 
 def test_a_device_that_changes_its_speed_changes_nothing_about_drafting() -> None:
-    tempo = followed(EXTRA, 300, 8)
-    before, plain = tempo.drafting_factor, tempo.plain_factor
+    device_speed = followed(EXTRA, 300, 8)
+    before, plain = device_speed.drafting_factor, device_speed.plain_factor
     for _ in range(100):
-        tempo.learn(2.0 * EXTRA, is_drafting=True)
-    assert tempo.plain_factor == pytest.approx(2.0, rel=0.1)
+        device_speed.learn(2.0 * EXTRA, is_drafting=True)
+    assert device_speed.plain_factor == pytest.approx(2.0, rel=0.1)
     assert plain < 1.5
-    assert tempo.drafting_factor == pytest.approx(before, rel=0.05)
+    assert device_speed.drafting_factor == pytest.approx(before, rel=0.05)
 
 
 def test_a_disturbed_step_moves_little_and_surprises_no_more_than_it_may() -> None:
-    tempo = followed(EXTRA, 300, 8)
-    before = tempo.drafting_factor
-    assert tempo.learn(1000.0, is_drafting=True) < 1.5
-    assert tempo.drafting_factor == pytest.approx(before, rel=0.02)
-    assert tempo.plain_factor < 1.5
+    device_speed = followed(EXTRA, 300, 8)
+    before = device_speed.drafting_factor
+    assert device_speed.learn(1000.0, is_drafting=True) < 1.5
+    assert device_speed.drafting_factor == pytest.approx(before, rel=0.02)
+    assert device_speed.plain_factor < 1.5
 
 
 def test_a_step_as_expected_is_no_surprise() -> None:
-    tempo = Tempo()
+    device_speed = DeviceSpeed()
     for _ in range(50):
-        tempo.learn(0.5, is_drafting=False)
-    assert tempo.plain_factor == pytest.approx(0.5, rel=0.02)
-    assert tempo.learn(0.5, is_drafting=False) == pytest.approx(1.0, rel=0.02)
+        device_speed.learn(0.5, is_drafting=False)
+    assert device_speed.plain_factor == pytest.approx(0.5, rel=0.02)
+    assert device_speed.learn(0.5, is_drafting=False) == pytest.approx(1.0, rel=0.02)
 
 
 def test_a_disturbed_plain_step_hardly_moves_the_price_of_plain_ones() -> None:
-    tempo = Tempo()
+    device_speed = DeviceSpeed()
     for factor in (*[0.5] * 14, 40.0, 0.5):
-        tempo.learn(factor, is_drafting=False)
-    assert tempo.plain_factor == pytest.approx(0.5, rel=0.05)
+        device_speed.learn(factor, is_drafting=False)
+    assert device_speed.plain_factor == pytest.approx(0.5, rel=0.05)

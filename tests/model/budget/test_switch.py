@@ -9,21 +9,21 @@ import random
 
 import pytest
 
-from model.budget.switch import CREDIT, LONGEST_REST, REST, Pace
+from model.budget.switch import FIRST_BALANCE, LONGEST_REST, REST, DraftingSwitch
 
 
 def shares(saved: list[float]) -> tuple[float, float]:
     """Return the share of plain steps, and plain steps saved by each step, where drafting saves so
     much in turn.
     """
-    pace, num_plain, total = Pace(), 0, 0.0
+    switch, num_plain, total = DraftingSwitch(), 0, 0.0
     for amount in saved:
-        if pace.is_resting:
+        if switch.is_resting:
             num_plain += 1
-            pace.rest()
+            switch.rest()
         else:
             total += amount
-            pace.learn(amount)
+            switch.learn(amount)
     return num_plain / len(saved), total / len(saved)
 
 
@@ -43,17 +43,17 @@ def test_what_pays_goes_on() -> None:
 
 
 def test_after_a_rest_what_pays_again_is_found_again() -> None:
-    pace = Pace()
+    switch = DraftingSwitch()
     for _ in range(2000):
-        pace.rest() if pace.is_resting else pace.learn(-0.5)
+        switch.rest() if switch.is_resting else switch.learn(-0.5)
     num_plain = 0
     for _ in range(LONGEST_REST + 200):
-        num_plain += pace.is_resting
-        pace.rest() if pace.is_resting else pace.learn(0.5)
+        num_plain += switch.is_resting
+        switch.rest() if switch.is_resting else switch.learn(0.5)
     assert num_plain <= LONGEST_REST
-    pace.learn(-2 * CREDIT)
+    switch.learn(-2 * FIRST_BALANCE)
     num_plain = 0
-    while pace.is_resting:
+    while switch.is_resting:
         num_plain += 1
-        pace.rest()
+        switch.rest()
     assert num_plain == REST, "rests begin short again"

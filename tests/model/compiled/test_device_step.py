@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from model.compiled.device_step import WholeStep
+from model.compiled.device_step import StaticDeviceStep
 from model.compiled.target import CompiledTarget, StaticTarget
 from model.engine.budget import DraftBudget
 from model.engine.loop import decode, generate
@@ -62,22 +62,22 @@ def assert_same(
 
 
 @pytest.fixture
-def count_whole_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def count_device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that every whole step adds its root to."""
     roots: list[int] = []
-    run = WholeStep.run
+    run = StaticDeviceStep.run
 
-    def counted(self: WholeStep, root: int, *arguments: object) -> object:
+    def counted(self: StaticDeviceStep, root: int, *arguments: object) -> object:
         roots.append(root)
         return run(self, root, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WholeStep, "run", counted)
+    monkeypatch.setattr(StaticDeviceStep, "run", counted)
     return roots
 
 
 @pytest.mark.parametrize("name", [LLAMA, "Qwen2, sliding window", "DeepSeek-V3", "Gemma 3n text"])
 def test_drafts_acceptance_and_matrix_are_the_hosts(
-    name: str, count_whole_steps: list[int]
+    name: str, count_device_steps: list[int]
 ) -> None:
     target = StaticTarget(known(name).build())
     whole, host = drafters(target)
@@ -86,7 +86,7 @@ def test_drafts_acceptance_and_matrix_are_the_hosts(
         answer = assert_same(target, whole, host, prompt, max_new_tokens=NUM_NEW)
         assert answer.token_ids == referee(target, prompt, NUM_NEW)
         assert len(answer.steps) < NUM_NEW, "no draft was accepted: the equality says little"
-    assert count_whole_steps, "no step ran whole"
+    assert count_device_steps, "no step ran whole"
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
@@ -117,7 +117,7 @@ def test_a_template_in_any_order_prefers_what_the_host_prefers() -> None:
     ("stride", "options"), [(2, {}), (8, {}), (2, {"shift": 50.0, "noise": 1e-4})]
 )
 def test_near_ties_are_left_to_plain_decoding(
-    stride: int, options: dict[str, float], count_whole_steps: list[int]
+    stride: int, options: dict[str, float], count_device_steps: list[int]
 ) -> None:
     for seed in range(3):
         target = StaticTarget(model_with_twins(seed, stride, **options).model)
@@ -126,7 +126,7 @@ def test_near_ties_are_left_to_plain_decoding(
         whole, host = drafters(target)
         answer = assert_same(target, whole, host, prompt, max_new_tokens=NUM_NEW)
         assert answer.token_ids == plain.token_ids
-    assert count_whole_steps
+    assert count_device_steps
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -138,19 +138,19 @@ def test_equal_logits_in_half_precision_go_to_the_first(dtype: torch.dtype) -> N
         assert_same(target, whole, host, prompt, max_new_tokens=NUM_NEW)
 
 
-def test_steps_that_do_not_fit_run_on_the_host(count_whole_steps: list[int]) -> None:
+def test_steps_that_do_not_fit_run_on_the_host(count_device_steps: list[int]) -> None:
     target = StaticTarget(known(LLAMA).build())
     whole, host = drafters(target)
     limit = target.context_limit(1)
     assert limit is not None
     answer = assert_same(target, whole, host, random_ids(limit - 30), max_new_tokens=NUM_NEW)
     assert answer.steps[-1].stop_reason == "context"
-    assert len(count_whole_steps) < len(answer.steps), "the tree was not cut at the end"
-    count_whole_steps.clear()
+    assert len(count_device_steps) < len(answer.steps), "the tree was not cut at the end"
+    count_device_steps.clear()
     rule = SamplingRule([], torch.Generator().manual_seed(1))
     generate(target, whole, random_ids(20), max_new_tokens=9, rule=rule)
     generate(target, whole, random_ids(20), max_new_tokens=9, stop=lambda _: False)
-    assert not count_whole_steps
+    assert not count_device_steps
 
 
 def test_other_orders_of_writing_and_other_targets_stay_on_the_host() -> None:
@@ -210,7 +210,7 @@ def test_memory_moves_between_host_and_device() -> None:
     assert_same(target, fresh, host, random_ids(20, 2), max_new_tokens=NUM_NEW)
 
 
-def test_a_device_with_memory_of_its_own_has_the_hosts_rows(count_whole_steps: list[int]) -> None:
+def test_a_device_with_memory_of_its_own_has_the_hosts_rows(count_device_steps: list[int]) -> None:
     target = StaticTarget(known(LLAMA).build())
     whole, host = drafters(target)
     whole._adjacency._is_shared = False
@@ -219,7 +219,7 @@ def test_a_device_with_memory_of_its_own_has_the_hosts_rows(count_whole_steps: l
         assert_same(target, whole, host, random_ids(20, seed), **options)
         if seed == 4:
             whole.load_memory(host.memory())
-    assert count_whole_steps
+    assert count_device_steps
     assert whole._adjacency.device.data_ptr() != whole._matrix.ctypes.data
     for drafter in (whole, host):
         drafter.reset()

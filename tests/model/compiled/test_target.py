@@ -15,7 +15,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import model.compiled.target
-from model.budget.cost_model import StepCosts
+from model.budget.cost_model import CostModel
 from model.budget.measure import NAME, step_costs
 from model.compiled.shape import CompiledShape
 from model.compiled.target import CompiledTarget, StaticTarget, length_bucket, node_bucket
@@ -24,7 +24,7 @@ from model.engine.self_test import Probe, expected_logits, self_test, verified_l
 from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree, TreeTopology
 from model.kernels import short_pass as few_rows
-from model.kernels.short_pass import few_rows_kernel
+from model.kernels.short_pass import short_pass_kernel
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
@@ -173,7 +173,7 @@ def test_generated_code_is_exact(
 ) -> None:
     if not has_kernels:
         monkeypatch.setattr(few_rows, "is_available", lambda: False)
-    elif not few_rows_kernel():
+    elif not short_pass_kernel():
         pytest.skip("the kernels for few rows cannot be built here")
     monkeypatch.setattr(
         "model.kernels.largest_logits.WIDE", 1
@@ -289,14 +289,14 @@ def test_what_compiles_says_nothing_about_costs(
     compiled: CompiledTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learned: list[int] = []
-    learn = StepCosts.learn
+    learn = CostModel.learn
 
-    def counted(self: StepCosts, num_nodes: int, *others: int) -> None:
+    def counted(self: CostModel, num_nodes: int, *others: int) -> None:
         learned.append(num_nodes)
         learn(self, num_nodes, *others)
 
-    monkeypatch.setattr(StepCosts, "learn", counted)
-    compiled.measured[NAME] = StepCosts((1, 8), (1.0, 1.1), (1.0, 1.1))
+    monkeypatch.setattr(CostModel, "learn", counted)
+    compiled.measured[NAME] = CostModel((1, 8), (1.0, 1.1), (1.0, 1.1))
     drafter = drafter_for("pld", compiled, budget="auto")
     for is_first in (True, False):
         learned.clear()

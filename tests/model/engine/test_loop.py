@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from model.budget.cost_model import StepCosts
-from model.budget.switch import CREDIT
+from model.budget.cost_model import CostModel
+from model.budget.switch import FIRST_BALANCE
 from model.compiled.target import StaticTarget
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
@@ -203,16 +203,16 @@ def test_a_prompt_is_harvested_when_asked_or_where_the_head_is_cheap(
     assert len(seen) == (8 if is_harvested else 0)
 
 
-class EveryOtherRests(StepCosts):
+class EveryOtherRests(CostModel):
     """Costs under which every other step is plain."""
 
     def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
         """Rest after every step that was no rest."""
-        if self.pace.is_resting:
-            while self.pace.is_resting:
-                self.pace.rest()
+        if self.switch.is_resting:
+            while self.switch.is_resting:
+                self.switch.rest()
         else:
-            self.pace.learn(-2 * CREDIT)
+            self.switch.learn(-2 * FIRST_BALANCE)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if drafter_class(name).auto_options])
@@ -221,7 +221,7 @@ def test_rests_change_no_token_and_what_follows_knows_the_text(
 ) -> None:
     target = TargetModel(target_of(LLAMA).model)
 
-    def flat_costs(model: TargetModel) -> StepCosts:
+    def flat_costs(model: TargetModel) -> CostModel:
         flat = (1.0 if model is target else 0.01,) * 3  # a draft model is cheap
         return EveryOtherRests((1, 8, 64), flat, flat)
 
@@ -240,14 +240,14 @@ def test_rests_change_no_token_and_what_follows_knows_the_text(
 def test_what_one_drafter_loses_makes_no_other_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = (1.0, 1.0, 1.0)
     monkeypatch.setattr(
-        "model.budget.measure.read_or_measure", lambda _: StepCosts((1, 8, 64), flat, flat)
+        "model.budget.measure.read_or_measure", lambda _: CostModel((1, 8, 64), flat, flat)
     )
     target = TargetModel(target_of(LLAMA).model)
     one, other = (drafter_for("hybrid", target) for _ in range(2))
     for drafter in (one, other):
         generate(target, drafter, PROMPT, max_new_tokens=2)
     assert one.costs is not None and other.costs is not None
-    one.costs.pace.learn(-2 * CREDIT)
-    num_left = other.costs.pace._num_left
+    one.costs.switch.learn(-2 * FIRST_BALANCE)
+    num_left = other.costs.switch._num_left
     generate(target, one, PROMPT, max_new_tokens=4)
-    assert other.costs.pace._num_left == num_left
+    assert other.costs.switch._num_left == num_left

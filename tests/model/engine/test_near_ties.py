@@ -14,7 +14,7 @@ import model.engine.near_ties
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.kernels.attention import Attention
-from model.kernels.short_pass import few_rows_kernel
+from model.kernels.short_pass import short_pass_kernel
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for
 
@@ -76,7 +76,7 @@ def num_differing(stride: int, most_queries: int = 0, shift: float = 0.0) -> int
 @pytest.mark.parametrize("most_queries", [0, 128])
 @pytest.mark.parametrize("stride", [2, 8])
 def test_near_ties_fall_as_in_plain_decoding(stride: int, most_queries: int) -> None:
-    if most_queries and not few_rows_kernel():
+    if most_queries and not short_pass_kernel():
         pytest.skip("the kernels cannot be built here")
     assert num_differing(stride, most_queries) == 0
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from model.engine import read_out as module
-from model.engine.read_out import probed, read_out
+from model.engine.read_out import read_out, state_sketch
 from model.engine.rules import GreedyRule, SamplingRule
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, InvalidLogitsError, verify
@@ -157,25 +157,25 @@ def test_logits_without_a_largest_number_are_refused_not_read(value: float) -> N
     assert verify(tree, logits).tokens == [3]
 
 
-@pytest.mark.parametrize("with_probes", [False, True])
+@pytest.mark.parametrize("with_sketches", [False, True])
 @pytest.mark.parametrize("num_candidates", [1, 3])
 def test_what_travels_from_a_device_is_what_the_host_reads(
-    num_candidates: int, with_probes: bool
+    num_candidates: int, with_sketches: bool
 ) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     tree = DraftTree.from_lists([7, 1, 2, 3, 299], (-1, 0, 0, 1, 3), CPU)
-    tokens, candidates, probes = read_out(tree, logits, num_candidates, with_probes)
-    assert (probes is not None) == with_probes
+    tokens, candidates, sketches = read_out(tree, logits, num_candidates, with_sketches)
+    assert (sketches is not None) == with_sketches
     values = torch.tensor(candidates.logits, dtype=torch.bfloat16)
-    packed = module._packed(tree, torch.tensor(candidates.token_ids), values, probes)
+    packed = module._packed(tree, torch.tensor(candidates.token_ids), values, sketches)
     found = module._unpacked(packed, num_candidates)
     assert found[:2] == (tokens, candidates)
-    if probes is None:
+    if sketches is None:
         assert found[2] is None
     else:
-        assert found[2] is not None and torch.equal(found[2], probes)
-        assert torch.equal(probes, probed(logits)) and torch.equal(
-            probes[:, 1], logits[:, 4].float()
+        assert found[2] is not None and torch.equal(found[2], sketches)
+        assert torch.equal(sketches, state_sketch(logits)) and torch.equal(
+            sketches[:, 1], logits[:, 4].float()
         )
 
 

@@ -36,7 +36,7 @@ from model.kernels.attention import (
 )
 from model.kernels.choice import suitable_layers
 from model.kernels.linear import FEW_ROWS, ROWS, LinearKernels, size_of
-from model.kernels.short_pass import DTYPES, few_rows_kernel
+from model.kernels.short_pass import DTYPES, short_pass_kernel
 from model.machine import timing
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
@@ -54,7 +54,7 @@ NOT_EXCHANGED = ("GPT-OSS", "Falcon, rotary")
 
 @pytest.fixture
 def _kernel() -> None:
-    if not few_rows_kernel():
+    if not short_pass_kernel():
         pytest.skip("the kernels cannot be built here")
 
 

@@ -20,7 +20,7 @@ from model.engine.target import TargetModel
 from model.kernels import choice as module
 from model.kernels.choice import measure, suitable_layers
 from model.kernels.linear import KERNELS, PACKED, ROWS, Forward, Kernel
-from model.kernels.short_pass import few_rows_kernel
+from model.kernels.short_pass import short_pass_kernel
 from tests.model.decoded import known
 
 LLAMA = "Llama, grouped heads"
@@ -157,7 +157,7 @@ def test_a_kernel_that_this_torch_lacks_is_not_used() -> None:
 def test_measured_once_and_read_from_disk(
     has_few_rows: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if has_few_rows and not few_rows_kernel():
+    if has_few_rows and not short_pass_kernel():
         pytest.skip("the kernel for few rows cannot be built here")
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
@@ -212,7 +212,7 @@ def test_nothing_for_small_models_and_no_copies_without_memory(
 def test_compiled_passes_read_the_weights_as_they_are(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if not few_rows_kernel():
+    if not short_pass_kernel():
         pytest.skip("the kernel for few rows cannot be built here")
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)

@@ -10,7 +10,7 @@ import torch
 
 from model.kernels import short_pass as few_rows
 from model.kernels.largest_logits import BLOCK, SMALL, WIDE, top_k
-from model.kernels.short_pass import few_rows_kernel
+from model.kernels.short_pass import short_pass_kernel
 
 
 @pytest.fixture(autouse=True, params=["kernel", "blocks"])
@@ -18,7 +18,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     """Find the largest in both ways."""
     if request.param == "blocks":
         monkeypatch.setattr(few_rows, "is_available", lambda: False)
-    elif not few_rows_kernel():
+    elif not short_pass_kernel():
         pytest.skip("the kernels for few rows cannot be built here")
     monkeypatch.setattr(
         "model.kernels.largest_logits.WIDE", 1

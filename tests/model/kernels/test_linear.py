@@ -28,7 +28,7 @@ from model.kernels.linear import (
     LinearKernels,
     size_of,
 )
-from model.kernels.short_pass import few_rows_kernel
+from model.kernels.short_pass import short_pass_kernel
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
 
@@ -40,7 +40,7 @@ SIZE = (24, 40)
 def kernel(request: pytest.FixtureRequest) -> Kernel:
     """Return each kernel that can be had here."""
     kernel: Kernel = request.param
-    if kernel is FEW_ROWS and not few_rows_kernel():
+    if kernel is FEW_ROWS and not short_pass_kernel():
         pytest.skip("the kernel for few rows cannot be built here")
     return kernel
 

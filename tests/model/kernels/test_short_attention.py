@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.kernels.short_pass import DTYPES, few_rows_kernel
+from model.kernels.short_pass import DTYPES, short_pass_kernel
 
 SHAPES = {  # H, K, n, T, D, E
     "one query": (4, 4, 1, 300, 64, 64),
@@ -22,7 +22,7 @@ SHAPES = {  # H, K, n, T, D, E
 
 @pytest.fixture(autouse=True)
 def _kernel() -> None:
-    if not few_rows_kernel():
+    if not short_pass_kernel():
         pytest.skip("the kernels cannot be built here")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils import cpp_extension
 
 from model.kernels import short_pass as module
-from model.kernels.short_pass import DTYPES, few_rows_kernel
+from model.kernels.short_pass import DTYPES, short_pass_kernel
 
 needs_kernel = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in module.INSTRUCTIONS,
@@ -30,7 +30,7 @@ def run(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 @pytest.fixture
 def kernel() -> None:
     """Load the kernel."""
-    assert few_rows_kernel()
+    assert short_pass_kernel()
 
 
 @needs_kernel
@@ -125,7 +125,7 @@ def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def load_again() -> str | None:
     """Load the kernel, whatever was loaded before."""
-    return few_rows_kernel.__wrapped__()
+    return short_pass_kernel.__wrapped__()
 
 
 @needs_kernel

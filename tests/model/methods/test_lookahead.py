@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.engine.budget import DraftBudget, Prices
+from model.engine.budget import CostCurve, DraftBudget
 from model.engine.drafter import VerifiedStep
 from model.engine.loop import generate
 from model.engine.tree import DraftTree
@@ -152,13 +152,13 @@ def test_wrong_options_are_named(name: str) -> None:
 def test_an_automatic_budget_drafts_only_while_it_pays_and_tries_again_ever_less_often() -> None:
     config = LookaheadConfig(budget="auto")
     lookahead = LookaheadDrafter(config, VOCAB, CPU)
-    dear, cheap = Prices((1, 64), (1.0, 1.6)), Prices((1, 64), (1.0, 1.0))
+    dear, cheap = CostCurve((1, 64), (1.0, 1.6)), CostCurve((1, 64), (1.0, 1.0))
     lookahead.start(list(range(20)))
 
-    def sizes_of(prices: Prices, count: int) -> list[int]:
+    def sizes_of(cost_curve: CostCurve, count: int) -> list[int]:
         sizes = []
         for seed in range(count):
-            tree = lookahead.propose([3], DraftBudget(99, prices=prices))
+            tree = lookahead.propose([3], DraftBudget(99, cost_curve=cost_curve))
             sizes.append(tree.topology.num_nodes)
             observed(lookahead, tree, seed)  # random logits: next to nothing is accepted
         return sizes
@@ -186,5 +186,5 @@ def test_what_is_drafted_has_a_price_and_not_what_could_be() -> None:
     lookahead = LookaheadDrafter(LookaheadConfig(budget="auto"), VOCAB, CPU)
     assert lookahead.max_nodes > 64
     lookahead.start(list(range(20)))
-    budget = DraftBudget(99, prices=Prices((1, 16, 64), (1.0, 1.1, 2.5)))
+    budget = DraftBudget(99, cost_curve=CostCurve((1, 16, 64), (1.0, 1.1, 2.5)))
     assert lookahead.propose([3], budget).topology.num_nodes > 1, "a window that begins"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.engine.budget import DraftBudget, Prices
+from model.engine.budget import CostCurve, DraftBudget
 from model.engine.drafter import VerifiedStep
 from model.engine.read_out import Candidates
 from model.engine.tree import DraftTree
@@ -102,19 +102,19 @@ def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
 
 
 def test_an_automatic_budget_drafts_what_came_true_and_stops_where_nothing_does() -> None:
-    steep = Prices((1, 2, 4, 8, 11), (1.0, 1.3, 1.6, 2.2, 2.6))
+    steep = CostCurve((1, 2, 4, 8, 11), (1.0, 1.3, 1.6, 2.2, 2.6))
     pld = drafter(budget="auto")
     sizes = []
     for _ in range(60):
         pld.start([1, 2, 3, 4, 5, 6, 7, 8] * 3)
-        sizes.append(pld.propose([8], DraftBudget(99, prices=steep)).topology.num_nodes)
+        sizes.append(pld.propose([8], DraftBudget(99, cost_curve=steep)).topology.num_nodes)
         emit(pld, [1, 2, 3, 4, 5, 6, 7, 8])
     assert sizes[-1] > sizes[0], "guesses came true"
     for _ in range(600):
         pld.start([1, 2, 3, 4, 5, 6, 7, 8] * 3)
-        sizes.append(pld.propose([8], DraftBudget(99, prices=steep)).topology.num_nodes)
+        sizes.append(pld.propose([8], DraftBudget(99, cost_curve=steep)).topology.num_nodes)
         emit(pld, [90])
     assert sizes[-1] == 1, "guesses stopped coming true"
     pld.reset()
     pld.start([1, 2, 3, 4, 5, 6, 7, 8] * 3)
-    assert pld.propose([8], DraftBudget(99, prices=steep)).topology.num_nodes == sizes[0]
+    assert pld.propose([8], DraftBudget(99, cost_curve=steep)).topology.num_nodes == sizes[0]

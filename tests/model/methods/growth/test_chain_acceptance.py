@@ -5,15 +5,15 @@ Run: pytest tests/model/methods/growth/test_chain_acceptance.py
 
 from __future__ import annotations
 
-from model.engine.budget import Prices
-from model.methods.growth.chain_acceptance import ChainRates
+from model.engine.budget import CostCurve
+from model.methods.growth.chain_acceptance import ChainAcceptance
 
-CHEAP = Prices((1, 2, 5, 9), (1.0, 1.1, 1.15, 1.2))
-DEAR = Prices((1, 2, 5, 9), (1.0, 3.0, 6.0, 10.0))
+CHEAP = CostCurve((1, 2, 5, 9), (1.0, 1.1, 1.15, 1.2))
+DEAR = CostCurve((1, 2, 5, 9), (1.0, 3.0, 6.0, 10.0))
 
 
 def test_chains_that_come_true_are_drafted_and_others_are_not() -> None:
-    rates = ChainRates(2, 8)
+    rates = ChainAcceptance(2, 8)
     for _ in range(200):
         rates.learn(0, [1, 2, 3, 4], [1, 2, 9])  # two right, the third wrong
         rates.learn(1, [1, 2, 3, 4], [9])
@@ -26,7 +26,7 @@ def test_chains_that_come_true_are_drafted_and_others_are_not() -> None:
 
 
 def test_no_more_is_drafted_than_there_is() -> None:
-    rates = ChainRates(1, 8)
+    rates = ChainAcceptance(1, 8)
     for _ in range(200):
         rates.learn(0, list(range(8)), list(range(9)))
     assert rates.paying(0, 8, CHEAP) == 8

@@ -1,8 +1,8 @@
-"""The market of the hybrid: what every source bids for the next token, and trees of the best bids.
+"""The candidate pool of the hybrid: what every source proposes for the next token, and trees of the best proposes.
 
 The reference that `candidate_pool.cpp` is held to, node by node and number by number.
 
-Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S probes, V vocabulary.
+Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S sketches, V vocabulary.
 """
 
 from __future__ import annotations
@@ -93,16 +93,16 @@ class ReferenceMarket:
         begin: int,
         token_ids: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
-        probes: torch.Tensor | None = None,
+        sketches: torch.Tensor | None = None,
     ) -> None:
         """Make rows of what follows each token of a text from `begin` on: k tokens and their logits, and
-        the probes of all [C, S].
+        the sketches of all [C, S].
         """
         rows = [row_of(*row) for row in zip(token_ids, logits, strict=True)]
         for end, row in zip(range(begin + 1, len(text) + 1), rows, strict=True):
             self.tables.write(tuple(text[max(0, end - LONGEST_ROW_KEY) : end]), row)
-        if probes is not None:
-            states = states_of(probes)
+        if sketches is not None:
+            states = states_of(sketches)
             self._add(text[begin:], range(-1, len(rows) - 1), states, rows)
             self._end = states[-1]
 
@@ -110,14 +110,16 @@ class ReferenceMarket:
         self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
     ) -> DraftTree:
         """Return the tree of the most probable nodes: at most `num_nodes`, without the root, and as many
-        as are worth their price.
+        as are worth what they cost.
         """
         self._growth = growth = Growth(
             *(root, self._context_at_end(), self._guesses, self._follow),
             *(budget.max_depth, budget.chain_only),
         )
         gains = islice(growth, num_nodes)
-        num_drafted = budget.prices.worth(gains) if budget.prices else sum(1 for _ in gains)
+        num_drafted = (
+            budget.cost_curve.best_size(gains) if budget.cost_curve else sum(1 for _ in gains)
+        )
         return growth.tree(num_drafted, device, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
@@ -135,8 +137,8 @@ class ReferenceMarket:
         for node in acceptance.accepted_last(tree.topology):
             self.tables.write(contexts[node], rows[node])
         end = None
-        if acceptance.probes is not None:
-            states = states_of(acceptance.probes)
+        if acceptance.sketches is not None:
+            states = states_of(acceptance.sketches)
             self._add(tokens, parents, states, rows)
             end = states[acceptance.path[-1]]
         self.append(acceptance.tokens)

@@ -1,4 +1,4 @@
-"""The tables of the hybrid in Python, plainly: what the reference of its market reads and writes."""
+"""The tables of the hybrid in Python, plainly: what the reference of its candidate pool reads and writes."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ class ReferenceNeighbours(Neighbours):
         return row
 
 
-def states_of(probes: torch.Tensor) -> np.ndarray:
-    """Return the states of probes [N, S]: their differences from the mean, in whole numbers and of length
+def states_of(sketches: torch.Tensor) -> np.ndarray:
+    """Return the states of sketches [N, S]: their differences from the mean, in whole numbers and of length
     `LENGTH`, int8 [N, S].
 
     What all logits share says nothing, since probabilities do not depend on it, and a token that a model
     rules out (minus infinity) says nothing either. All sums are of whole numbers.
     """
-    values: np.ndarray = probes.numpy()
+    values: np.ndarray = sketches.numpy()
     values = np.where(np.isfinite(values), values, np.float32(0))
     values = np.clip(values, np.float32(-LARGEST_LOGIT), np.float32(LARGEST_LOGIT))
     whole = np.rint(values * np.float32(LOGIT_STEPS)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The market in C++ does what the one in Python does: equal trees, equal memory, after any text.
+"""The candidate pool in C++ does what the one in Python does: equal trees, equal memory, after any text.
 
 Run: pytest tests/model/methods/hybrid/test_candidate_pool.py
 """
@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from model.engine.budget import DraftBudget, Prices
-from model.engine.read_out import probed
+from model.engine.budget import CostCurve, DraftBudget
+from model.engine.read_out import state_sketch
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, verify
 from model.methods.hybrid import candidate_pool, neighbours
-from model.methods.hybrid.candidate_pool import Market
+from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import HybridConfig
 from tests.model.methods.hybrid.reference_candidate_pool import ReferenceMarket
 
@@ -33,19 +33,19 @@ class Pair:
         self.k, self.vocab_size = k, vocab_size
         self.num_neighbours = self.source.choice((0, 1, 4, 32))
         sizes = (num_slots, k, vocab_size, self.num_neighbours)
-        self.markets = [kind(*sizes) for kind in (ReferenceMarket, Market)]
+        self.markets = [kind(*sizes) for kind in (ReferenceMarket, CandidatePool)]
 
     def tokens(self, count: int) -> list[int]:
         """Return random tokens: some often, so that n-grams repeat."""
         draw = self.source.random
         return [int(self.vocab_size * draw() ** 3) for _ in range(count)]
 
-    def prices(self) -> Prices | None:
-        """Return random prices, rising, or none."""
+    def cost_curve(self) -> CostCurve | None:
+        """Return random costs, rising, or none."""
         if self.source.random() < 0.3:
             return None
         costs = sorted(1.0 + self.source.random() * size / 8 for size in SIZES)
-        return Prices(SIZES, tuple(costs))
+        return CostCurve(SIZES, tuple(costs))
 
     def verified(self, tree: DraftTree) -> Acceptance:
         """Return what a model with random logits accepts, along the tree more often than not."""
@@ -60,7 +60,7 @@ class Pair:
                 logits[tree.topology.parents[child], tree.token_ids[child]] = 6.0
         limit = self.source.choice((None, 1, 2))  # a path may be longer than what is emitted
         # As decoding asks where near-ties are decided: for two candidates at least.
-        options = {"num_candidates": max(self.k, 2), "with_probes": self.num_neighbours > 0}
+        options = {"num_candidates": max(self.k, 2), "with_sketches": self.num_neighbours > 0}
         return verify(tree, logits, max_tokens=limit, **options)
 
     def start(self) -> None:
@@ -69,27 +69,29 @@ class Pair:
         begin = self.source.randrange(len(prompt))
         logits = torch.randn(len(prompt) - begin, self.vocab_size)
         values, ids = logits.topk(self.k)
-        probes = probed(logits) if self.num_neighbours and self.source.random() < 0.5 else None
-        for market in self.markets:
-            market.start(prompt)
-            market.write_rows(prompt, begin, ids.tolist(), values.tolist(), probes)
+        sketches = (
+            state_sketch(logits) if self.num_neighbours and self.source.random() < 0.5 else None
+        )
+        for pool in self.markets:
+            pool.start(prompt)
+            pool.write_rows(prompt, begin, ids.tolist(), values.tolist(), sketches)
 
     def step(self) -> None:
         """Draft in both, and teach both."""
         root, num_nodes = self.tokens(1)[0], self.source.choice((1, 3, 7, 30))
         max_depth, chain_only = self.source.choice((0, 1, 3, 24)), self.source.random() < 0.2
-        budget = DraftBudget(max_depth, chain_only, self.prices())
-        trees = [market.grow(root, num_nodes, budget, CPU) for market in self.markets]
+        budget = DraftBudget(max_depth, chain_only, self.cost_curve())
+        trees = [pool.grow(root, num_nodes, budget, CPU) for pool in self.markets]
         assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
         assert trees[0].topology is trees[1].topology
         assert trees[0].sources == trees[1].sources
         acceptance = self.verified(trees[0])
-        for market, tree in zip(self.markets, trees, strict=True):
-            market.learn(tree, acceptance)
+        for pool, tree in zip(self.markets, trees, strict=True):
+            pool.learn(tree, acceptance)
 
     def compare(self) -> dict[str, torch.Tensor]:
         """Compare the memories, and return them."""
-        memories = [market.memory() for market in self.markets]
+        memories = [pool.memory() for pool in self.markets]
         assert set(memories[0]) == set(memories[1])
         for name, tensor in memories[0].items():
             assert torch.equal(tensor, memories[1][name]), name
@@ -111,24 +113,24 @@ def test_both_markets_draft_and_learn_the_same(
         for _ in range(40):
             if pair.source.random() < 0.3:
                 skipped = pair.tokens(pair.source.randrange(4))
-                for market in pair.markets:
-                    market.append(skipped)
+                for pool in pair.markets:
+                    pool.append(skipped)
             else:
                 pair.step()
         memory = pair.compare()
         if text == 1:
-            for market in pair.markets:
-                market.reset()
+            for pool in pair.markets:
+                pool.reset()
             pair.compare()
-            for market in pair.markets:
-                market.load_memory(memory)
+            for pool in pair.markets:
+                pool.load_memory(memory)
             assert all(torch.equal(memory[name], tensor) for name, tensor in pair.compare().items())
 
 
 def test_prompts_may_hold_tokens_without_a_logit() -> None:
     pair = Pair(0, k=4, vocab_size=50, num_slots=256)
-    for market in pair.markets:
-        market.start([3, 4000, 5, 3])
+    for pool in pair.markets:
+        pool.start([3, 4000, 5, 3])
     pair.step()
     pair.compare()
 
@@ -138,7 +140,7 @@ def test_without_a_compiler_it_is_refused_before_a_model_loads(
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: "no-such-compiler")
-    candidate_pool.library_of_market.cache_clear()
+    candidate_pool.library_of_pool.cache_clear()
     with pytest.raises(
         ValueError, match="no C\\+\\+ compiler: got no-such-compiler; install g\\+\\+"
     ):

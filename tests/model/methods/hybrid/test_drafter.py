@@ -14,7 +14,7 @@ import torch
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
 from model.methods.hybrid import drafter as module
-from model.methods.hybrid.candidate_pool import Market
+from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import HybridConfig, HybridDrafter
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.methods.hybrid.reference_candidate_pool import ReferenceMarket
@@ -24,10 +24,10 @@ LLAMA = "Llama, grouped heads"
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True, params=[ReferenceMarket, Market], ids=["Python", "C++"])
-def _market(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[ReferenceMarket, CandidatePool], ids=["Python", "C++"])
+def _pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every test with both markets."""
-    monkeypatch.setattr(module, "Market", request.param)
+    monkeypatch.setattr(module, "CandidatePool", request.param)
 
 
 def fixed(**options: Any) -> HybridDrafter:
@@ -51,18 +51,18 @@ def test_greedy_text_is_that_of_generate_and_drafts_are_accepted(
 
 
 def test_sources_agree_on_a_higher_probability_than_each_has_alone() -> None:
-    market = ReferenceMarket(2**8, 8, 67)
-    market.start([10, 11, 12, 13, 10])
-    tree = market.grow(10, 4, DraftBudget(9, chain_only=True), CPU)
+    pool = ReferenceMarket(2**8, 8, 67)
+    pool.start([10, 11, 12, 13, 10])
+    tree = pool.grow(10, 4, DraftBudget(9, chain_only=True), CPU)
     assert tree.token_ids.tolist() == [10, 11, 12, 13, 10], "the text's own continuation"
     rows = [[token, token + 1, *range(50, 56)] for token in (11, 12, 13, 14)]
-    market.write_rows([10, 11, 12, 13], 0, rows, [[3.0, 2.0, *[-9.0] * 6]] * 4)
-    guesses = market._guesses(market._context_at_end())
+    pool.write_rows([10, 11, 12, 13], 0, rows, [[3.0, 2.0, *[-9.0] * 6]] * 4)
+    guesses = pool._guesses(pool._context_at_end())
     assert guesses[0][1] == 11, "the match and the row of token 10"
     assert guesses == sorted(guesses, reverse=True)
     assert guesses[0][0] > 0.3 and sum(share for share, _, _ in guesses) < 1.1
-    market.start([10])
-    alone = {token: share for share, token, _ in market._guesses(market._context_at_end())}
+    pool.start([10])
+    alone = {token: share for share, token, _ in pool._guesses(pool._context_at_end())}
     assert alone[11] < guesses[0][0]
 
 
@@ -162,7 +162,7 @@ def test_the_prompt_is_harvested_in_chunks_as_in_one() -> None:
     memories = []
     for chunks in ([9], [4, 5], [1, 1, 7]):
         drafter = HybridDrafter(HybridConfig(table_bits=8), 64, CPU)
-        assert drafter.wants_probes
+        assert drafter.wants_sketches
         prompt = list(range(10))
         drafter.start(prompt)
         begin = 0

@@ -89,12 +89,12 @@ class ReferenceRowGuesses:
         self._text.append(tokens)
 
     def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
-        """Return the tree of the most probable nodes that are worth their price."""
-        assert budget.prices is not None
+        """Return the tree of the most probable nodes that are worth what they cost."""
+        assert budget.cost_curve is not None
         self._growth = growth = Growth(
             root, root, self._at, lambda _, token: token, budget.max_depth, budget.chain_only
         )
-        return growth.tree(budget.prices.worth(growth), device)
+        return growth.tree(budget.cost_curve.best_size(growth), device)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
         """Learn what the guesses of the last tree were worth, the new tokens, and the rows of these nodes, in

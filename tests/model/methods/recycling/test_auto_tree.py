@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine.budget import DraftBudget, Prices
+from model.engine.budget import CostCurve, DraftBudget
 from model.engine.tree import DraftTree
 from model.engine.verification import verify
 from model.methods.growth.best_first import CENTRES
-from model.methods.recycling.auto_tree import RowGuesses
+from model.methods.recycling.auto_tree import AutoTree
 from tests.model.methods.recycling.reference_auto_tree import (
     AFTER_TOKEN,
     OF_ANSWER,
@@ -25,7 +25,7 @@ from tests.model.methods.recycling.reference_auto_tree import (
 )
 
 CPU = torch.device("cpu")
-ONE_NODE = DraftBudget(1, prices=Prices((1, 2), (1.0, 1.0)))
+ONE_NODE = DraftBudget(1, cost_curve=CostCurve((1, 2), (1.0, 1.0)))
 VOCAB = 50
 
 
@@ -43,8 +43,8 @@ def test_a_text_knows_where_it_named_a_token() -> None:
     assert text.level(4, 1) == 0
 
 
-@pytest.mark.parametrize("cls", [ReferenceRowGuesses, RowGuesses])
-def test_successors_that_the_text_named_are_told_apart(cls: type[RowGuesses]) -> None:
+@pytest.mark.parametrize("cls", [ReferenceRowGuesses, AutoTree])
+def test_successors_that_the_text_named_are_told_apart(cls: type[AutoTree]) -> None:
     """Where these come true and others do not, the second of two successors is drafted if the text has it."""
     guesses = cls(np.zeros((VOCAB, 2), dtype=np.int32), is_average=False)
     for root in range(20):
@@ -52,7 +52,7 @@ def test_successors_that_the_text_named_are_told_apart(cls: type[RowGuesses]) ->
         for named in pair:
             guesses.start([named, root])
             guesses.write([root], [pair], [[1.0, 0.9]])
-            tree = guesses.grow(root, DraftBudget(1, prices=Prices((1, 3), (1.0, 1.0))), CPU)
+            tree = guesses.grow(root, DraftBudget(1, cost_curve=CostCurve((1, 3), (1.0, 1.0))), CPU)
             logits = torch.zeros(tree.topology.num_nodes, VOCAB)
             logits[0, named] = 1.0
             guesses.learn(verify(tree, logits, num_candidates=2), [])
@@ -62,8 +62,8 @@ def test_successors_that_the_text_named_are_told_apart(cls: type[RowGuesses]) ->
         assert guesses.grow(1, ONE_NODE, CPU).token_ids.tolist() == [1, expected]
 
 
-@pytest.mark.parametrize("cls", [ReferenceRowGuesses, RowGuesses])
-def test_a_tree_that_was_never_verified_is_forgotten(cls: type[RowGuesses]) -> None:
+@pytest.mark.parametrize("cls", [ReferenceRowGuesses, AutoTree])
+def test_a_tree_that_was_never_verified_is_forgotten(cls: type[AutoTree]) -> None:
     """A step that failed, and in the next text another drafter's chain, longer than the tree."""
     guesses = cls(np.zeros((VOCAB, 2), dtype=np.int32), is_average=False)
     guesses.start([5, 1])
@@ -91,7 +91,7 @@ def test_a_tree_that_was_never_verified_is_forgotten(cls: type[RowGuesses]) -> N
 def test_codes_that_do_not_fit_are_refused(
     spoil: Callable[[torch.Tensor], torch.Tensor], expected: str
 ) -> None:
-    guesses = RowGuesses(np.zeros((VOCAB, 2), dtype=np.int32), True)
+    guesses = AutoTree(np.zeros((VOCAB, 2), dtype=np.int32), True)
     guesses.write([1], [[2, 3]], [[1.0, 0.9]])
     memory = {name: tensor.clone() for name, tensor in guesses.memory().items()}
     with pytest.raises(ValueError, match=expected):

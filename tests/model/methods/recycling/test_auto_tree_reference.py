@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from model.engine.budget import DraftBudget, Prices
+from model.engine.budget import CostCurve, DraftBudget
 from model.engine.verification import verify
-from model.methods.recycling.auto_tree import RowGuesses, library_of_guesses
+from model.methods.recycling.auto_tree import AutoTree, library_of_guesses
 from model.methods.recycling.drafter import RecyclingConfig
 from tests.model.methods.recycling.reference_auto_tree import ReferenceRowGuesses
 
@@ -30,7 +30,7 @@ VOCAB = 67
 def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> None:
     source, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     matrices = [np.zeros((VOCAB, k), dtype=np.int32) for _ in range(2)]
-    both = ReferenceRowGuesses(matrices[0], is_average), RowGuesses(matrices[1], is_average)
+    both = ReferenceRowGuesses(matrices[0], is_average), AutoTree(matrices[1], is_average)
     for step in range(80):
         if step % 20 == 0:  # a prompt
             tokens = [source.randrange(VOCAB) for _ in range(30)]
@@ -41,7 +41,7 @@ def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> N
                 guesses.write(tokens, ids.tolist(), values.tolist())
         costs = sorted(1.0 + source.random() * size / 8 for size in SIZES)
         depth, chain_only = source.choice((0, 1, 3, 24)), source.random() < 0.2
-        budget = DraftBudget(depth, chain_only, Prices(SIZES, tuple(costs)))
+        budget = DraftBudget(depth, chain_only, CostCurve(SIZES, tuple(costs)))
         root = source.randrange(VOCAB)
         trees = [guesses.grow(root, budget, CPU) for guesses in both]
         assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
@@ -73,9 +73,9 @@ def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> N
 
 
 def test_a_token_without_a_row_is_refused() -> None:
-    guesses = RowGuesses(np.zeros((9, 2), dtype=np.int32), True)
+    guesses = AutoTree(np.zeros((9, 2), dtype=np.int32), True)
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
-        guesses.grow(9, DraftBudget(3, prices=Prices((1, 2), (1.0, 1.1))), CPU)
+        guesses.grow(9, DraftBudget(3, cost_curve=CostCurve((1, 2), (1.0, 1.1))), CPU)
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
         guesses.write([3, 9], [[1, 2]] * 2, [[0.0, -1.0]] * 2)
 

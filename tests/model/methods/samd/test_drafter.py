@@ -144,8 +144,8 @@ def test_chains_are_as_long_as_pays() -> None:
     drafter = SamdDrafter(SamdConfig(fallback="none", budget="auto"), VOCAB, CPU)
     text = [*range(40), 3, 4, 5]
     drafter.start(text)
-    for prices, length in ((CHEAP, 4), (DEAR, 0)):
-        tree = drafter.propose(text, DraftBudget(50, prices=prices))
+    for cost_curve, length in ((CHEAP, 4), (DEAR, 0)):
+        tree = drafter.propose(text, DraftBudget(50, cost_curve=cost_curve))
         assert tree.topology.num_nodes == 1 + length
     assert drafter.propose(text, DraftBudget(50)).topology.num_nodes == 13, "no prices, no cut"
 
@@ -156,13 +156,13 @@ def test_chains_that_do_not_come_true_are_drafted_no_more_at_their_length_of_mat
 
     def size_after(text: list[int]) -> int:
         drafter.start(text)
-        return drafter.propose(text, DraftBudget(50, prices=CHEAP)).topology.num_nodes
+        return drafter.propose(text, DraftBudget(50, cost_curve=CHEAP)).topology.num_nodes
 
     first = {len(text): size_after(text) for text in (short, long)}
     assert min(first.values()) > 1
     for _ in range(600):
         drafter.start(short)
-        tree = drafter.propose(short, DraftBudget(50, prices=CHEAP))
+        tree = drafter.propose(short, DraftBudget(50, cost_curve=CHEAP))
         logits = torch.eye(VOCAB)[[90] * tree.topology.num_nodes]
         drafter.observe(VerifiedStep(tree, verify(tree, logits), None))
     assert size_after(short) == 1
@@ -175,8 +175,8 @@ def test_where_the_chain_does_not_pay_the_fallback_drafts() -> None:
     drafter = SamdDrafter(SamdConfig(budget="auto", tree_version="2.2.2"), VOCAB, CPU)
     text = [*range(40), 3, 4, 5, 6, 7]
     drafter.start(text)
-    for prices, source in ((CHEAP, "text"), (DEAR, "recycling")):
-        tree = drafter.propose(text, DraftBudget(50, prices=prices))
+    for cost_curve, source in ((CHEAP, "text"), (DEAR, "recycling")):
+        tree = drafter.propose(text, DraftBudget(50, cost_curve=cost_curve))
         assert tree.topology.num_nodes > 1
         assert tree.sources[-1] == source
 

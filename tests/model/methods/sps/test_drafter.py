@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from model.budget.cost_model import StepCosts
+from model.budget.cost_model import CostModel
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
@@ -156,8 +156,8 @@ def test_a_draft_that_does_not_pay_is_not_written(budget: str, own_draft: str) -
     drafter = drafter_for("sps", target, draft_model=own_draft, budget=budget)
     drafter.start(PROMPT)
     lengths = [
-        drafter.propose(PROMPT, DraftBudget(30, prices=prices)).topology.num_nodes
-        for prices in [*[DEAR] * (FIRST_WAIT + 1), CHEAP]
+        drafter.propose(PROMPT, DraftBudget(30, cost_curve=cost_curve)).topology.num_nodes
+        for cost_curve in [*[DEAR] * (FIRST_WAIT + 1), CHEAP]
     ]
     if budget == "fixed":
         assert set(lengths) == {6}
@@ -175,9 +175,9 @@ def test_guesses_that_come_false_are_given_up(own_draft: str, tmp_path: Path) ->
         drafter = drafter_for("sps", target, draft_model=folder)
         answer = generate(target, drafter, PROMPT, max_new_tokens=100)
         text = [*PROMPT, *answer.token_ids]
-        drafter.wants_prices = True  # from here on as with --budget auto
+        drafter.wants_costs = True  # from here on as with --budget auto
         drafter.start(text)
-        lengths.append(drafter.propose(text, DraftBudget(30, prices=CHEAP)).topology.num_nodes)
+        lengths.append(drafter.propose(text, DraftBudget(30, cost_curve=CHEAP)).topology.num_nodes)
     assert lengths == [6, 1]
 
 
@@ -205,22 +205,22 @@ def test_a_prompt_is_not_read_while_drafts_do_not_pay(
     lengths = count_read(monkeypatch, target)
     drafter.start(PROMPT)
     assert lengths == [len(PROMPT) - 1], "nothing is known yet"
-    assert drafter.propose(PROMPT, DraftBudget(30, prices=DEAR)).topology.num_nodes == 1
+    assert drafter.propose(PROMPT, DraftBudget(30, cost_curve=DEAR)).topology.num_nodes == 1
     lengths.clear()
     drafter.start(PROMPT)
     assert lengths == []
-    late = drafter.propose(PROMPT, DraftBudget(30, prices=CHEAP)).token_ids.tolist()
+    late = drafter.propose(PROMPT, DraftBudget(30, cost_curve=CHEAP)).token_ids.tolist()
     assert lengths == [len(PROMPT) - 1, *[1] * (len(late) - 1)]
     drafter.reset()
     drafter.start(PROMPT)
-    assert drafter.propose(PROMPT, DraftBudget(30, prices=CHEAP)).token_ids.tolist() == late
+    assert drafter.propose(PROMPT, DraftBudget(30, cost_curve=CHEAP)).token_ids.tolist() == late
 
 
 def test_every_guess_is_priced_as_a_pass_of_the_draft_model(near_draft: str) -> None:
     drafter = drafter_for("sps", target_of(LLAMA), draft_model=near_draft, budget="auto")
     drafting = drafter.draft_costs()
     assert drafting is not None
-    costs = StepCosts((1, 2, 6), (1.0, 1.5, 2.0), (2.0, 3.0, 4.0)).fresh(drafting)
+    costs = CostModel((1, 2, 6), (1.0, 1.5, 2.0), (2.0, 3.0, 4.0)).fresh(drafting)
     near, far = drafting.near[0], drafting.far[0]
     assert costs.near == pytest.approx((1.0, 1.5 + near, 2.0 + 5 * near))
     assert costs.far == pytest.approx((2.0, 3.0 + far, 4.0 + 5 * far))
