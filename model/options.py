@@ -5,6 +5,7 @@ A command line is made of them (`model.commands.options`), and a config checks i
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import field, fields
 from typing import Any
@@ -52,3 +53,10 @@ def check_options(config: Any) -> None:
             raise ValueError(f"{item.name}: got {value!r}; allowed: {', '.join(choices)}")
         if least is not None and value < least:
             raise ValueError(f"{item.name}: got {value}; allowed: {least} or more")
+
+
+def unknown_name(what: str, name: object, known: Sequence[str]) -> str:
+    """Return the text of an error for a name that is not in a table, with the likeliest meant."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{what}: got {name!r}; allowed: {', '.join(known)}{hint}"

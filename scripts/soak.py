@@ -27,7 +27,7 @@ from evaluation.reporting.tables import markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
-from model.engine.target import eos_ids_of
+from model.engine.support import eos_ids_of
 from scripts.benchmark.methods import (
     Method,
     Setting,
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     conversation = choose_conversation("auto", options.model_path, model.tokenizer)
     prompts = first_prompts(conversation, questions, model)
     target = load_target(options, model)
-    eos_ids = eos_ids_of(target, model.tokenizer) | conversation.stop_ids
+    eos_ids = eos_ids_of(target.model, model.tokenizer) | conversation.stop_ids
     setting = Setting(target, args.max_new_tokens, eos_ids, draft_model)
     found = {}
     for name in args.methods:

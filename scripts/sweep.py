@@ -31,8 +31,8 @@ from evaluation.scoring.comparable import DEFAULT_BASELINE
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import read_text
 from model.commands.interrupt import FINISHING, Interrupt
-from model.engine.drafter import unknown_name
 from model.methods.registry import METHODS, find_method
+from model.options import unknown_name
 
 EXAMPLE = """example of a file:
   out: results/first            # answers, and the report in report/

@@ -24,7 +24,8 @@ from model.commands.model_options import SamplingOptions
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
-from model.engine.target import TargetModel, eos_ids_of
+from model.engine.support import eos_ids_of
+from model.engine.target import TargetModel
 from model.methods.registry import Method
 
 logger = logging.getLogger(__name__)
@@ -155,5 +156,5 @@ def load_answerer(setup: Setup) -> MethodAnswerer:
     drafter = make_drafter(
         setup.method, setup.config, target.vocab_size, target.device, setup.start_memory
     )
-    eos_ids = eos_ids_of(target, setup.model.tokenizer) | setup.conversation.stop_ids
+    eos_ids = eos_ids_of(target.model, setup.model.tokenizer) | setup.conversation.stop_ids
     return MethodAnswerer(target, drafter, setup.run.sampling, eos_ids, setup.longest_text)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from fastchat.conversation import conv_templates, get_conv_template
 
 from model.commands.command_line import UserError, first_line
-from model.engine.drafter import unknown_name
+from model.options import unknown_name
 
 # Models whose own prompt format is this fastchat template. Others carry theirs in the tokenizer.
 FASTCHAT_NAMES = (

@@ -30,14 +30,16 @@ from transformers import (
     StopStringCriteria,
 )
 
-from ..engine.drafter import Drafter, unknown_name
+from ..engine.drafter import Drafter
 from ..engine.loop import decode
 from ..engine.prefix_cache import PrefixCache
 from ..engine.rules import Processor, TokenRule, token_rule
 from ..engine.self_test import self_test
 from ..engine.step import StepRecord
-from ..engine.target import IN_TRAINING, TargetModel, eos_ids_of
+from ..engine.support import eos_ids_of
+from ..engine.target import IN_TRAINING, TargetModel
 from ..methods.registry import drafter_class
+from ..options import unknown_name
 from .checkpoint_settings import shaping_settings
 from .prompts import prompt_ids_of
 from .saved_memory import load_memory, save_memory
@@ -179,7 +181,7 @@ class SpeculativeDecoder:
     @property
     def eos_ids(self) -> frozenset[int]:
         """The token ids that end a text: the generation config's, and the tokenizer's."""
-        return eos_ids_of(self.target, self.tokenizer)
+        return eos_ids_of(self.target.model, self.tokenizer)
 
     def generate(
         self,

@@ -18,8 +18,8 @@ from ..commands.command_line import OptionParser, UserError, first_line, run_com
 from ..commands.interrupt import Interrupt
 from ..commands.model_options import ModelOptions, SamplingOptions
 from ..commands.options import add_options, config_of
-from ..engine.drafter import unknown_name
 from ..methods.registry import METHODS
+from ..options import unknown_name
 from .terminal import DIM, RUN_COLOURS, painter, printable
 
 if TYPE_CHECKING:

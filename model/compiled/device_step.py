@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from ..engine.budget import DraftBudget
-from ..engine.near_ties import LEAST_SIZE
 from ..engine.read_out import Candidates
+from ..engine.rules import LEAST_SIZE
 from ..engine.step import DeviceDrafting
 from ..engine.tree import DraftTree, TreeTopology
 from ..engine.verification import Acceptance, check_finite

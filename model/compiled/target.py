@@ -235,7 +235,7 @@ class StaticTarget(TargetModel):
         arguments: dict[str, Any] = {
             "input_ids": token_ids[None],
             "position_ids": positions[None],
-            "attention_mask": self.masks_by_layer_type(full, positions, keys),
+            "attention_mask": self.masks.by_layer_type(full, positions, keys),
             self.cache_argument: view,
         }
         if "cache_position" in self._parameters:

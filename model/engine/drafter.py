@@ -6,7 +6,6 @@ own tokens.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
@@ -28,8 +27,7 @@ class VerifiedStep:
         tree: the verified draft.
         acceptance: the accepted path, what was emitted along it, the likeliest tokens after every
             node, and its sketches.
-        stop_reason: None while the text goes on, else why this step was the last: "eos", "criteria",
-            "length" or "context".
+        stop_reason: None while the text goes on, else as in `StepRecord`.
     """
 
     tree: DraftTree
@@ -145,23 +143,3 @@ class Drafter:
     def describe(self) -> str:
         """Return one line on size and memory for a log; empty if there is nothing to say."""
         return ""
-
-
-def check_topk(k: int, vocab_size: int) -> None:
-    """Raise ValueError if a row cannot hold as many different tokens."""
-    if k > vocab_size:
-        raise ValueError(f"output_id_topk: got {k}; allowed: 1 to {vocab_size}, the vocabulary")
-
-
-def wrong_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:
-    """Return the text of an error for a file that holds other tensors than a method's memory."""
-    names = sorted(found)
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"matrix: got tensors {shown or 'none'}; allowed: {', '.join(wanted)}"
-
-
-def unknown_name(what: str, name: object, known: Sequence[str]) -> str:
-    """Return the text of an error for a name that is not in a table, with the likeliest meant."""
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{what}: got {name!r}; allowed: {', '.join(known)}{hint}"

@@ -15,16 +15,16 @@ import torch
 from .budget import DraftBudget
 from .cache import TreeCache
 from .drafter import Drafter, VerifiedStep
+from .near_ties import ReferenceRows
 from .prefix_cache import PrefixCache
-from .reference_rows import ReferenceRows
 from .request import Request
 from .rules import TokenRule
 from .step import DeviceStep, Generation, Laps, StepRecord
 from .target import TargetModel
-from .tree import DraftTree
-from .verification import Acceptance, verify
+from .verification import verify
 
-# Share of the model's weights up to which an output head is cheap to run on the whole prompt.
+# Share of the model's weights up to which an output head is cheap to run on the whole prompt: no later step
+# repays one that is a large part of the model.
 CHEAP_HEAD = 0.1
 
 
@@ -106,8 +106,18 @@ def _steps(
             laps.end("draft")
             logits = target.forward(tree, cache)
             laps.end("forward")
-            margin = reference.margin_of(tree, base)
-            acceptance = _verified(tree, logits, request, text, room, margin, drafter)
+            acceptance = verify(
+                tree,
+                logits,
+                request.rule,
+                text,
+                request.eos_ids,
+                max_tokens=room,
+                tie_margin=reference.margin_of(tree, base),
+                num_candidates=drafter.num_candidates,
+                stop=request.stop,
+                with_sketches=drafter.wants_sketches,
+            )
             laps.end("verify")
             cache.keep(base, acceptance.path)
         acceptance = reference.settled(acceptance, text, request.rule, request.stop)
@@ -119,30 +129,6 @@ def _steps(
         laps.end("observe")
         tokens, path = acceptance.tokens, acceptance.path
         yield StepRecord(tokens, tree, path, stop_reason, 0, *laps.parts()), text
-
-
-def _verified(
-    tree: DraftTree,
-    logits: torch.Tensor,
-    request: Request,
-    text: Sequence[int],
-    room: int,
-    tie_margin: float,
-    drafter: Drafter,
-) -> Acceptance:
-    """Verify a tree as the request says, with what the drafter learns from."""
-    return verify(
-        tree,
-        logits,
-        request.rule,
-        text,
-        request.eos_ids,
-        max_tokens=room,
-        tie_margin=tie_margin,
-        num_candidates=drafter.num_candidates,
-        stop=request.stop,
-        with_sketches=drafter.wants_sketches,
-    )
 
 
 def _read_prompt(
@@ -169,12 +155,7 @@ def _read_prompt(
 
 
 def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
-    """Whether the prompt's logits are computed for the drafter.
-
-    One that counts costs leaves it open and has them where they are cheap: the output head is run
-    on every prompt token for them, and no later step repays a head that is a large part of the
-    model.
-    """
+    """Whether the prompt's logits are computed for the drafter: where it leaves that open, if they are cheap."""
     if drafter.harvests_prompt is None:
         return target.head_share <= CHEAP_HEAD
     return drafter.harvests_prompt

@@ -1,32 +1,89 @@
-"""Near-ties: pairs of logits whose order rounding could exchange.
+"""Near-ties, decided by the arithmetic of plain decoding.
 
-Floating-point sums depend on the shape of a pass, so that two logits that differ by rounding alone may
-change places between a tree and a single token. In float32 the order of such a pair is decided by the very
-arithmetic of plain decoding (`reference_rows`), so that tokens are equal, not only almost always equal.
+A token that rounding could exchange is computed again as plain decoding computes it: the rows of the
+cache that were read in another way are read again, in the same shapes as there.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Sequence
 
-from ..kernels.linear import is_exact
-
-# Two logits closer than this many rounding steps of the larger may change places with the shape of
-# a forward pass; the noise measured on the demo model in float32 is 6 such steps.
-TIE_STEPS = 256
-# Floor on |logit| for the margin: rounding grows with the terms of the dot product, not with their sum,
-# which may be near 0. The margin leaves room for sums some forty times as large.
-LEAST_SIZE = 1.0
+from .cache import TreeCache
+from .rules import TokenRule, tie_margin
+from .target import TargetModel
+from .tree import DraftTree
+from .verification import Acceptance
 
 
-def tie_margin(dtype: torch.dtype) -> float:
-    """Return the relative difference of logits below which their order is decided by plain decoding; 0:
-    never, as in half precision.
+class ReferenceRows:
+    """The rows of a text's cache that are those of plain decoding, bit for bit: the first so many.
+
+    Args:
+        target: the model.
+        cache: of the text.
+        prompt_length: tokens of the prompt.
+
+    Attributes:
+        margin: as `tie_margin`.
     """
-    # float32 also for float64: verification compares the logits in float32.
-    return TIE_STEPS * torch.finfo(torch.float32).eps if is_exact(dtype) else 0.0
 
+    def __init__(self, target: TargetModel, cache: TreeCache, prompt_length: int) -> None:
+        self._target, self._cache, self._prompt_length = target, cache, prompt_length
+        self._num_rows = 0
+        self._is_reference = False  # whether the step under way is plain decoding itself
+        self.margin = tie_margin(target.dtype)
 
-def tie_gap(largest: float, margin: float) -> float:
-    """Return the difference from the largest logit below which rounding could exchange two."""
-    return margin * max(abs(largest), LEAST_SIZE)
+    def read_prompt(self, num_tokens: int) -> None:
+        """Take note of a chunk of the prompt that was read."""
+        is_first = self._num_rows == self._cache.length - num_tokens  # or all before it are
+        is_reference = is_first and self._target.is_reference(num_tokens)
+        self._num_rows = self._cache.length if is_reference else 0
+
+    def margin_of(self, tree: DraftTree, base: int) -> float:
+        """Return the margin for a step after `base` rows: 0 where it is plain decoding itself."""
+        is_root = tree.topology.num_nodes == 1
+        self._is_reference = (
+            is_root and self._num_rows == base and self._target.is_reference(num_rows=1)
+        )
+        return 0.0 if self._is_reference else self.margin
+
+    def settled(
+        self,
+        acceptance: Acceptance,
+        text: Sequence[int],
+        rule: TokenRule | None,
+        stop: Callable[[Sequence[int]], bool] | None,
+    ) -> Acceptance:
+        """Return the acceptance with its open token decided, if it has one, once its rows are kept.
+
+        Args:
+            acceptance: of the last step.
+            text: before the step.
+            rule: as in `verify`.
+            stop: as in `verify`.
+        """
+        if not acceptance.is_decided:
+            text = [*text, *acceptance.tokens]
+            token = self._reference_token(text, rule)
+            acceptance = acceptance.decided(token, stop is not None and stop([*text, token]))
+            self._is_reference = True
+        if self._is_reference:
+            self._num_rows = self._cache.length
+        self._is_reference = False
+        return acceptance
+
+    def _reference_token(self, text: Sequence[int], rule: TokenRule | None) -> int:
+        """Return the token that plain decoding puts after `text`, to the last bit.
+
+        The other rows are computed again, those of new tokens one at a time, as plain decoding does: the
+        same shapes round alike. Rare enough to cost nothing that can be measured.
+        """
+        target, cache = self._target, self._cache
+        cache.keep(self._num_rows, ())
+        with target.reference():
+            for _ in target.prefill(text[: self._prompt_length], cache, with_logits=False):
+                pass  # nothing is left of the prompt where its rows are plain decoding's
+            for token in text[cache.length :]:
+                logits = target.forward(DraftTree.chain([token], target.device), cache)
+        chosen = None if rule is None else rule.choose(logits[-1], text)
+        return int(logits[-1].argmax()) if chosen is None else chosen

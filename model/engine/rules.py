@@ -1,4 +1,7 @@
-"""Rules: how the token after a node is chosen, where it is not the plain argmax.
+"""Rules: how the token after a node is chosen, and which logits are too close to tell apart.
+
+Floating-point sums depend on the shape of a pass, so that two logits that differ by rounding alone may
+change places between a tree and a single token: a near-tie.
 
 Shapes: V vocabulary, P tokens of a prefix.
 """
@@ -19,10 +22,29 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from .near_ties import tie_gap
+from ..kernels.linear import is_exact
 
+# Two logits closer than this many rounding steps of the larger may change places with the shape of
+# a forward pass; the noise measured on the demo model in float32 is 6 such steps.
+TIE_STEPS = 256
+# Floor on |logit| for the margin: rounding grows with the terms of the dot product, not with their sum,
+# which may be near 0. The margin leaves room for sums some forty times as large.
+LEAST_SIZE = 1.0
 # They count their calls, and in float32 a near-tie asks twice about one token.
 STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
+
+
+def tie_margin(dtype: torch.dtype) -> float:
+    """Return the relative difference of logits below which their order is decided by plain decoding; 0:
+    never, as in half precision.
+    """
+    # float32 also for float64: verification compares the logits in float32.
+    return TIE_STEPS * torch.finfo(torch.float32).eps if is_exact(dtype) else 0.0
+
+
+def tie_gap(largest: float, margin: float) -> float:
+    """Return the difference from the largest logit below which rounding could exchange two."""
+    return margin * max(abs(largest), LEAST_SIZE)
 
 
 class TokenRule(Protocol):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -110,6 +112,22 @@ def use_masked_attention(model: PreTrainedModel) -> None:
     )
 
 
+def refuse_autocast(device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse passes in another dtype than the weights': near-ties and kernels go by theirs.
+
+    Raises:
+        ValueError: if autocast is on, to another dtype.
+    """
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return
+    if (other := torch.get_autocast_dtype(kind)) != dtype:
+        raise ValueError(
+            f"autocast: computes in {other}; allowed: off, or the model's {dtype}; load the model in "
+            "the dtype to decode in"
+        )
+
+
 def rope_border(config: Any) -> int | None:
     """Return the length at which the rotary embeddings switch to other frequencies (longrope)."""
     for rope in _rope_settings(config):
@@ -149,3 +167,13 @@ def _rope_settings(config: Any) -> list[dict[str, Any]]:
     )
     nested = [value for value in settings.values() if isinstance(value, dict)]
     return nested or ([settings] if settings else [])
+
+
+def eos_ids_of(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end a text: the generation config's, and the tokenizer's if there is one."""
+    found = getattr(model.generation_config, "eos_token_id", None)
+    if isinstance(found, torch.Tensor):
+        found = found.flatten().tolist()
+    listed = found if isinstance(found, Sequence) else [found]
+    of_tokenizer = getattr(tokenizer, "eos_token_id", None)
+    return frozenset(token for token in (*listed, of_tokenizer) if token is not None)

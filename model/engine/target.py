@@ -27,18 +27,20 @@ from ..kernels.choice import linear_kernels
 from ..kernels.linear import LinearKernels
 from ..machine.measurements import machine_key
 from .cache import BufferShape, LayerShape, TreeCache
+from .masks import Masks, TreeMasks
 from .step import DeviceDrafting, DeviceStep
 from .support import (
     UnsupportedModelError,
     cache_argument,
     context_limit,
     forward_parameters,
+    refuse_autocast,
     refuse_unverifiable,
     rope_border,
     use_masked_attention,
     why_chain_only,
 )
-from .tree import DraftTree, TreeTopology
+from .tree import DraftTree
 
 # Prompt tokens C in one forward pass, at most, and how many logits [C, V] may be held at once. The
 # same for all methods, whether they want logits or not: other passes would round otherwise. A
@@ -105,14 +107,10 @@ class TargetModel:
         self.config = model.config.get_text_config(decoder=True)
         weight = model.get_input_embeddings().weight
         self.dtype, self.device, self.num_tokens = model.dtype, weight.device, len(weight)
-        self._refuse_autocast()
+        refuse_autocast(self.device, self.dtype)
         self._parameters = forward_parameters(model)
         self.cache_argument = cache_argument(model) or ""  # checked by `refuse_unverifiable`
-        self._layer_types = sorted(set(getattr(self.config, "layer_types", None) or ()))
-        has_window = bool(getattr(self.config, "sliding_window", None))
-        self._mask_kinds = self._layer_types or [
-            "sliding_attention" if has_window else "full_attention"
-        ]
+        self.masks = TreeMasks(self.config)
         scales_queries = getattr(self.config, "attn_temperature_tuning", False)
         self._query_scale_step: int = self.config.floor_scale if scales_queries else 0
         self._rope_border = rope_border(self.config)
@@ -129,7 +127,7 @@ class TargetModel:
             ValueError: if it is in training mode, or was moved, cast or resized, or would compute in
                 another dtype.
         """
-        self._refuse_autocast()
+        refuse_autocast(self.device, self.dtype)
         if self.model.training:
             raise ValueError(IN_TRAINING)
         weight = self.model.get_input_embeddings().weight
@@ -143,17 +141,6 @@ class TargetModel:
             )
         with self.lock:
             use_masked_attention(self.model)
-
-    def _refuse_autocast(self) -> None:
-        """Refuse passes in another dtype than the weights': near-ties and kernels go by theirs."""
-        kind = self.device.type
-        if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-            return
-        if (dtype := torch.get_autocast_dtype(kind)) != self.dtype:
-            raise ValueError(
-                f"autocast: computes in {dtype}; allowed: off, or the model's {self.dtype}; load the model in "
-                "the dtype to decode in"
-            )
 
     @property
     def lock(self) -> Any:
@@ -225,9 +212,7 @@ class TargetModel:
         return TreeCache(self.layer_shapes, capacity)
 
     def context_limit(self, prompt_length: int) -> int | None:
-        """Return the most tokens (prompt and new) that this prompt may grow to; None if the model
-        sets no limit.
-        """
+        """Return the most tokens that this prompt may grow to; None if the model sets no limit."""
         return context_limit(self.config, prompt_length)
 
     def chain_only_at(self, base: int, num_nodes: int) -> bool:
@@ -252,7 +237,7 @@ class TargetModel:
         masks, positions = None, None
         with self.kernels(topology.num_nodes):
             if not topology.is_chain:  # a chain needs no more than the model's own causal mask
-                masks = self._tree_masks(topology, base)
+                masks = self.masks.of_tree(topology, base, self.device, self.dtype)
                 positions = topology.depth_tensor(self.device) + base
             return self.run(tree.token_ids, base, cache, masks, positions)
 
@@ -339,7 +324,7 @@ class TargetModel:
         token_ids: torch.Tensor,
         base: int,
         cache: DynamicCache | TreeCache,
-        masks: torch.Tensor | dict[str, torch.Tensor] | None,
+        masks: Masks | None,
         positions: torch.Tensor | None = None,
         last_logits_only: bool = False,
     ) -> torch.Tensor:
@@ -357,55 +342,6 @@ class TargetModel:
             arguments["logits_to_keep"] = 1
         logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0].to(self.device)  # a model spread over devices gives them on the last one
-
-    def _tree_masks(
-        self, topology: TreeTopology, base: int
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return the additive mask(s) [1, 1, N, T + N] of a tree after `base` cached tokens."""
-        full = torch.nn.functional.pad(
-            topology.additive_mask(self.device, self.dtype), (base, 0)
-        )  # [N, T + N]
-        depths = keys = topology.depth_tensor(self.device) + base
-        if self._mask_kinds != ["full_attention"]:  # which does not ask where its keys stand
-            keys = torch.cat((torch.arange(base, device=self.device), depths))
-        return self.masks_by_layer_type(full, depths, keys)
-
-    def masks_by_layer_type(
-        self, full: torch.Tensor, query_positions: torch.Tensor, key_positions: torch.Tensor
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return what the model takes for a mask [N, T] that knows no window: [1, 1, N, T], or a dict
-        of such by layer type.
-
-        Windows are by position [N] and [T], since a tree's row index is no position.
-        """
-        masks = {
-            kind: self._limit(full, kind, query_positions[:, None], key_positions)[None, None]
-            for kind in self._mask_kinds
-        }
-        return masks if self._layer_types else masks[self._mask_kinds[0]]
-
-    def _limit(
-        self, mask: torch.Tensor, kind: str, queries: torch.Tensor, keys: torch.Tensor
-    ) -> torch.Tensor:
-        """Block what a layer type does not see."""
-        if kind == "full_attention":
-            return mask
-        if kind == "chunked_attention":
-            size = self.config.attention_chunk_size
-            blocked = keys // size != queries // size
-        else:
-            blocked = keys <= queries - self.config.sliding_window
-        return mask.masked_fill(blocked, torch.finfo(mask.dtype).min)
-
-
-def eos_ids_of(target: TargetModel, tokenizer: Any) -> frozenset[int]:
-    """Return the ids that end a text: the generation config's, and the tokenizer's if there is one."""
-    found = getattr(target.model.generation_config, "eos_token_id", None)
-    if isinstance(found, torch.Tensor):
-        found = found.flatten().tolist()
-    listed = found if isinstance(found, Sequence) else [found]
-    of_tokenizer = getattr(tokenizer, "eos_token_id", None)
-    return frozenset(token for token in (*listed, of_tokenizer) if token is not None)
 
 
 def _layer_shape(layer: object) -> LayerShape | None:

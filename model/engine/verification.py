@@ -17,9 +17,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .near_ties import tie_gap
 from .read_out import Candidates, read_out
-from .rules import TokenRule
+from .rules import TokenRule, tie_gap
 from .tree import DraftTree, TreeTopology
 
 
@@ -83,7 +82,8 @@ def verify(
     """Accept the longest path whose tokens the target model would have emitted.
 
     Nothing is drawn past the end of the text, so that a shared generator stays in step with plain
-    decoding.
+    decoding. Siblings may repeat a token: all of them are followed, the longest path wins, and among
+    equals the one that branches off first.
 
     Args:
         tree: the verified draft, N nodes.
@@ -92,15 +92,11 @@ def verify(
         prefix: committed token ids up to and including the root; only read by `rule` and `stop`.
         eos_ids: token ids that end the text.
         max_tokens: most tokens to emit; None sets no limit.
-        tie_margin: greedy decoding stops, undecided, at a node whose two largest logits differ by
-            less than this share of the largest (`tie_gap`); 0 decides always.
+        tie_margin: two largest logits that differ by less than this share of the larger (`tie_gap`) are
+            left undecided; 0 decides always.
         num_candidates: candidates k that the drafter wants after every node.
         stop: asked after every emitted token, with the whole text, whether the text ends there.
         with_sketches: whether the drafter wants the sketches of every node.
-
-    Returns:
-        The acceptance. Siblings may repeat a token: all of them are followed, the longest path
-        wins, and among equals the one that branches off first.
 
     Raises:
         InvalidLogitsError: if the largest logit of a node on the path is not a finite number.
@@ -108,42 +104,38 @@ def verify(
     # The two largest, where their distance says whether rounding could exchange them.
     num_read = max(num_candidates, 2 if tie_margin else 1)
     node_tokens, candidates, sketches = read_out(tree, logits, num_read, with_sketches)
-    predictions = [token_ids[0] for token_ids in candidates.token_ids]
-    children = tree.topology.children
+    found = (node_tokens, [ids[0] for ids in candidates.token_ids], candidates, sketches)
+    topology, emitted = tree.topology, list[int]()
     frontier = [0]  # nodes with the same, accepted, path of tokens
-    emitted: list[int] = []
     while True:
         node = frontier[0]
-        largest, *others = candidates.logits[node][:2]
-        check_finite(largest)
-        token: int | None
+        check_finite(candidates.logits[node][0])
         if rule is not None:
             token = rule.choose(logits[node], [*prefix, *emitted], tie_margin)
-        elif others and largest - others[0] < tie_gap(largest, tie_margin):
-            token = None
-        elif others and largest == others[0]:
-            token = int(logits[node].argmax())  # the first among equals, as plain decoding takes
         else:
-            token = predictions[node]
+            token = _likeliest(candidates, node, logits, tie_margin)
         if token is None:
-            path = tree.topology.path_to(node)
-            return Acceptance(
-                path, emitted, node_tokens, predictions, candidates, sketches, is_decided=False
-            )
+            return Acceptance(topology.path_to(node), emitted, *found, is_decided=False)
         emitted.append(token)
         is_stopped = stop is not None and stop([*prefix, *emitted])
-        matching = [
-            child
-            for parent in frontier
-            for child in children[parent]
-            if node_tokens[child] == token
-        ]
+        children = [child for parent in frontier for child in topology.children[parent]]
+        matching = [child for child in children if node_tokens[child] == token]
         if not matching or token in eos_ids or is_stopped or len(emitted) == max_tokens:
-            path = tree.topology.path_to(matching[0] if matching else node)
-            return Acceptance(
-                path, emitted, node_tokens, predictions, candidates, sketches, is_stopped=is_stopped
-            )
+            path = topology.path_to(matching[0] if matching else node)
+            return Acceptance(path, emitted, *found, is_stopped=is_stopped)
         frontier = matching
+
+
+def _likeliest(
+    candidates: Candidates, node: int, logits: torch.Tensor, tie_margin: float
+) -> int | None:
+    """Return the likeliest token after a node, of equals the first as in plain decoding; None at a near-tie."""
+    largest, *others = candidates.logits[node][:2]
+    if others and largest - others[0] < tie_gap(largest, tie_margin):
+        return None
+    if others and largest == others[0]:
+        return int(logits[node].argmax())
+    return candidates.token_ids[node][0]
 
 
 def check_finite(largest: float) -> None:

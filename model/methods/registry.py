@@ -9,7 +9,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine.drafter import Drafter, unknown_name
+from ..engine.drafter import Drafter
+from ..options import unknown_name
 
 # Where the drafter of each method is, seen from this package.
 METHODS: dict[str, str] = {

@@ -35,7 +35,8 @@ from model.commands.files import check_output, refuse_outputs, write_whole
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
 from model.compiled.target import CompiledTarget
-from model.engine.target import TargetModel, eos_ids_of
+from model.engine.support import eos_ids_of
+from model.engine.target import TargetModel
 from model.machine.measurements import device_name
 from model.options import DTYPES
 from scripts.benchmark.device_costs import CONTEXTS, choose_contexts, cost_curve, roofline
@@ -219,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_scaled:
         target_class = CompiledTarget if args.compile else TargetModel
         target = target_class(scaled_model(target.model, args.shape, model.dtype))
-    eos_ids = eos_ids_of(target, model.tokenizer) | conversation.stop_ids
+    eos_ids = eos_ids_of(target.model, model.tokenizer) | conversation.stop_ids
     tasks = [task_of(question.category) for question in questions]
     if args.random_prompts:
         tasks = ["random"] * args.num_questions

@@ -17,12 +17,13 @@ from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import CheckedModel
 from model.commands.model_options import DEFAULT_MODEL, DEMO_MODEL
-from model.engine.drafter import Drafter, unknown_name
+from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
 from model.methods.registry import METHODS, drafter_class
 from model.methods.sps.draft_model import check_draft_model, load_draft_model
+from model.options import unknown_name
 from scripts.benchmark.report import ASSISTED, PARTS, REFEREES, Answer
 
 DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))

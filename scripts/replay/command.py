@@ -30,7 +30,8 @@ from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
-from model.engine.target import TargetModel, eos_ids_of
+from model.engine.support import eos_ids_of
+from model.engine.target import TargetModel
 from model.options import DTYPES
 from scripts.benchmark.command import spread
 from scripts.replay.recording import RecordedTurn, Recording, Source
@@ -102,7 +103,7 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
         top_k=args.top_k,
         chain_only=target.chain_only,
         max_new_tokens=args.max_new_tokens,
-        eos_ids=tuple(sorted(eos_ids_of(target, model.tokenizer) | conversation.stop_ids)),
+        eos_ids=tuple(sorted(eos_ids_of(target.model, model.tokenizer) | conversation.stop_ids)),
         questions=file.parent.name if file.name == "question.jsonl" else file.name,
     )
     recording = Recording(source)

@@ -29,7 +29,7 @@ from evaluation.reporting.tables import cell, json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError
 from model.commands.files import write_whole
 from model.commands.loading import load_config_and_tokenizer
-from model.engine.drafter import unknown_name
+from model.options import unknown_name
 from scripts.replay.command import add_model_options, load_recorded_model, record
 from scripts.replay.recording import Recording
 from scripts.studies.catalogue import NUM_READ, STUDIES

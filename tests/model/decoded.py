@@ -14,8 +14,8 @@ from model.engine.drafter import Drafter
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.methods.registry import drafter_class
-from tests.model.families import FAMILIES
-from tests.model.family import VOCAB, Family
+from tests.model.families.families import FAMILIES
+from tests.model.families.family import VOCAB, Family
 
 BY_NAME = {family.name: family for family in FAMILIES}
 

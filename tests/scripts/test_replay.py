@@ -24,7 +24,7 @@ from scripts.replay.command import build_parser, main, record
 from scripts.replay.recording import Recording
 from scripts.replay.scores import TurnScore, check_replayable, drafter_from, figures, score
 from scripts.replay.target import ReplayTarget, refuse_unrecordable
-from tests.model.family import Family
+from tests.model.families.family import Family
 
 # A draft model, and trees that do not follow the clock.
 OPTIONS = {

@@ -20,7 +20,7 @@ from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.search_tree import TracingDrafter, learn, main, most_probable
 from scripts.replay.target import ReplayTarget
 from tests.model.decoded import random_ids, referee, target_of
-from tests.model.family import VOCAB
+from tests.model.families.family import VOCAB
 
 LLAMA = "Llama, grouped heads"
 

@@ -25,11 +25,12 @@ import torch
 from ...budget.measure import MAX_MEASURED_NODES
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import DraftBudget
-from ...engine.drafter import VerifiedStep, check_topk, wrong_tensors
+from ...engine.drafter import VerifiedStep
 from ...engine.read_out import state_sketch
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, budget_option, check_options, option
+from ..growth.memory import check_topk, wrong_tensors
 from .candidate_pool import CandidatePool, library_of_pool
 from .row_tables import LONGEST_KEY
 

@@ -27,10 +27,11 @@ import torch
 from ...budget.measure import MAX_MEASURED_NODES
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import DraftBudget
-from ...engine.drafter import Quirks, VerifiedStep, check_topk, wrong_tensors
+from ...engine.drafter import Quirks, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, check_options, option
+from ..growth.memory import check_topk, wrong_tensors
 from .adjacency import AdjacencyMatrix, DeviceTemplate
 from .auto_tree import AutoTree, library_of_guesses
 from .tree_template import TreeTemplate, load_template

@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from ...engine.budget import DraftBudget
-from ...engine.drafter import unknown_name
 from ...engine.tree import TreeTopology
+from ...options import unknown_name
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 # A template is verified by one forward pass; far larger ones are a mistake or an attack on memory.

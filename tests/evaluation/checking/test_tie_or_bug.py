@@ -16,7 +16,7 @@ from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.engine.tree import TreeTopology
 from tests.model.decoded import drafter_for, random_ids
-from tests.model.family import Family
+from tests.model.families.family import Family
 
 SEEDS = range(3)
 NUM_TOKENS = 40

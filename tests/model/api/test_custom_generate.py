@@ -23,14 +23,14 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-import model.engine.near_ties
+import model.engine.rules
 from model.api.custom_generate import Speculative, generate_from_folder, recycling, speculative
 from model.engine.support import cache_argument
 from model.methods.registry import METHODS
 from tests.model.api.test_decoder import PROMPT, demo
 from tests.model.decoded import known, random_ids, required_options
 from tests.model.engine.test_near_ties import model_with_twins
-from tests.model.family import VOCAB
+from tests.model.families.family import VOCAB
 
 LLAMA = "Llama, grouped heads"
 IDS = torch.tensor([random_ids(12, seed=8)])
@@ -242,7 +242,7 @@ def test_near_ties_of_processed_scores_fall_as_in_plain_decoding() -> None:
 
 
 def test_without_the_rule_they_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model.engine.near_ties, "TIE_STEPS", 0)
+    monkeypatch.setattr(model.engine.rules, "TIE_STEPS", 0)
     assert num_differing() > 0, "without the rule nothing differs: the test above proves nothing"
 
 

@@ -26,7 +26,7 @@ from model.engine.budget import MARGIN, CostCurve
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
-from tests.model.family import Family
+from tests.model.families.family import Family
 
 LLAMA = "Llama, grouped heads"
 

@@ -24,7 +24,7 @@ from model.methods.recycling.drafter import RecyclingDrafter
 from model.methods.recycling.tree_template import TreeTemplate, load_template
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins
-from tests.model.family import Family
+from tests.model.families.family import Family
 
 LLAMA = "Llama, grouped heads"
 SMALL = Family("small", "LlamaConfig", {"num_hidden_layers": 1})

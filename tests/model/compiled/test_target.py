@@ -28,9 +28,9 @@ from model.kernels.short_pass import short_pass_kernel
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
-from tests.model.families import CHAINS, TREES
-from tests.model.family import IS_VERSION_4, Family
-from tests.model.test_families import PREFIX_LENGTH, TOLERANCE
+from tests.model.families.families import CHAINS, TREES
+from tests.model.families.family import IS_VERSION_4, Family
+from tests.model.families.test_families import PREFIX_LENGTH, TOLERANCE
 
 LLAMA = "Llama, grouped heads"
 SMALL = Family("small", "LlamaConfig", {"num_hidden_layers": 1})

@@ -12,7 +12,7 @@ from model.compiled.target import NODE_STEP, StaticTarget, length_bucket
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, random_ids, referee
-from tests.model.family import Family
+from tests.model.families.family import Family
 
 CONTEXT = 2**17
 LLAMA = Family("long", "LlamaConfig", {"num_hidden_layers": 1, "max_position_embeddings": CONTEXT})

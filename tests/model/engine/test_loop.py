@@ -22,7 +22,7 @@ from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
-from tests.model.family import VOCAB, Family
+from tests.model.families.family import VOCAB, Family
 
 PROMPT = random_ids(14, seed=3)
 LLAMA = "Llama, grouped heads"

@@ -13,8 +13,8 @@ from torch.nn.utils import prune
 
 import model.engine.loop
 from model.engine.loop import generate
+from model.engine.near_ties import ReferenceRows
 from model.engine.prefix_cache import PrefixCache
-from model.engine.reference_rows import ReferenceRows
 from model.engine.target import TargetModel
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of

@@ -17,8 +17,8 @@ from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.methods.registry import METHODS
 from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee
-from tests.model.families_with_trees import LONGROPE
-from tests.model.family import IS_VERSION_4, VERSION, Family
+from tests.model.families.families_with_trees import LONGROPE
+from tests.model.families.family import IS_VERSION_4, VERSION, Family
 
 BORDER = 48
 NUM_NEW = 40

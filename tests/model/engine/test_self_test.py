@@ -26,7 +26,7 @@ from model.engine.self_test import (
 from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import TreeTopology
 from tests.model.decoded import drafter_for, random_ids, referee
-from tests.model.family import Family
+from tests.model.families.family import Family
 
 FLOOR = 1e-2  # logits; a bug is worth more, rounding in float32 far less
 

@@ -22,7 +22,7 @@ from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee
-from tests.model.family import Family
+from tests.model.families.family import Family
 
 BORDER = 48
 

@@ -16,7 +16,7 @@ from model import SpeculativeDecoder
 from model.api.custom_generate import speculative
 from model.methods.registry import METHODS
 from tests.model.decoded import known, random_ids, required_options
-from tests.model.family import VOCAB
+from tests.model.families.family import VOCAB
 
 LLAMA = "Llama, grouped heads"
 PROMPT = random_ids(14, seed=1)

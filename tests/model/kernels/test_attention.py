@@ -40,7 +40,7 @@ from model.kernels.short_pass import DTYPES, short_pass_kernel
 from model.machine import timing
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
-from tests.model.test_families import PREFIX_LENGTH
+from tests.model.families.test_families import PREFIX_LENGTH
 
 LLAMA = "Llama, grouped heads"
 GROUPED_HEADS = (

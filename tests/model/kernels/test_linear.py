@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from model.engine import near_ties
+from model.engine import rules
 from model.engine.loop import generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
@@ -139,7 +139,7 @@ def test_near_ties_are_decided_without_kernels(
     expected = referee(target, prompt, 40)
     wrong = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)
     assert wrong.token_ids != expected
-    monkeypatch.setattr(near_ties, "TIE_STEPS", 1e9)
+    monkeypatch.setattr(rules, "TIE_STEPS", 1e9)
     answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)
     assert answer.token_ids == expected
 

@@ -19,7 +19,7 @@ from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.methods.recycling.tree_template import load_template
 from tests.model.decoded import drafter_for, random_ids
-from tests.model.family import Family
+from tests.model.families.family import Family
 
 K = 8
 VOCAB = 24  # small, so that rows are overwritten often

@@ -22,7 +22,7 @@ from model.methods.growth.backoff import FIRST_WAIT
 from model.methods.sps import drafter as sps_module
 from model.methods.sps.drafter import SpsConfig, SpsDrafter
 from tests.model.decoded import draft_folder, drafter_for, random_ids, referee, target_of
-from tests.model.family import VOCAB, Family
+from tests.model.families.family import VOCAB, Family
 from tests.model.methods.growth.test_chain_acceptance import CHEAP, DEAR
 
 LLAMA = "Llama, grouped heads"

@@ -1,6 +1,6 @@
 """The page of models holds the families that the tests prove.
 
-Run: pytest tests/model/test_list_models.py
+Run: pytest tests/model/families/test_list_models.py
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 import pytest
 
 from tests.model import list_models
-from tests.model.families import CHAINS, FAMILIES, REFUSED, TREES
-from tests.model.list_models import BEGIN, COMMAND, END, PAGE, render_section, with_section
+from tests.model.families.families import CHAINS, FAMILIES, REFUSED, TREES
+from tests.model.families.list_models import BEGIN, COMMAND, END, PAGE, render_section, with_section
 
 
 def rows_of(section: str) -> list[list[str]]:

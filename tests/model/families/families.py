@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model.families_with_trees import TREES
-from tests.model.families_without_trees import CHAINS, REFUSED
+from tests.model.families.families_with_trees import TREES
+from tests.model.families.families_without_trees import CHAINS, REFUSED
 
 FAMILIES = [*TREES, *CHAINS, *REFUSED]

@@ -3,7 +3,7 @@
 Equal tokens alone are a weak test (a random model may hardly depend on its context): the logits of
 every node are compared with passes that know neither cache nor mask.
 
-Run: pytest tests/model/test_families.py
+Run: pytest tests/model/families/test_families.py
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel, UnsupportedModelError
 from model.methods.registry import METHODS
 from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee, target_of
-from tests.model.families import CHAINS, FAMILIES, REFUSED, TREES
-from tests.model.family import IS_VERSION_4
+from tests.model.families.families import CHAINS, FAMILIES, REFUSED, TREES
+from tests.model.families.family import IS_VERSION_4
 
 # Far above rounding (5e-6 measured), far below any bug (1e-2 and more).
 TOLERANCE = 1e-4

@@ -1,6 +1,6 @@
 """The tables of model families in `docs/models.md`, written from what the tests check.
 
-Run: python -m tests.model.list_models
+Run: python -m tests.model.families.list_models
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.model.families import FAMILIES
-from tests.model.family import Family
+from tests.model.families.families import FAMILIES
+from tests.model.families.family import Family
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
-COMMAND = "python -m tests.model.list_models"
+PAGE = Path(__file__).resolve().parents[3] / "docs/models.md"
+COMMAND = "python -m tests.model.families.list_models"
 BEGIN, END = "<!-- families:begin -->", "<!-- families:end -->"
 VERSIONS = ("4.57.6", "5.23.0")
 OUTCOMES = {

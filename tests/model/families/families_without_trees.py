@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model.family import Family
+from tests.model.families.family import Family
 
 STATE = "recurrent state"
 CHAINS = [
