@@ -97,7 +97,7 @@ def test_a_mask_without_the_window_is_noticed_by_a_text_shorter_than_the_window(
     config: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = fresh(config, **options)
-    monkeypatch.setattr(target, "_limit", lambda mask, *_: mask)
+    monkeypatch.setattr(target.masks, "_limit", lambda mask, *_: mask)
     assert_trees_are_given_up(target)
     assert target.config.sliding_window == 200, "the window must be as before"
 
@@ -126,7 +126,7 @@ def test_a_model_that_raises_on_a_mask_verifies_chains(monkeypatch: pytest.Monke
         raise RuntimeError("no such mask\nand a second line")
 
     target = fresh()
-    monkeypatch.setattr(target, "_tree_masks", no_mask)
+    monkeypatch.setattr(target.masks, "of_tree", no_mask)
     assert_trees_are_given_up(target, "RuntimeError: no such mask")
     assert "\n" not in target.chain_reason
 
@@ -189,7 +189,7 @@ def test_giving_up_trees_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = fresh()
-    monkeypatch.setattr(target, "_tree_masks", lambda *_: 1 / 0)
+    monkeypatch.setattr(target.masks, "of_tree", lambda *_: 1 / 0)
     with caplog.at_level(logging.WARNING):
         self_test(target)
     assert "chain drafts only" in caplog.text

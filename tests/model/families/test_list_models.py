@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from tests.model import list_models
+from tests.model.families import list_models
 from tests.model.families.families import CHAINS, FAMILIES, REFUSED, TREES
 from tests.model.families.list_models import BEGIN, COMMAND, END, PAGE, render_section, with_section
 
