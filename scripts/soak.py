@@ -33,6 +33,7 @@ from scripts.benchmark.methods import (
     Setting,
     check_draft,
     choose_draft_model,
+    config_of,
     drafter_of,
     first_prompts,
     our_method,
@@ -123,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         drafter_of(name)
     refuse_repeated(args.methods)
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
+    for name in args.methods:
+        config_of(name, draft_model)
     with user_errors():
         options = ModelOptions(model_path=args.model_path, threads=args.threads)
         SamplingOptions(max_new_tokens=args.max_new_tokens)

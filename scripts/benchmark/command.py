@@ -44,6 +44,7 @@ from scripts.benchmark.methods import (
     Setting,
     check_draft,
     choose_draft_model,
+    config_of,
     drafter_of,
     first_prompts,
     our_method,
@@ -193,6 +194,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     _check(args)
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
+    for name in args.methods:
+        if name not in REFEREES:
+            config_of(name, draft_model)
     with user_errors():
         options = ModelOptions(
             model_path=args.model_path,
