@@ -1,4 +1,4 @@
-"""Answer thousands of questions in one process and watch what it holds: memory, open files, speed.
+"""Answer thousands of questions in one process, and watch its memory, open files and speed.
 
 A leak or a slow-down shows in a table with one line for every block of questions. Questions come round
 again when the file is through, so that a hot memory is as full as it gets. Linux only (/proc).
@@ -45,7 +45,7 @@ FLAT_GROWTH = 0.05
 
 
 class Block(NamedTuple):
-    """What a block of questions showed.
+    """Figures at the end of a block of questions.
 
     Attributes:
         questions: answered so far.

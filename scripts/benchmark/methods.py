@@ -42,7 +42,7 @@ class Method(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What all methods of a run answer with.
+    """The model and the limits of a run, the same for all methods.
 
     Attributes:
         target: the target model.
