@@ -13,7 +13,8 @@ Settings (environment variables):
   MODEL_PATH      folder or hub name of the model      (data/demo/model)
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp: fetched if missing)
   METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
-                  NAME-auto drafts as many nodes as pay on this device)
+                  NAME-auto drafts as many nodes as pay on this device; where there is no C++ compiler
+                  the default is without recycling-auto and hybrid)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
@@ -62,7 +63,8 @@ else
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-1024}
     published=(--published-device A100)
 fi
-METHODS=${METHODS:-vanilla recycling recycling-auto pld lookahead samd ${DRAFT_MODEL:+sps }hybrid}
+given_methods=${METHODS:-}
+METHODS=${given_methods:-vanilla recycling recycling-auto pld lookahead samd ${DRAFT_MODEL:+sps }hybrid}
 for method in $METHODS; do
     if [ ! -f "evaluation/inference_${method%-auto}.py" ] || [ "$method" = vanilla-auto ]; then
         refuse "METHODS: got $method; allowed: $(cd evaluation && ls inference_*.py | sed 's/inference_//; s/\.py//' | tr '\n' ' ')and -auto of all but vanilla"
@@ -87,6 +89,19 @@ if [ ! -d "$report_folder" ] || [ ! -w "$report_folder" ] || [ -d "$REPORT" ]; t
 fi
 source scripts/setup.sh
 use_python "$IMPORTS" -r requirements.txt
+if [ -z "$given_methods" ]; then
+    missing=$("$PYTHON" -c '
+from model.methods.hybrid.drafter import HybridConfig
+from model.methods.recycling.drafter import RecyclingConfig
+try:
+    HybridConfig(), RecyclingConfig(tree_version="auto")
+except ValueError as error:
+    print(error)')
+    if [ -n "$missing" ]; then
+        echo "METHODS: recycling-auto and hybrid are left out: $missing" >&2
+        METHODS="vanilla recycling pld lookahead samd${DRAFT_MODEL:+ sps}"
+    fi
+fi
 
 options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE" --max-new-tokens "$MAX_NEW_TOKENS")
 if [ -n "${DEVICES:-}" ]; then

@@ -1,4 +1,4 @@
-"""Answer thousands of questions in one process and watch what it holds: memory, open files, speed.
+"""Answer thousands of questions in one process, and watch its memory, open files and speed.
 
 A leak or a slow-down shows in a table with one line for every block of questions. Questions come round
 again when the file is through, so that a hot memory is as full as it gets. Linux only (/proc).
@@ -33,6 +33,7 @@ from scripts.benchmark.methods import (
     Setting,
     check_draft,
     choose_draft_model,
+    config_of,
     drafter_of,
     first_prompts,
     our_method,
@@ -44,7 +45,7 @@ FLAT_GROWTH = 0.05
 
 
 class Block(NamedTuple):
-    """What a block of questions showed.
+    """Figures at the end of a block of questions.
 
     Attributes:
         questions: answered so far.
@@ -123,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         drafter_of(name)
     refuse_repeated(args.methods)
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
+    for name in args.methods:
+        config_of(name, draft_model)
     with user_errors():
         options = ModelOptions(model_path=args.model_path, threads=args.threads)
         SamplingOptions(max_new_tokens=args.max_new_tokens)

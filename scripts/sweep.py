@@ -73,7 +73,7 @@ class Cell:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took; None if it is not finished."""
+        """Seconds that it took; None if it is not finished."""
         record = RunRecord.read(self.file)
         start, end = record.start_time, record.end_time
         if start is None or end is None:

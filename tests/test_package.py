@@ -5,7 +5,9 @@ Run: pytest tests/test_package.py
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,9 +69,9 @@ import {PACKAGE}, model
 from {PACKAGE}.kernels import short_pass as first
 from model.kernels import short_pass as second
 assert model.TokenRecycling is not {PACKAGE}.TokenRecycling
-if first.few_rows_kernel():
+if first.short_pass_kernel():
     second._library = lambda: Path(shutil.copy(first._library(), "another_build.so")).resolve()
-    assert second.few_rows_kernel() == "another_build"
+    assert second.short_pass_kernel() == "another_build"
 found = []
 for package in ({PACKAGE}, model, {PACKAGE}):
     decoder = package.TokenRecycling.from_pretrained(sys.argv[1], dtype=torch.float32)
@@ -156,6 +158,25 @@ def test_the_wheel_has_every_file_of_the_library_and_nothing_else(wheel: Path) -
             f"token-recycling-chat = {PACKAGE}.chat.command:main",
             "",
         ]
+
+
+def test_the_wheel_asks_for_what_the_library_imports_and_no_more(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(metadata).decode().splitlines()
+    asked = [
+        line for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line
+    ]
+    names = {re.split(r"\W", line.partition(": ")[2])[0] for line in asked}
+    trees = [ast.parse(file.read_text()) for file in (ROOT / "model").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    imported = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    imported |= {
+        str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level
+    }
+    others = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
+    # Transformers wants jinja2 for chat templates, and does not ask for it.
+    assert names == others | {"jinja2"}
 
 
 def test_the_source_archive_can_be_built_from(source: Path, tmp_path: Path) -> None:

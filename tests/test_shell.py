@@ -44,6 +44,11 @@ def run_eval(*arguments: str, **settings: str) -> subprocess.CompletedProcess[st
     )
 
 
+def no_compiler(empty: Path) -> dict[str, str]:
+    """Settings of a machine without a C++ compiler, where nothing was built before."""
+    return {"CXX": "no-such-compiler", "TORCH_EXTENSIONS_DIR": str(empty)}
+
+
 @pytest.mark.parametrize("option", ["--help", "-h"])
 def test_help_prints_usage_with_every_setting(option: str) -> None:
     done = run_eval(option)
@@ -116,6 +121,25 @@ def test_every_benchmark_is_there_before_the_first_is_answered() -> None:
     assert done.returncode == 2
     assert "nosuch" in done.stderr
     assert "==" not in done.stdout + done.stderr, "no method should have run"
+
+
+def test_without_a_compiler_the_default_leaves_out_what_needs_one(tmp_path: Path) -> None:
+    done = run_eval(BENCH="nosuch", **no_compiler(tmp_path))
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("METHODS: ")]
+    assert len(said) == 1
+    assert said[0].startswith("METHODS: recycling-auto and hybrid are left out: ")
+    assert "no C++ compiler: got no-such-compiler; install g++" in said[0]
+    assert "nosuch" in done.stderr, "it should have gone on to the questions"
+
+
+def test_without_a_compiler_a_method_that_was_given_is_refused(tmp_path: Path) -> None:
+    done = run_eval(METHODS="hybrid vanilla", **no_compiler(tmp_path))
+    assert done.returncode == 2
+    assert "left out" not in done.stderr
+    refused = done.stderr.splitlines()[-1]
+    assert refused.startswith("error: ") and "install g++" in refused
+    assert done.stderr.count("==") == 1, "no other method should have run"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -7,6 +7,7 @@ conversation has left.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class Dialogue:
         """Go on with another method, as it was when it was last in use.
 
         Raises:
-            ValueError: if the method is unknown, or has no default for an option.
+            ValueError: if the method is unknown, cannot run here, or has no default for an option.
         """
         if method not in self._drafters:
             target = self.decoder.target
@@ -80,13 +81,16 @@ def default_drafter(method: str, vocab_size: int, device: torch.device) -> Draft
     """Return the drafter of a method with the default of every option.
 
     Raises:
-        ValueError: if the method is unknown, or an option has no default.
+        ValueError: if the method is unknown, cannot run here, or an option has no default.
     """
     cls = drafter_class(method)
     try:
         return cls(cls.config_class(), vocab_size, device)
     except ValueError as error:
-        raise ValueError(f"method {method}: has no default for an option: {error}") from error
+        options = {field.name for field in fields(cls.config_class)}
+        is_option = str(error).partition(":")[0] in options
+        why = "has no default for an option: " if is_option else ""
+        raise ValueError(f"method {method}: {why}{error}") from error
 
 
 def render(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:

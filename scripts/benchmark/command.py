@@ -19,32 +19,36 @@ from __future__ import annotations
 import argparse
 import random
 import resource
-import sys
 from collections.abc import Callable, Sequence
 
 import torch
 from tqdm import tqdm
 
-from evaluation.answers.provenance import git_commit, versions
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.per_question import task_of
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs, write_whole
-from model.commands.loading import check_model, load_target
+from model.commands.loading import CheckedModel, check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
 from model.compiled.target import CompiledTarget
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
-from model.machine.measurements import device_name
 from model.options import DTYPES
-from scripts.benchmark.device_costs import CONTEXTS, choose_contexts, cost_curve, roofline
+from scripts.benchmark.device_costs import (
+    CONTEXTS,
+    choose_contexts,
+    conditions,
+    cost_curve,
+    roofline,
+)
 from scripts.benchmark.methods import (
     Method,
     Setting,
     check_draft,
     choose_draft_model,
+    config_of,
     drafter_of,
     first_prompts,
     our_method,
@@ -189,11 +193,32 @@ def _check(args: argparse.Namespace) -> None:
             raise UserError(f"{name}: got {number}; allowed: 1 or more")
 
 
+def _load(args: argparse.Namespace, options: ModelOptions, model: CheckedModel) -> TargetModel:
+    """Load the model, enlarged in memory if a shape was asked for."""
+    if args.shape == "demo":
+        return load_target(options, model)
+    with user_errors():
+        scale_config(model.hf_config, args.shape)
+    small = load_target(options, model._replace(dtype=torch.float32)).model
+    large = scaled_model(small, args.shape, model.dtype)
+    return CompiledTarget(large) if args.compile else TargetModel(large)
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Return the most bytes held so far: of the device on a GPU, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     args = build_parser().parse_args(argv)
     _check(args)
     draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
+    for name in args.methods:
+        if name not in REFEREES:
+            config_of(name, draft_model)
     with user_errors():
         options = ModelOptions(
             model_path=args.model_path,
@@ -212,14 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_draft(draft_model, model)
     conversation = choose_conversation("auto", options.model_path, model.tokenizer)
     prompts = [] if args.random_prompts else first_prompts(conversation, questions, model)
-    is_scaled = args.shape != "demo"
-    if is_scaled:
-        with user_errors():
-            scale_config(model.hf_config, args.shape)
-    target = load_target(options, model._replace(dtype=torch.float32) if is_scaled else model)
-    if is_scaled:
-        target_class = CompiledTarget if args.compile else TargetModel
-        target = target_class(scaled_model(target.model, args.shape, model.dtype))
+    target = _load(args, options, model)
     eos_ids = eos_ids_of(target.model, model.tokenizer) | conversation.stop_ids
     tasks = [task_of(question.category) for question in questions]
     if args.random_prompts:
@@ -236,22 +254,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     curve = cost_curve(target, NODES, contexts)
     roof = roofline(target, contexts[0], curve[0].milliseconds)
     print_tables(rows, curve, roof)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if model.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(model.device)
     report = {
-        "argv": list(argv) if argv is not None else sys.argv[1:],
-        "device": device_name(model.device),
-        "threads": torch.get_num_threads(),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        **conditions(argv, model),
         "shape": args.shape,
         "num_questions": len(prompts),
         "num_repetitions": args.repetitions,
         "compile": args.compile,
         "shapes_compiled_in_measured_answers": num_late_shapes,
-        "git_commit": git_commit(),
-        "versions": versions(),
-        "peak_memory_bytes": peak,
+        "peak_memory_bytes": _peak_memory(model.device),
         "methods": rows,
         "cost_curve": [point._asdict() for point in curve],
         "roofline": roof._asdict(),

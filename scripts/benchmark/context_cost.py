@@ -1,10 +1,9 @@
-"""What a longer text costs: milliseconds of a forward pass against context, attention told apart.
+"""Measure the cost of a longer text: milliseconds of a forward pass by context, attention apart.
 
-What: times passes over one node and over a tree after contexts of several lengths, in rounds over
-all of them, and how much of each is the attention kernel.
-Why: whatever grows with the text beside attention (copies of the cache, masks) is a fault of the
-engine, and shows here as a rest that rises.
-How: prints a table and a line of JSON; draws a picture with --out.
+Passes over one node and over a tree are timed after contexts of several lengths, in rounds over all
+of them. Whatever grows with the text beside attention (copies of the cache, masks) is a fault of
+the engine, and shows here as a rest that rises. Prints a table and a line of JSON; draws a picture
+with --out.
 
 Example:
     python -m scripts.benchmark.context_cost --contexts 512 4096 16384 --out docs/img/context-cost.png
@@ -15,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from evaluation.answers.provenance import git_commit, versions
 from evaluation.reporting.tables import markdown_table
 from model.budget.measure import draft_of, has_room
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
@@ -35,11 +32,10 @@ from model.commands.model_options import DEFAULT_MODEL, ModelOptions
 from model.engine.cache import TreeCache
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
-from model.kernels import short_pass as few_rows
-from model.machine.measurements import device_name
+from model.kernels import short_pass
 from model.machine.timing import seconds_of
 from model.options import DTYPES
-from scripts.benchmark.device_costs import choose_contexts
+from scripts.benchmark.device_costs import choose_contexts, conditions
 
 NUM_ROUNDS = 7
 
@@ -112,12 +108,12 @@ def _timed_attention(target: TargetModel) -> Iterator[list[float]]:
 
         return run
 
-    theirs, ours = functional.scaled_dot_product_attention, few_rows.attend
-    functional.scaled_dot_product_attention, few_rows.attend = timed(theirs), timed(ours)
+    theirs, ours = functional.scaled_dot_product_attention, short_pass.attend
+    functional.scaled_dot_product_attention, short_pass.attend = timed(theirs), timed(ours)
     try:
         yield seconds
     finally:
-        functional.scaled_dot_product_attention, few_rows.attend = theirs, ours
+        functional.scaled_dot_product_attention, short_pass.attend = theirs, ours
 
 
 def draw(costs: Sequence[ContextCost], path: Path) -> None:
@@ -194,12 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out:
         draw(costs, args.out)
     report = {
-        "argv": list(argv) if argv is not None else sys.argv[1:],
-        "device": device_name(model.device),
-        "threads": torch.get_num_threads(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "git_commit": git_commit(),
-        "versions": versions(),
+        **conditions(argv, model),
         "costs": [cost._asdict() for cost in costs],
     }
     print(json.dumps(report))

@@ -1,5 +1,4 @@
-"""What this device charges: milliseconds of a step against nodes and context, memory bandwidth, and
-the roofline.
+"""Costs on this device: milliseconds of a step by nodes and context, memory bandwidth, the roofline.
 
 Speculative decoding pays when the tokens that a step accepts outweigh what its nodes cost, and that
 cost is the device's: measured here, on the loaded model, through the same forward pass that
@@ -11,16 +10,20 @@ Shapes: N nodes, T cached tokens.
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from evaluation.answers.provenance import git_commit, versions
 from model.budget.measure import draft_of, has_room
 from model.commands.command_line import UserError
+from model.commands.loading import CheckedModel
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
+from model.machine.measurements import device_name
 from model.machine.timing import seconds_of
 
 # Of the cost curve, in cached tokens.
@@ -38,7 +41,7 @@ class CostPoint(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """What memory bandwidth allows one token of plain decoding.
+    """The bound that memory bandwidth sets for one token of plain decoding.
 
     Attributes:
         bandwidth: bytes read and written per second by a large copy on this device.
@@ -51,6 +54,18 @@ class Roofline(NamedTuple):
     bytes_per_token: int
     milliseconds: float
     reached: float
+
+
+def conditions(argv: Sequence[str] | None, model: CheckedModel) -> dict[str, Any]:
+    """Return the facts that a report of measurements begins with; `argv` as given to a `main`."""
+    return {
+        "argv": list(argv) if argv is not None else sys.argv[1:],
+        "device": device_name(model.device),
+        "threads": torch.get_num_threads(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "git_commit": git_commit(),
+        "versions": versions(),
+    }
 
 
 def choose_contexts(given: Sequence[int] | None, text_config: Any) -> list[int]:

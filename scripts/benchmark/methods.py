@@ -43,7 +43,7 @@ class Method(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What all methods of a run answer with.
+    """The model and the limits of a run, the same for all methods.
 
     Attributes:
         target: the target model.
@@ -108,6 +108,19 @@ def choose_draft_model(methods: Sequence[str], model_path: str, given: str | Non
     return DEMO_DRAFT if given is None else given
 
 
+def config_of(name: str, draft_model: str | None) -> Any:
+    """Return the config of a method of ours, with its defaults.
+
+    Raises:
+        UserError: if the method cannot run here.
+    """
+    cls, options = drafter_of(name)
+    if draft_model is not None and wants_draft_model(name):
+        options["draft_model"] = draft_model
+    with user_errors():
+        return cls.config_class(**options)
+
+
 def check_draft(draft_model: str | None, model: CheckedModel) -> None:
     """Raise UserError if a draft model was chosen that does not go with the target model."""
     if draft_model is not None and model.vocab_size is not None:
@@ -140,10 +153,8 @@ def first_prompts(
 def our_method(setting: Setting, name: str) -> Method:
     """Return a method of ours with its defaults; its memory is hot within a repetition."""
     target, max_new_tokens, eos_ids, draft_model = setting
-    cls, options = drafter_of(name)
-    if draft_model is not None and wants_draft_model(name):
-        options["draft_model"] = draft_model
-    drafter = cls(cls.config_class(**options), target.vocab_size, target.device)
+    cls, _ = drafter_of(name)
+    drafter = cls(config_of(name, draft_model), target.vocab_size, target.device)
 
     def answer(prompt_ids: list[int]) -> Answer:
         target.synchronize()

@@ -1,11 +1,10 @@
 r"""Write a model's own greedy answers to the prompts of a corpus, as a corpus.
 
-What: reads a JSONL(.gz) corpus, lets the model answer every prompt, and writes the prompts with these
-answers; rows whose answer does not end are left out.
-Why: a draft model is asked what its target would say, not what the corpus says, so that it learns
-from its target's answers (sequence-level distillation, Kim and Rush 2016, arXiv 1606.07947).
-How: plain Hugging Face ``generate`` in batches of prompts of about the same length. Kill it at any
-time: the same command goes on where it stopped.
+The model answers every prompt of a JSONL(.gz) corpus, by plain Hugging Face ``generate`` in batches
+of prompts of about the same length. Rows whose answer does not end are left out. A draft model is
+asked what its target would say, not what the corpus says, so that it learns from its target's
+answers (sequence-level distillation, Kim and Rush 2016, arXiv 1606.07947). Kill it at any time: the
+same command goes on where it stopped.
 
 Example:
     python -m scripts.demo_model.answers --model data/demo/model --corpus corpus.jsonl.gz \

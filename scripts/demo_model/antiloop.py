@@ -1,14 +1,15 @@
 """Last phase of the demo model's training: unlearn its own loops.
 
-What: rounds of (1) greedy answers to training prompts, (2) finding those that repeat themselves,
+A round is (1) greedy answers to training prompts, (2) finding those that repeat themselves,
 (3) sampling from the place where the repetition began until a continuation ends without one,
 (4) a few steps that make the repetition unlikely and that continuation likely instead, mixed with
 ordinary training batches so that nothing else is forgotten.
-Why: a small model under greedy decoding falls into loops, and looped text flatters every drafting
+
+A small model under greedy decoding falls into loops, and looped text flatters every drafting
 method; this removes the cause in the weights, where a decoding trick would hide it. A way out that
 the model itself would take keeps answers as long as they were; ending them instead makes them short.
-How: called by ``scripts.demo_model``. The loss on repeated tokens is the unlikelihood
--log(1 - p) of Welleck et al. 2019 (arXiv 1908.04319), on whole generated answers.
+The loss on repeated tokens is the unlikelihood -log(1 - p) of Welleck et al. 2019 (arXiv 1908.04319),
+on whole generated answers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from scripts.demo_model.corpus import Turn
+from scripts.demo_model.generation import continued
 from scripts.demo_model.loops import WINDOW, find_loop
 from scripts.demo_model.training import LOG, Batch, Trainer, append_line, next_weights
 
@@ -148,24 +150,11 @@ class Speaker:
         self.config = config
         self.pad, self.eos = trainer.tokenizer.pad_token_id, trainer.tokenizer.eos_token_id
 
-    @torch.no_grad()
     def continue_texts(self, texts: Sequence[list[int]], **sampling: object) -> list[list[int]]:
         """Continue each text up to an eos (included); greedy unless ``sampling`` says otherwise."""
-        results = []
-        for start in range(0, len(texts), self.config.batch_size):
-            group = texts[start : start + self.config.batch_size]
-            width = max(len(text) for text in group)
-            token_ids = torch.tensor([[self.pad] * (width - len(text)) + text for text in group])
-            mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in group])
-            options = {"do_sample": False, "max_new_tokens": self.config.max_new_tokens}
-            output = self.model.generate(
-                token_ids.to(self.model.device),
-                attention_mask=mask.to(self.model.device),
-                **options | sampling,
-            )
-            for row in output[:, width:].tolist():
-                results.append(row[: row.index(self.eos) + 1] if self.eos in row else row)
-        return results
+        options: dict[str, object] = {"do_sample": False}
+        options |= {"max_new_tokens": self.config.max_new_tokens} | sampling
+        return continued(self.model, texts, self.pad, self.eos, self.config.batch_size, **options)
 
     def answer(self, prompts: Sequence[list[int]]) -> list[Answer]:
         """Answer the prompts by greedy decoding."""
@@ -208,7 +197,7 @@ class Speaker:
 
 
 def onset(token_ids: Sequence[int], ngram: int) -> int:
-    """Where the repetition began: the number of tokens before the second round of the loop.
+    """Count the tokens before the second round of the loop, where the repetition began.
 
     Endless answers without a loop are cut at their first repeated group, or in the middle.
     """

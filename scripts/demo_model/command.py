@@ -1,14 +1,14 @@
 r"""Train the small demo model that ships with the repository.
 
-What: trains a byte-level BPE tokenizer and a Llama-architecture model of about 7M parameters on a
+Trains a byte-level BPE tokenizer and a Llama-architecture model of about 7M parameters on a
 JSONL(.gz) corpus of ``prompt`` and ``response``, and writes a folder that plain
-``AutoModelForCausalLM`` and ``AutoTokenizer`` load.
-Why: a fresh machine, CI or a plane has no model hub; a trained model inside the repository gives
-real text with real acceptance lengths at once.
-How: Muon for the matrices and AdamW for the rest, bf16 autocast, chats packed whole, prompt tokens
+``AutoModelForCausalLM`` and ``AutoTokenizer`` load: a trained model inside the repository gives real
+text with real acceptance lengths at once, where there is no model hub.
+
+Muon for the matrices and AdamW for the rest, bf16 autocast, chats packed whole, prompt tokens
 weighted below answer tokens and the end of an answer above them, learning rate constant and then
-as one minus a square root, and last a phase against loops (``scripts.demo_model.antiloop``). Kill it at any time:
-the same command goes on from the last checkpoint.
+as one minus a square root, and last a phase against loops (``scripts.demo_model.antiloop``). Kill it
+at any time: the same command goes on from the last checkpoint.
 
 Example:
     python -m scripts.demo_model --corpus corpus.jsonl.gz --out data/demo/model
@@ -30,7 +30,6 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -52,27 +51,7 @@ from scripts.demo_model.corpus import (
 from scripts.demo_model.recipe import CONTEXT, TrainConfig
 from scripts.demo_model.training import LOG, Trainer, append_line
 
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often the run writes.
-
-    Attributes:
-        log_steps: Steps between two lines of the log.
-        eval_steps: Steps between two held-out losses; a multiple of ``log_steps``.
-        save_minutes: Minutes between two checkpoints and exports.
-    """
-
-    log_steps: int = 20
-    eval_steps: int = 200
-    save_minutes: float = 3.0
-
-    def __post_init__(self) -> None:
-        """Reject steps below one."""
-        if self.log_steps < 1 or self.eval_steps % self.log_steps != 0:
-            raise ValueError(
-                f"eval_steps: got {self.eval_steps}, allowed multiples of {self.log_steps}"
-            )
+LOG_STEPS = 20  # between two lines of the log
 
 
 def export(trainer: Trainer, out: Path) -> None:
@@ -109,8 +88,15 @@ def set_keys(path: Path, **values: object) -> None:
     write_whole(path, json.dumps(item, indent=2) + "\n")
 
 
-def train(trainer: Trainer, out: Path, pace: Pace) -> None:
-    """Run the main phase to the end of its budget."""
+def train(trainer: Trainer, out: Path, eval_steps: int, save_minutes: float) -> None:
+    """Run the main phase to the end of its budget.
+
+    Args:
+        trainer: goes on from where it stands.
+        out: folder of the model, written with each checkpoint.
+        eval_steps: steps between two held-out losses, a multiple of `LOG_STEPS`.
+        save_minutes: minutes between two checkpoints.
+    """
     bar = tqdm(total=100.0, unit="%", desc="training", file=sys.stderr, mininterval=5.0)
     recent: list[dict[str, float]] = []
     last_save = time.monotonic()
@@ -119,13 +105,13 @@ def train(trainer: Trainer, out: Path, pace: Pace) -> None:
         recent.append(trainer.step(next(stream)))
         is_done = trainer.share >= 1.0
         step = trainer.progress.step
-        if step % pace.log_steps == 0 or is_done:
+        if step % LOG_STEPS == 0 or is_done:
             entry = mean_figures(trainer, recent)
             recent = []
-            if step % pace.eval_steps == 0 or is_done:
+            if step % eval_steps == 0 or is_done:
                 entry |= rounded(trainer.evaluate()._asdict(), prefix="held_out_")
             append_line(trainer.work / LOG, entry)
-        if is_done or time.monotonic() - last_save > 60 * pace.save_minutes:
+        if is_done or time.monotonic() - last_save > 60 * save_minutes:
             trainer.save()
             export(trainer, out)
             last_save = time.monotonic()
@@ -227,7 +213,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
     with user_errors(OSError):
         config = make_config(options)
-        pace = Pace(eval_steps=options.eval_every, save_minutes=options.save_minutes)
+        if options.eval_every % LOG_STEPS:
+            raise ValueError(
+                f"eval_steps: got {options.eval_every}, allowed multiples of {LOG_STEPS}"
+            )
         anti_loop = AntiLoopConfig(rounds=options.rounds)
         rows = split_rows(read_rows(options.corpus))
         work = options.work or options.out.with_name(options.out.name + ".work")
@@ -241,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     device = torch.device(options.device)
     trainer = Trainer(config, corpus, tokenizer, turns, work, device, options.compile)
-    train(trainer, options.out, pace)
+    train(trainer, options.out, options.eval_every, options.save_minutes)
     unlearn_loops(trainer, anti_loop)
     export(trainer, options.out)
     return 0

@@ -1,10 +1,8 @@
 """Corpus side of the demo model: rows, tokenizer, chat format, packing.
 
-What: reads a JSONL(.gz) corpus of ``prompt`` and ``response``, trains a byte-level BPE tokenizer on
-it, and turns rows into packed training sequences with one loss weight per token.
-Why: ``train_demo_model`` is about optimisation, this file about what is shown to the model, and
-``demo_model_report`` needs the same held-out split.
-How: imported by ``scripts.demo_model`` and ``scripts.demo_model.report``; not run by itself.
+Reads a JSONL(.gz) corpus of ``prompt`` and ``response``, trains a byte-level BPE tokenizer on it,
+and turns rows into packed training sequences with one loss weight per token. The report takes its
+held-out rows from here too.
 """
 
 from __future__ import annotations
@@ -79,7 +77,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CorpusConfig:
-    """How rows become training sequences.
+    """Settings of the way from rows to training sequences.
 
     Attributes:
         prompt_weight: Loss weight of a prompt token (a response token has 1).

@@ -1,9 +1,7 @@
-"""What a loop is: the one measure that training, report and tests share.
+"""The definition of a loop that training, report, replay and tests share.
 
-What: a text loops if at some point its trailing 24 tokens are periodic with a period of at most 12.
-Why: looped text is easy to draft, so it flatters every method; it must be counted the same way
-wherever it is counted.
-How: imported by the ``demo_*`` modules.
+A text loops if at some point its trailing 24 tokens are periodic with a period of at most 12. Looped
+text is easy to draft, so it flatters every method.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ WINDOW, MAX_PERIOD = 24, 12  # tokens
 
 
 class Loop(NamedTuple):
-    """Where a text has begun to loop."""
+    """The place where a text has begun to loop."""
 
     position: int  # number of tokens after which the loop is seen
     period: int  # length of the repeated part, in tokens

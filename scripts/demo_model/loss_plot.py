@@ -1,8 +1,7 @@
 r"""Draw the demo model's loss from its committed log.
 
-What: training and held-out loss over tokens, and the loops of the last phase over its rounds.
-Why: the model card shows curves, and a picture must come from the figures beside it.
-How: reads ``train_log.jsonl`` (written by ``scripts.demo_model``), writes a PNG.
+Reads ``train_log.jsonl`` (written by ``scripts.demo_model``) and writes a PNG: training and held-out
+loss over tokens, and the loops of the last phase over its rounds.
 
 Example:
     python -m scripts.demo_model.loss_plot --log data/demo/model/train_log.jsonl \

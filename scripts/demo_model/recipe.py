@@ -1,8 +1,6 @@
 """Recipe of the demo model: shape, budget, learning rates, optimizers.
 
-What: the frozen configuration and what follows from it: the untrained model and its optimizers.
-Why: the model card quotes these figures; they stand in one place.
-How: imported by ``scripts.demo_model.training``.
+The frozen configuration, the untrained model and its optimizers. The model card quotes these figures.
 """
 
 from __future__ import annotations

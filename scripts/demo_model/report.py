@@ -1,11 +1,12 @@
 r"""Report how the demo model speaks: ended answers, loops, held-out loss.
 
-What: answers Spec-Bench-shaped questions by greedy decoding and prints, per category, the share of
-answers that end by themselves and the share that loop; with a corpus also the held-out loss.
-Why: looped text flatters every drafting method, so the model that ships is held to figures.
-How: plain Hugging Face ``generate``, left padded, no penalty of any kind. An answer loops if at any
-point its trailing 24 tokens are periodic with a period of at most 12. A question's second turn
-follows the model's own first answer. The table and one JSON line go to stdout.
+Answers questions of Spec-Bench's form by greedy decoding and prints, by category, the share of
+answers that end by themselves and the share that loop; with a corpus also the held-out loss. Looped
+text flatters every drafting method, so the model that ships is held to these figures.
+
+Decoding is plain Hugging Face ``generate``, left padded, no penalty of any kind. An answer loops if
+at any point its trailing 24 tokens are periodic with a period of at most 12. A question's second
+turn follows the model's own first answer. The table and one JSON line go to stdout.
 
 Example:
     python -m scripts.demo_model.report --model data/demo/model --questions data/demo/question.jsonl
@@ -32,6 +33,7 @@ from evaluation.questions.questions import Question, load_questions
 from model.commands.command_line import OptionParser, run_command, user_errors
 from model.commands.files import check_output, write_whole
 from scripts.demo_model.corpus import CorpusConfig, encode_turns, read_rows, split_rows
+from scripts.demo_model.generation import continued
 from scripts.demo_model.loops import find_loop
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -96,18 +98,11 @@ class Speaker:
         )
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    @torch.no_grad()
     def generate(self, prompts: Sequence[list[int]]) -> list[list[int]]:
         """Greedy answers, eos included where it was reached."""
         pad, eos = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
-        width = max(len(prompt) for prompt in prompts)
-        token_ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        output = self.model.generate(
-            token_ids, attention_mask=mask, max_new_tokens=self.max_new_tokens, do_sample=False
-        )
-        rows = output[:, width:].tolist()
-        return [row[: row.index(eos) + 1] if eos in row else row for row in rows]
+        options = {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+        return continued(self.model, prompts, pad, eos, self.batch, **options)
 
     def answer_turn(
         self, questions: Sequence[Asked], turn: int, earlier: dict[int, str]

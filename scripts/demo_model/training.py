@@ -1,8 +1,7 @@
 """Training core of the demo model: batches, loss, steps, checkpoints.
 
-What: one optimizer step, the held-out loss and the saved state.
-Why: the main phase and the phase against loops share them.
-How: imported by ``scripts.demo_model`` and ``scripts.demo_model.antiloop``.
+One optimizer step, the held-out loss and the saved state; the main phase and the phase against loops
+share them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CHECKPOINT, LOG = "checkpoint.pt", "train_log.jsonl"
 
 @dataclass(slots=True)
 class Progress:
-    """Where training stands; saved with each checkpoint."""
+    """The progress of training; saved with each checkpoint."""
 
     step: int = 0
     tokens: int = 0
@@ -48,7 +47,7 @@ class Batch(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """What the model says to a batch."""
+    """The losses of a batch."""
 
     losses: Tensor  # [B, T] float32 nats
     weights: Tensor  # [B, T] float32, of the token each position predicts

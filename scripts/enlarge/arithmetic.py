@@ -1,9 +1,7 @@
 """The arithmetic of function-preserving enlargement: shapes, config and tensors.
 
-What: maps a small Llama's config and tensors to those of any larger shape that computes the same
-logits.
-Why: ``scale_model`` writes files and builds models; what each number becomes is told here, once.
-How: imported by ``scripts.enlarge``, whose docstring gives the rules in words.
+Maps a small Llama's config and tensors to those of any larger shape that computes the same logits.
+`scripts.enlarge.command` gives the rules in words, writes the files and builds the models.
 """
 
 from __future__ import annotations
@@ -166,25 +164,24 @@ def _check_source(config: LlamaConfig) -> None:
 
 
 def _kv_copies(old: ModelShape, new: ModelShape) -> int:
-    """How many new key-value heads one old one needs so that all its query heads find a place."""
+    """Count the new key-value heads that one old one needs for all its query heads to find a place."""
     return -(-old.group // new.group)
 
 
 class Enlarger:
     """Makes the tensors of the large model from those of the small one."""
 
-    def __init__(self, old: LlamaConfig, new: LlamaConfig, dtype: torch.dtype, seed: int) -> None:
+    def __init__(self, old: LlamaConfig, new: LlamaConfig, dtype: torch.dtype) -> None:
         """Prepare the maps.
 
         Args:
             old: Config of the small model.
             new: Config of the large one, from ``scale_config``.
             dtype: Dtype of the tensors made.
-            seed: Seed of the random fill.
         """
         self.old, self.new, self.dtype = shape_of(old), shape_of(new), dtype
         self.is_tied = old.tie_word_embeddings
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         self.bank = (torch.randn(NOISE_LENGTH, generator=generator) * NOISE_STD).to(dtype)
         self.norm_scale = (self.old.hidden / self.new.hidden) ** 0.5
         self.query_scale = (self.new.head_dim / self.old.head_dim) ** 0.5

@@ -1,10 +1,11 @@
 r"""Make a Llama model larger without changing what it says.
 
-What: writes (or builds in memory) a model of any larger shape whose float32 logits equal the small
-model's, so its greedy tokens are the same, while its forward pass costs what that shape costs.
-Why: speed-up depends on the cost of a forward pass; this measures honest end-to-end speed at the
-size of 150M, 1B or 7B parameters on any machine, with no download.
-How: with H0, H the old and new width, d0, d1 the old and new head size:
+Writes (or builds in memory) a model of any larger shape whose float32 logits equal the small model's,
+so its greedy tokens are the same, while its forward pass costs what that shape costs. Speed-up depends
+on that cost; this measures end-to-end speed at the size of 150M, 1B or 7B parameters on any machine,
+with no download.
+
+With H0, H the old and new width, d0, d1 the old and new head size:
   - the residual stream is padded with zeros: whatever writes to the new channels is zero;
   - RMSNorm sees a mean square H0/H as large, so eps shrinks by H0/H and weights by sqrt(H0/H);
   - Hugging Face rotates channels (i, i + d/2) by theta^(-2i/d): old pair i goes to new pair
@@ -41,8 +42,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from model.commands.command_line import OptionParser, user_errors
 from scripts.enlarge.arithmetic import SHAPES, Enlarger, ModelShape, resolve_shape, scale_config
 
-__all__ = ["SHAPES", "ModelShape", "scale_config", "scaled_model", "write_scaled"]
-
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 COPIED_FILES = ("tokenizer*", "special_tokens_map.json", "*.jinja", "generation_config.json")
 SHARD_BYTES = 1_000_000_000
@@ -75,7 +74,7 @@ def scaled_model(
     large.tie_weights()
     parameters = dict(large.named_parameters())
     state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    for group in Enlarger(model.config, config, dtype, seed=0).tensors(state):
+    for group in Enlarger(model.config, config, dtype).tensors(state):
         for name, tensor in group.items():
             parameters[name].copy_(tensor)
     large.generation_config = model.generation_config
@@ -101,7 +100,6 @@ def write_scaled(
     out: Path,
     shape: ModelShape | str,
     dtype: torch.dtype = torch.bfloat16,
-    seed: int = 0,
     shard_bytes: int = SHARD_BYTES,
 ) -> int:
     """Write the enlarged model's folder, one shard in memory at a time.
@@ -111,7 +109,6 @@ def write_scaled(
         out: Folder to write; must not exist.
         shape: New sizes or their name in ``SHAPES``.
         dtype: Dtype of the file.
-        seed: Seed of the random fill.
         shard_bytes: Size of a shard, at most (one layer at least).
 
     Returns:
@@ -129,7 +126,7 @@ def write_scaled(
     temporary = out.with_name(out.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    groups = Enlarger(small_config, config, dtype, seed).tensors(small.state_dict())
+    groups = Enlarger(small_config, config, dtype).tensors(small.state_dict())
     num_parameters = _write_shards(temporary, groups, config, shard_bytes)
     config.architectures = ["LlamaForCausalLM"]
     config.dtype = str(dtype).removeprefix("torch.")
@@ -184,7 +181,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--intermediate", type=int, help="width of the feed-forward part")
     parser.add_argument("--kv-heads", type=int, help="key-value heads (default: --heads)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="(default: bfloat16)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random fill (default: 0)")
     return parser.parse_args(argv)
 
 
@@ -211,16 +207,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parse_arguments(argv)
     with user_errors(OSError, SafetensorError):
-        if not 0 <= options.seed < 2**63:
-            raise ValueError(f"seed: got {options.seed}, allowed 0 or more, less than 2**63")
         if not (options.model / "config.json").is_file():
             raise ValueError(
                 f"model: got {options.model}, allowed a folder with config.json; "
                 "do train one with scripts.demo_model"
             )
         shape = chosen_shape(options)
-        num_parameters = write_scaled(
-            options.model, options.out, shape, DTYPES[options.dtype], options.seed
-        )
+        num_parameters = write_scaled(options.model, options.out, shape, DTYPES[options.dtype])
     print(f"{options.out}: {num_parameters:,} parameters, {options.dtype}")
     return 0

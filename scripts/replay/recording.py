@@ -1,4 +1,4 @@
-"""What a model says after every text that a drafter ever asked about, in one file.
+"""One file with the rows of a model after every text that a drafter has asked about.
 
 The texts are a trie: a node is a text, its children are the texts with one more token, and each node
 has a row, the K likeliest next tokens and their logits, and sketches (`model.engine.read_out`). Prompts, answers
@@ -32,7 +32,7 @@ FIRST_CAPACITY = 1024
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What was recorded, and under which limits.
+    """Origin of a recording: the model, its questions and the limits.
 
     Attributes:
         model_path, model_fingerprint, dtype, git_commit: what the rows come from.
@@ -97,12 +97,12 @@ class Recording:
         self._children: dict[tuple[int, int], int] = {}
         self._parents = [-1]
         self._tokens = [-1]
-        num_probes = len(sketch_ids(source.vocab_size))
+        num_sketches = len(sketch_ids(source.vocab_size))
         # As they are named in the file, and in the order of `rows`.
         self._rows = {
             "ids": np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.int32),  # [M, K]
             "logits": np.zeros((FIRST_CAPACITY, source.top_k), dtype=np.float32),  # [M, K]
-            "probes": np.zeros((FIRST_CAPACITY, num_probes), dtype=np.float32),  # [M, S]
+            "probes": np.zeros((FIRST_CAPACITY, num_sketches), dtype=np.float32),  # [M, S]
         }
 
     @property

@@ -28,7 +28,7 @@ from scripts.replay.target import MissingRowError, ReplayTarget
 
 @dataclass(frozen=True, slots=True)
 class TurnScore:
-    """What a drafter did on one turn.
+    """The steps of a drafter on one turn.
 
     Attributes:
         turn: the turn.

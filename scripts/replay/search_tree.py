@@ -133,7 +133,7 @@ def first_paths(num_ranks: int) -> list[RankPath]:
 
 
 def figures_of(target: ReplayTarget, paths: Sequence[RankPath], num_ranks: int) -> Figures:
-    """Return what a template brings on all turns of a recording."""
+    """Return the figures of a template on all turns of a recording."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "tree.json"
         write_template(file, paths, "scored")

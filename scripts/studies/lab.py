@@ -1,4 +1,4 @@
-"""What every study works with: a recording that grows, the model behind it, and points of figures."""
+"""Common ground of the studies: a recording that grows, the model behind it, and points of figures."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Lab:
         return figures([each for each in self.run(words) if each.turn.question_id in held_out])
 
     def memory_after(self, words: str, turns: Sequence[RecordedTurn]) -> dict[str, torch.Tensor]:
-        """Return what a drafter knows when it has answered these turns."""
+        """Return the memory of a drafter that has answered these turns."""
         drafter = self._drafter(words)
         score(ReplayTarget(self.recording, self.model), drafter, turns)
         return drafter.memory()

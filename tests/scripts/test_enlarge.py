@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from model.commands.command_line import UserError
 from scripts.enlarge import command as scale_model
-from scripts.enlarge.command import SHAPES, ModelShape, scale_config, scaled_model, write_scaled
+from scripts.enlarge.arithmetic import SHAPES, ModelShape, scale_config
+from scripts.enlarge.command import scaled_model, write_scaled
 
 VOCAB = 97
 
@@ -130,7 +131,6 @@ def test_named_shapes_hold_the_demo_model() -> None:
         ("--shape 9t", "shape: got '9t', allowed 150m, 1b, 7b"),
         ("--shape 7b --layers 3", "shape: got --shape and single sizes"),
         ("--layers 3", "shape: got no full size"),
-        (f"--shape 150m --seed {2**64}", "seed: got 18446744073709551616"),
     ],
 )
 def test_bad_sizes_are_refused(tmp_path: Path, sizes: str, message: str) -> None:

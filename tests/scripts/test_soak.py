@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from model.commands.command_line import UserError
+from model.methods.recycling.auto_tree import library_of_guesses
 from scripts.benchmark import command as benchmark
 from scripts.soak import Block, is_flat, main
 
@@ -52,3 +53,16 @@ def test_what_cannot_be_answered_is_refused_before_the_weights_load(
     for command in (main, benchmark.main):
         with pytest.raises(UserError, match=says):
             command(["--methods", "vanilla", "--question-file", str(file)])
+
+
+def test_a_method_that_cannot_run_here_is_refused_before_the_weights_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr("scripts.soak.load_target")
+    monkeypatch.delattr("scripts.benchmark.command.load_target")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    library_of_guesses.cache_clear()
+    for command in (main, benchmark.main):
+        with pytest.raises(UserError, match="no C\\+\\+ compiler: got no-such-compiler; install g"):
+            command(["--methods", "vanilla", "recycling-auto"])

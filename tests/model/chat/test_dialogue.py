@@ -17,6 +17,7 @@ from model.chat.dialogue import Dialogue, render
 from model.engine.cache import TreeCache
 from model.engine.loop import generate
 from model.engine.prefix_cache import PrefixCache
+from model.methods.hybrid.candidate_pool import library_of_pool
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for
 
@@ -152,3 +153,16 @@ def test_a_tokenizer_without_a_template_gets_lines() -> None:
     with_template = render(tokenizer, messages)
     tokenizer.chat_template = None
     assert render(tokenizer, messages) == tokenizer("one\ntwo\n").input_ids != with_template
+
+
+def test_a_method_that_cannot_run_here_is_named_with_the_reason(
+    dialogue: Dialogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    library_of_pool.cache_clear()
+    with pytest.raises(
+        ValueError, match=r"^method hybrid: the candidate pool .*: no C\+\+ compiler"
+    ):
+        dialogue.use("hybrid")
+    assert dialogue.decoder.method == "recycling", "a mistake changes nothing"

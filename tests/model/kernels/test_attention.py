@@ -312,7 +312,7 @@ def test_it_is_measured_once_for_models_that_are_not_small(
     compiled = CompiledTarget(known("Qwen3").build(), backend="eager")
     monkeypatch.setattr(module, "measure", lambda *args: 8)
     assert compiled.attention.is_reference(1)
-    monkeypatch.setattr(module, "few_rows_kernel", lambda: None)
+    monkeypatch.setattr(module, "short_pass_kernel", lambda: None)
     assert TargetModel(known("Phi").build()).attention.name == "attention-0"
 
 

@@ -162,7 +162,7 @@ def test_measured_once_and_read_from_disk(
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
     if not has_few_rows:
-        monkeypatch.setattr(module, "few_rows_kernel", lambda: None)
+        monkeypatch.setattr(module, "short_pass_kernel", lambda: None)
     kernels = TargetModel(known(LLAMA).build()).linear_kernels
     assert kernels.name == ("few-rows" if has_few_rows else "packed")
     (file,) = tmp_path.glob("linear-kernels-*.json")
@@ -200,7 +200,7 @@ def test_nothing_for_small_models_and_no_copies_without_memory(
     monkeypatch.setattr(module, "_time_ratio", lambda some, others, rows: 0.5)
     assert not TargetModel(known(LLAMA).build()).linear_kernels, "a small model uses kernels"
     monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
-    monkeypatch.setattr(module, "few_rows_kernel", lambda: None)
+    monkeypatch.setattr(module, "short_pass_kernel", lambda: None)
     assert TargetModel(known(LLAMA).build()).linear_kernels
     assert not TargetModel(known(LLAMA).build().double()).linear_kernels, "copies would round"
     monkeypatch.setattr(module, "free_memory", lambda: 1000)
