@@ -22,12 +22,11 @@ from .verification import Acceptance
 
 @dataclass(frozen=True, slots=True)
 class VerifiedStep:
-    """What a drafter may learn from one step.
+    """One verified step, from which a drafter learns.
 
     Attributes:
         tree: the verified draft.
-        acceptance: the accepted path, what was emitted along it, the likeliest tokens after every
-            node, and its sketches.
+        acceptance: the accepted path and its tokens, and the candidates and sketches of every node.
         stop_reason: None while the text goes on, else why this step was the last: "eos", "criteria",
             "length" or "context".
     """
@@ -38,11 +37,11 @@ class VerifiedStep:
 
 
 class Quirks(NamedTuple):
-    """How a published code departs from exact limits and clean starts.
+    """Departures of a published code from exact limits and clean starts.
 
     Attributes:
-        overrun: tokens past the limit until which steps go on, unseen.
-        keeps_warmup: whether warm-up passes leave their mark on the measured run.
+        overrun: tokens past the limit that are decoded unseen.
+        keeps_warmup: whether memory from warm-up stays for the measured run.
     """
 
     overrun: int = 0
@@ -50,7 +49,7 @@ class Quirks(NamedTuple):
 
 
 class Drafter:
-    """Base of all drafters: the lifecycle, with nothing to do by default.
+    """Base of all drafters; every method of the lifecycle does nothing by default.
 
     Three lifetimes: the frozen `config`; memory that lives across prompts (`memory`, cleared by
     `reset`); and the state of one sequence (cleared by `start`).
@@ -58,7 +57,7 @@ class Drafter:
     Args:
         config: an instance of `config_class`.
         vocab_size: number of rows of the target model's output V.
-        device: where the target model takes its token ids.
+        device: of the target model's token ids.
     """
 
     config_class: ClassVar[type]
@@ -66,15 +65,15 @@ class Drafter:
     auto_options: ClassVar[Mapping[str, str]] = {}
     # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
     max_nodes: int = 1
-    # Likeliest tokens that `observe` finds after every node (it may find one or two more).
+    # Candidates that `observe` gets after every node (it may get one or two more).
     num_candidates: int = 0
-    # Whether `observe` finds the sketches of every node (`read_out`).
+    # Whether `observe` gets the sketches of every node (`read_out`).
     wants_sketches: bool = False
     # Whether `observe_prompt` wants the logits of the prompt's tokens; None: where they are cheap.
     harvests_prompt: bool | None = False
     # Whether memory is cleared between questions (a cold start each).
     is_cold: bool = False
-    # Where the published code of the method, which is reproduced, departs from all others.
+    # Departures of the published code, where it is reproduced.
     quirks: Quirks = Quirks()
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
@@ -96,13 +95,13 @@ class Drafter:
         """Learn from a verified step."""
 
     def on_device(self) -> DeviceDrafting | None:
-        """Return this drafter's part of steps that run whole on the device, and take the place of
-        `propose` and `observe`; None if it works on the host.
+        """Return this drafter's part of steps that run whole on the device; None if it works on the
+        host. Such steps replace `propose` and `observe`.
         """
         return None
 
     def for_target(self, target: TargetModel) -> Drafter:
-        """Return the drafter that decodes with this target model: this one, or one around it."""
+        """Return the drafter to use with this target model: this one, or a wrapper around it."""
         return self
 
     def reset(self) -> None:
@@ -111,13 +110,13 @@ class Drafter:
     def memory(self) -> dict[str, torch.Tensor]:
         """Return a copy of the memory kept across prompts, as named tensors; empty if there is none.
 
-        What chains turned out to be worth, by which automatic budgets of pld, lookahead, samd and sps go, is no
-        part of it: it is learned anew within some steps.
+        Learned acceptance of chains, which automatic budgets use, is not part of it: it is learned
+        again within a few steps.
         """
         return {}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` of an equally configured drafter returned.
+        """Load the `memory` of an equally configured drafter.
 
         Raises:
             ValueError: if names, shapes or values do not fit this drafter.
@@ -134,7 +133,7 @@ class Drafter:
 
     @classmethod
     def drafts_with_model(cls) -> bool:
-        """Whether another model drafts, which its options name."""
+        """Whether a draft model, named in the options, drafts."""
         return "draft_model" in {option.name for option in fields(cls.config_class)}
 
     @property
@@ -148,20 +147,20 @@ class Drafter:
 
 
 def check_topk(k: int, vocab_size: int) -> None:
-    """Raise ValueError if a row cannot hold as many different tokens."""
+    """Raise ValueError if k exceeds the vocabulary."""
     if k > vocab_size:
         raise ValueError(f"output_id_topk: got {k}; allowed: 1 to {vocab_size}, the vocabulary")
 
 
 def wrong_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:
-    """Return the text of an error for a file that holds other tensors than a method's memory."""
+    """Return the error text for a file whose tensors are not those of a method's memory."""
     names = sorted(found)
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return f"matrix: got tensors {shown or 'none'}; allowed: {', '.join(wanted)}"
 
 
 def unknown_name(what: str, name: object, known: Sequence[str]) -> str:
-    """Return the text of an error for a name that is not in a table, with the likeliest meant."""
+    """Return the error text for an unknown name, with the closest known one."""
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{what}: got {name!r}; allowed: {', '.join(known)}{hint}"

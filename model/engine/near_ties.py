@@ -1,8 +1,9 @@
 """Near-ties: pairs of logits whose order rounding could exchange.
 
-Floating-point sums depend on the shape of a pass, so that two logits that differ by rounding alone may
-change places between a tree and a single token. In float32 the order of such a pair is decided by the very
-arithmetic of plain decoding (`reference_rows`), so that tokens are equal, not only almost always equal.
+Floating-point sums depend on the shape of a pass, so two logits that differ by rounding alone may
+change places between a tree and a single token. In float32 the reference arithmetic, that of plain
+decoding, decides such a pair (`reference_rows`), so that tokens are always equal, not almost
+always.
 """
 
 from __future__ import annotations
@@ -20,13 +21,11 @@ LEAST_SIZE = 1.0
 
 
 def tie_margin(dtype: torch.dtype) -> float:
-    """Return the relative difference of logits below which their order is decided by plain decoding; 0:
-    never, as in half precision.
-    """
+    """Return the relative difference below which the reference decides; 0 (half precision): never."""
     # float32 also for float64: verification compares the logits in float32.
     return TIE_STEPS * torch.finfo(torch.float32).eps if is_exact(dtype) else 0.0
 
 
 def tie_gap(largest: float, margin: float) -> float:
-    """Return the difference from the largest logit below which rounding could exchange two."""
+    """Return the difference from the largest logit below which rounding could swap two logits."""
     return margin * max(abs(largest), LEAST_SIZE)

@@ -1,7 +1,7 @@
-"""Reference rows: the arithmetic of plain decoding, which decides near-ties.
+"""Reference rows: cache rows with the arithmetic of plain decoding, which decides near-ties.
 
-A token that rounding could exchange is computed again as plain decoding computes it: the rows of the
-cache that were read in another way are read again, in the same shapes as there.
+A token that rounding could change is decided from logits that are computed as in plain decoding:
+cache rows that were computed in other shapes are first computed again in those shapes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .verification import Acceptance
 
 
 class ReferenceRows:
-    """The rows of a text's cache that are those of plain decoding, bit for bit: the first so many.
+    """Counts the first rows of a text's cache that equal those of plain decoding, bit for bit.
 
     Args:
         target: the model.
-        cache: of the text.
+        cache: the text's cache.
         prompt_length: tokens of the prompt.
 
     Attributes:
@@ -31,17 +31,17 @@ class ReferenceRows:
     def __init__(self, target: TargetModel, cache: TreeCache, prompt_length: int) -> None:
         self._target, self._cache, self._prompt_length = target, cache, prompt_length
         self._num_rows = 0
-        self._is_reference = False  # whether the step under way is plain decoding itself
+        self._is_reference = False  # whether the step under way has the reference arithmetic
         self.margin = tie_margin(target.dtype)
 
     def read_prompt(self, num_tokens: int) -> None:
-        """Take note of a chunk of the prompt that was read."""
+        """Note a chunk of the prompt that was read."""
         is_first = self._num_rows == self._cache.length - num_tokens  # or all before it are
         is_reference = is_first and self._target.is_reference(num_tokens)
         self._num_rows = self._cache.length if is_reference else 0
 
     def margin_of(self, tree: DraftTree, base: int) -> float:
-        """Return the margin for a step after `base` rows: 0 where it is plain decoding itself."""
+        """Return the tie margin for a step after `base` rows: 0 if the step has the reference arithmetic."""
         is_root = tree.topology.num_nodes == 1
         self._is_reference = (
             is_root and self._num_rows == base and self._target.is_reference(num_rows=1)
@@ -55,7 +55,7 @@ class ReferenceRows:
         rule: TokenRule | None,
         stop: Callable[[Sequence[int]], bool] | None,
     ) -> Acceptance:
-        """Return the acceptance with its open token decided, if it has one, once its rows are kept.
+        """Return the acceptance with its open token, if any, decided; call it once the rows are kept.
 
         Args:
             acceptance: of the last step.
@@ -74,16 +74,16 @@ class ReferenceRows:
         return acceptance
 
     def _reference_token(self, text: Sequence[int], rule: TokenRule | None) -> int:
-        """Return the token that plain decoding puts after `text`, to the last bit.
+        """Return the token that plain decoding puts after `text`, with its exact rounding.
 
-        The other rows are computed again, those of new tokens one at a time, as plain decoding does: the
-        same shapes round alike. Rare enough to cost nothing that can be measured.
+        Rows that are not reference rows are computed again, new tokens one at a time: equal shapes
+        round alike. This is too rare to show in measured time.
         """
         target, cache = self._target, self._cache
         cache.keep(self._num_rows, ())
         with target.reference():
             for _ in target.prefill(text[: self._prompt_length], cache, with_logits=False):
-                pass  # nothing is left of the prompt where its rows are plain decoding's
+                pass  # the prompt's rows are reference rows already
             for token in text[cache.length :]:
                 logits = target.forward(DraftTree.chain([token], target.device), cache)
         chosen = None if rule is None else rule.choose(logits[-1], text)

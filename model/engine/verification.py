@@ -24,12 +24,12 @@ from .tree import DraftTree, TreeTopology
 
 
 class InvalidLogitsError(ArithmeticError):
-    """The model's logits hold no largest number: there is no next token to speak of."""
+    """The largest logit is not a finite number, so there is no next token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What one verification says, all of it on the host.
+    """The result of one verification, all on the host.
 
     Attributes:
         path: accepted nodes from the root (node 0) downward.
@@ -56,9 +56,7 @@ class Acceptance:
     is_stopped: bool = False
 
     def accepted_last(self, topology: TreeTopology) -> list[int]:
-        """Return all nodes of the tree, level by level, but the accepted ones last: true successors
-        overwrite what was learned from guesses.
-        """
+        """Return all nodes level by level, the accepted ones last, so that true successors overwrite guesses."""
         path = self.path
         others = [node for node in range(len(self.node_tokens)) if node not in path]
         return sorted(others, key=topology.depths.__getitem__) + path
@@ -82,8 +80,7 @@ def verify(
 ) -> Acceptance:
     """Accept the longest path whose tokens the target model would have emitted.
 
-    Nothing is drawn past the end of the text, so that a shared generator stays in step with plain
-    decoding.
+    Nothing is drawn past the end of the text, so a shared generator makes the same draws as in plain decoding.
 
     Args:
         tree: the verified draft, N nodes.
@@ -105,12 +102,12 @@ def verify(
     Raises:
         InvalidLogitsError: if the largest logit of a node on the path is not a finite number.
     """
-    # The two largest, where their distance says whether rounding could exchange them.
+    # Near-ties need the two largest logits.
     num_read = max(num_candidates, 2 if tie_margin else 1)
     node_tokens, candidates, sketches = read_out(tree, logits, num_read, with_sketches)
     predictions = [token_ids[0] for token_ids in candidates.token_ids]
     children = tree.topology.children
-    frontier = [0]  # nodes with the same, accepted, path of tokens
+    frontier = [0]  # nodes whose paths hold the accepted tokens
     emitted: list[int] = []
     while True:
         node = frontier[0]
@@ -122,7 +119,7 @@ def verify(
         elif others and largest - others[0] < tie_gap(largest, tie_margin):
             token = None
         elif others and largest == others[0]:
-            token = int(logits[node].argmax())  # the first among equals, as plain decoding takes
+            token = int(logits[node].argmax())  # the first of equal logits, as in plain decoding
         else:
             token = predictions[node]
         if token is None:
