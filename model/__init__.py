@@ -12,7 +12,7 @@ __all__ = ["GenerateOutput", "SpeculativeDecoder", "StreamPiece", "TokenRecyclin
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first asked for: commands that read reports need none."""
+    """Import a public name at its first use, so that commands that only read reports stay fast."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(".api.decoder", __name__), name)

@@ -1,6 +1,7 @@
-"""Options of methods and of runs: fields of frozen dataclasses that say what they mean and what they allow.
+"""Options of methods and runs: dataclass fields with help text and bounds.
 
-A command line is made of them (`model.commands.options`), and a config checks itself by them.
+The command line is built from them (`model.commands.options`), and each config checks itself
+against them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def option(
     """Return the field of an option.
 
     Args:
-        default: its value where none is given, allowed whatever the bounds say.
-        text: what it means, in one line.
+        default: the default value, always allowed.
+        text: help text, one line.
         least: the smallest number allowed; None sets no bound.
         choices: the values allowed; empty allows all.
         aliases: other names on the command line.
@@ -37,7 +38,7 @@ def option(
 
 
 def budget_option(default: str) -> Any:
-    """Return the field of the switch between a fixed and a measured number of nodes."""
+    """Return the field that chooses between a fixed and a measured number of nodes."""
     text = "fixed: as large as the options say; auto: at most that, as much as pays on this device"
     return option(default, text, choices=BUDGETS)
 

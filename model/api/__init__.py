@@ -1,1 +1,1 @@
-"""The library's front: decoders of text, the callable for transformers' `generate`, streams, saved memory."""
+"""The public library: decoders, the callable for transformers' `generate`, text streams, saved memory."""

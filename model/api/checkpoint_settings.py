@@ -1,4 +1,4 @@
-"""What a checkpoint's generation config asks of texts, which transformers' own `generate` honours."""
+"""Settings of a checkpoint's generation config that change transformers' texts but not ours."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-# What a checkpoint's generation config may change in texts, beside the ways of drawing, which are arguments here,
-# and with which value it does not.
+# Settings that shape texts, each with its neutral value. Sampling settings are arguments here, so
+# they are left out.
 SHAPING: dict[str, Any] = {
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
     **{"min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "repetition_penalty": 1},
@@ -19,7 +19,7 @@ SHAPING: dict[str, Any] = {
 
 
 def shaping_settings(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the settings that shape the texts of a model's `generate`, ways of drawing left out."""
+    """Return the settings that shape texts of a model's `generate`, sampling settings left out."""
     config = getattr(model, "generation_config", None)
     given = {} if config is None else config.to_diff_dict()
     return {

@@ -1,15 +1,15 @@
 """`model.generate(**inputs, custom_generate=recycling(), ...)`: speculative decoding inside
 transformers' own generation.
 
-Transformers prepares what was asked for (processors, stopping criteria, lengths), and the callable
-decodes with it. What one sequence of greedy or sampled tokens can honour is honoured; the rest is
-refused. Three arguments never reach a callable, because transformers drops them on the way:
+Transformers prepares processors, stopping criteria and lengths, and the callable decodes with them.
+Whatever works for one greedy or sampled sequence is supported; the rest is refused. Three arguments
+never reach a callable, because transformers drops them:
 
-- `streamer`: give `step_streamer=` instead, which gets every step's tokens at once;
+- `streamer`: give `step_streamer=` instead, which gets each step's tokens together;
 - `tokenizer`: give it to `recycling(tokenizer=...)` if there are `stop_strings`;
 - `assistant_model`: has no effect.
 
-    from .custom_generate import recycling
+    from model.api.custom_generate import recycling
 
     decode = recycling()
     model.generate(**inputs, custom_generate=decode, max_new_tokens=100)
@@ -43,12 +43,12 @@ from .decoder import SpeculativeDecoder, stop_strings_of
 from .prompts import num_padding
 
 MODES = ("greedy_search", "sample")
-# What transformers passes on that is a default, or that has no meaning here.
+# Arguments from transformers that are defaults or have no meaning here.
 KNOWN_ARGUMENTS = {
     "attention_mask",
     "position_ids",
     "past_key_values",
-    "cache",  # the same, since transformers 5.24
+    "cache",  # new name of past_key_values in transformers 5.24
     "cache_position",
     "use_cache",
     "logits_to_keep",
@@ -56,7 +56,7 @@ KNOWN_ARGUMENTS = {
 
 
 class Speculative:
-    """A callable for `generate(custom_generate=...)`; memory and cache live in it from call to call.
+    """A callable for `generate(custom_generate=...)`; it keeps memory and cache from call to call.
 
     Args:
         method: a name in `model.methods.registry.METHODS`.
@@ -65,7 +65,7 @@ class Speculative:
 
     Attributes:
         steps: records of the last call's steps.
-        decoder: the method on its model, from the first call on.
+        decoder: the decoder, from the first call on.
     """
 
     def __init__(self, method: str = "recycling", tokenizer: Any = None, **options: Any) -> None:
@@ -76,7 +76,7 @@ class Speculative:
         self.decoder: SpeculativeDecoder | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make a copy, such as one made with a model, learn anew: it is for another model."""
+        """Copy without memory: a copy, such as one made with its model, belongs to another model."""
         return partial(Speculative, **self.options), (self.method, self.tokenizer)
 
     @property
@@ -100,16 +100,17 @@ class Speculative:
         Args:
             model: the model whose `generate` calls.
             input_ids: int64 [1, P].
-            logits_processor: prepared by transformers, as all that follows.
+            logits_processor: prepared by transformers, as are the next two.
             stopping_criteria: lengths and ends of text among them.
             generation_config: all other settings.
             stop_strings: the text ends after the token that completes one of these.
             step_streamer: gets the prompt, then every step's tokens (a `TextStreamer`, for one).
-            model_kwargs: what else was given to `generate`.
+            model_kwargs: all other arguments of `generate`.
 
         Returns:
-            int64 [1, P + n]; with `return_dict_in_generate` an output with it and, if asked for,
-            n scores and logits, each float32 [1, V]. Its cache is None: the rows stay here.
+            int64 [1, P + n]; with `return_dict_in_generate` an output that holds it and, if asked
+            for, n scores and logits, each float32 [1, V]. Its cache is None: the decoder keeps the
+            rows.
 
         Raises:
             ValueError: for what cannot be honoured.
@@ -163,7 +164,7 @@ class Speculative:
     def _criteria(
         self, criteria: StoppingCriteriaList, stop_strings: str | Sequence[str] | None
     ) -> StoppingCriteriaList:
-        """Return the criteria that are more than a length or an end of text."""
+        """Return the criteria other than lengths and ends of text."""
         others = StoppingCriteriaList(
             one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)
         )
@@ -213,12 +214,12 @@ def generate_from_folder(
     assistant_model: Any = None,
     **arguments: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Do what `model.generate` does, with a method: the function of a `custom_generate` folder.
+    """Generate with a method, as `model.generate` does: the function of a `custom_generate` folder.
 
-    The matrix lives with the model from call to call, as long as method and options stay the same.
+    The model keeps the matrix from call to call, as long as method and options stay the same.
 
     Args:
-        model: the model whose `generate` is asked.
+        model: the model whose `generate` is called.
         inputs: as for `generate`.
         method: a name in `model.methods.registry.METHODS`.
         method_options: the method's options.
@@ -238,7 +239,7 @@ def generate_from_folder(
         decode = Speculative(method, **options)
         model.__dict__["_speculative"] = decode
     decode.tokenizer = tokenizer
-    # The class's: loaded from such a folder, the model's own `generate` is this function.
+    # The class's method: with such a folder, the model's own `generate` is this function.
     return GenerationMixin.generate(
         model, inputs, custom_generate=decode, step_streamer=streamer, **arguments
     )
@@ -251,7 +252,7 @@ class _Record:
         is_asked = bool(config.return_dict_in_generate)
         self._keeps_scores = is_asked and bool(config.output_scores)
         self._keeps_logits = is_asked and bool(config.output_logits)
-        # By length of the text: at a near-tie the second answer counts.
+        # By length of the text: at a near-tie the second answer replaces the first.
         self._scores: dict[int, torch.Tensor] = {}
         self._logits: dict[int, torch.Tensor] = {}
 
@@ -271,7 +272,7 @@ class _Record:
         return tuple(self._logits.values()) if self._keeps_logits else None
 
     def keep(self, length: int, logits: torch.Tensor, scores: torch.Tensor) -> None:
-        """Note the token that comes after `length` tokens."""
+        """Note logits and scores of the token after `length` tokens."""
         if self._keeps_scores:
             self._scores[length] = scores
         if self._keeps_logits:
@@ -285,7 +286,7 @@ def _refuse(
     config: GenerationConfig,
     arguments: dict[str, Any],
 ) -> None:
-    """Raise ValueError for what one sequence of greedy or sampled tokens cannot honour."""
+    """Raise ValueError for whatever one greedy or sampled sequence does not support."""
     prepare = type(model).prepare_inputs_for_generation
     if model.prepare_inputs_for_generation != MethodType(prepare, model):  # peft's, for one
         raise ValueError(
@@ -328,7 +329,7 @@ def _refuse(
 
 
 def _num_padding(arguments: dict[str, Any], length: int) -> int:
-    """Return how many first tokens are padding, by the attention mask.
+    """Return the number of padding tokens before the text, by the attention mask.
 
     Raises:
         ValueError: if mask or positions are not those of one text after its padding.
@@ -361,15 +362,15 @@ def _rule(
     padding: torch.Tensor,
     record: _Record,
 ) -> TokenRule | None:
-    """Return how tokens are chosen; None for the plain argmax.
+    """Return the rule that chooses tokens; None for plain argmax.
 
-    Processors count the padding [1, ...] in, as they do in transformers.
+    Processors see the padding [1, ...] too, as in transformers.
     """
     if not config.do_sample and not processors and not record.is_needed:
         return None
 
     def process(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        # Where transformers prepared them, which need not be where the model is.
+        # On the device of transformers' inputs, which need not be the model's.
         input_ids = torch.cat((padding, input_ids.to(padding.device)), dim=1)
         logits = logits.to(padding.device)
         scores: torch.Tensor = processors(input_ids, logits)
@@ -382,7 +383,7 @@ def _rule(
 def _stop(
     criteria: StoppingCriteriaList, padding: list[int], device: torch.device, record: _Record
 ) -> Callable[[Sequence[int]], bool] | None:
-    """Return the function that asks the criteria about a text; None if there are none."""
+    """Return a function that asks the criteria about a text; None if there are none."""
     if not criteria:
         return None
 

@@ -1,9 +1,9 @@
 """The library: a method on a loaded model, with `generate` and `stream`.
 
-Everything stands on `model.engine.loop.decode`; what is added here is text in and out, and what lives
-from one prompt to the next: the method's memory, and the KV cache of the last text.
+It wraps `model.engine.loop.decode`, takes and returns text, and keeps two things from prompt to
+prompt: the method's memory and the KV cache of the last text.
 
-    from .. import TokenRecycling
+    from model import TokenRecycling
 
     decoder = TokenRecycling.from_pretrained("data/demo/model")
     print(decoder.generate("USER: Who are you? ASSISTANT:").text)
@@ -59,8 +59,8 @@ class GenerateOutput:
         token_ids: the n new tokens.
         text: the new tokens as text, special tokens left out; empty without a tokenizer.
         steps: a record of every step, in order.
-        prefill_time: seconds until the prompt was read.
-        decode_time: seconds from then to the end.
+        prefill_time: seconds to read the prompt.
+        decode_time: seconds after that.
     """
 
     sequences: torch.Tensor
@@ -77,16 +77,16 @@ class GenerateOutput:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the text ended: "eos", "criteria" (a stop string, say), "length" or "context"."""
+        """Why the text ended: "eos", "criteria" (such as a stop string), "length" or "context"."""
         return self.steps[-1].stop_reason
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """What one step adds to a streamed text.
+    """The part of a streamed text that one step adds.
 
     Attributes:
-        text: complete characters; empty while a character is not, or for special tokens.
+        text: complete characters; may be empty, for an incomplete character or special tokens.
         token_ids: the step's tokens.
         record: the step.
     """
@@ -103,12 +103,12 @@ class StreamPiece:
 class SpeculativeDecoder:
     """A method on a loaded model.
 
-    Not for several threads at once: memory and cache are those of one text at a time.
+    One thread and one text at a time: there is one memory and one cache.
 
     Args:
-        model: a loaded causal LM on its device(s), in eval mode; LoRA adapters of peft and compiled
-            models included. Or a target that has been checked (`model.engine.self_test`).
-        tokenizer: its tokenizer; None if prompts come as token ids and no text is wanted.
+        model: a loaded causal LM on its device(s), in eval mode, also with peft's LoRA adapters or
+            compiled. Or a target that passed `model.engine.self_test`.
+        tokenizer: its tokenizer; None if prompts are token ids and no text is wanted.
         method: a name in `model.methods.registry.METHODS`.
         options: the method's options, such as `output_id_topk=16` for recycling.
 
@@ -140,7 +140,7 @@ class SpeculativeDecoder:
             config, self.target.vocab_size, self.target.device
         )
         self._prefix_cache = PrefixCache()
-        self._text: object = None  # stands for the text that is being written
+        self._text: object = None  # identifies the text that is being decoded
         self._has_warned = False
 
     @classmethod
@@ -157,11 +157,9 @@ class SpeculativeDecoder:
         Args:
             path: folder or hub name of a causal LM.
             method: a name in `model.methods.registry.METHODS`.
-            dtype: "auto" is the checkpoint's own. float32 is the dtype in which texts are equal to
-                plain decoding's to the last token.
+            dtype: "auto" is the checkpoint's own. In float32 texts equal those of plain decoding exactly.
             device_map: where to put the weights (needs accelerate); None is the CPU.
-            options: the method's options; others, such as `revision` or `quantization_config`, go
-                to transformers' `from_pretrained`.
+            options: the method's options; all others, such as `revision`, go to transformers' `from_pretrained`.
         """
         names = _option_names(method)
         of_method = {name: value for name, value in options.items() if name in names}
@@ -198,17 +196,17 @@ class SpeculativeDecoder:
         """Answer a prompt.
 
         Args:
-            prompt: text; token ids as a sequence or a tensor [P] or [1, P]; or what a tokenizer
-                returns (`input_ids` and `attention_mask`).
+            prompt: text; token ids as a sequence or a tensor [P] or [1, P]; or a tokenizer's output
+                (`input_ids` and `attention_mask`).
             max_new_tokens: limit; exact.
-            temperature: 0 decodes greedily, above 0 draws.
+            temperature: 0: greedy decoding; above 0: sampling.
             top_k: draw from the k likeliest tokens; 0: from all.
-            top_p: draw from the likeliest tokens with this total probability.
-            seed: of the draws; None goes on with torch's global generator.
+            top_p: draw from the likeliest tokens up to this total probability.
+            seed: seed of the draws; None uses torch's global generator.
             stop_strings: the text ends after the token that completes one of these.
             logits_processors: functions (token ids [1, P], scores [1, V]) -> scores [1, V], such as
-                transformers' `RepetitionPenaltyLogitsProcessor`, applied before temperature. Greedy
-                decoding in float32 may ask twice about one text (`model.engine.loop`).
+                transformers' `RepetitionPenaltyLogitsProcessor`, applied before temperature. In
+                float32, greedy decoding may call them twice for one token (`model.engine.rules`).
 
         Raises:
             ValueError: if a value is not allowed, or the prompt leaves no room in the context.
@@ -245,10 +243,10 @@ class SpeculativeDecoder:
         stop_strings: str | Sequence[str] = (),
         logits_processors: Sequence[Processor] = (),
     ) -> Iterator[StreamPiece]:
-        """Yield the answer to a prompt as its steps are accepted; arguments as `generate`.
+        """Yield the answer to a prompt step by step; arguments as `generate`.
 
-        No piece ends inside a character. Leaving the iteration ends the answer there; what was read
-        and written is still known to the next prompt.
+        No piece ends inside a character. Leaving the iteration ends the answer; the cache still
+        serves the next prompt.
         """
         prompt_ids = prompt_ids_of(prompt, self.tokenizer)
         self._warn_of_settings()
@@ -272,13 +270,12 @@ class SpeculativeDecoder:
     ) -> Iterator[StepRecord]:
         """Yield the steps of `decode` (same arguments), with this decoder's memory and cache.
 
-        A method that starts cold begins without either: of a prompt that is not read again, it could
-        not learn again.
+        A method with a cold start uses neither: it must read a prompt to learn from it.
 
         Raises:
-            ValueError: as `decode`; if the model cannot be used as it is now, or a token is not in its
-                vocabulary.
-            RuntimeError: if another text was begun meanwhile, which has the cache now.
+            ValueError: as `decode`; if the model was changed so that it cannot be used, or a token
+                is not in its vocabulary.
+            RuntimeError: if another text was begun meanwhile and now uses the cache.
         """
         self.target.check_unchanged()
         num_tokens = self.target.num_tokens
@@ -300,7 +297,7 @@ class SpeculativeDecoder:
             yield step
             if self._text is not text:
                 if step.stop_reason is not None:
-                    return  # what may follow is unseen, and the rows are another text's now
+                    return  # further steps would be unseen, and their cache may be in use by another text
                 raise RuntimeError(
                     "stream: got a further step of a text after another was begun; allowed: one text at a "
                     "time; make a decoder for each"
@@ -320,15 +317,15 @@ class SpeculativeDecoder:
         save_memory(self.drafter, Path(path))
 
     def load_matrix(self, path: str | Path) -> None:
-        """Begin with what `save_matrix` wrote.
+        """Load what `save_matrix` wrote.
 
         Raises:
-            ValueError: if its tensors are not this method's, with this vocabulary and k.
+            ValueError: if its tensors do not fit this method, vocabulary and k.
         """
         load_memory(self.drafter, Path(path))
 
     def _warn_of_settings(self) -> None:
-        """Say once which settings of the checkpoint shape transformers' texts and not these."""
+        """Warn once of checkpoint settings that change transformers' texts but not ours."""
         settings = {} if self._has_warned else shaping_settings(self.target.model)
         self._has_warned = True
         if settings:
@@ -339,7 +336,7 @@ class SpeculativeDecoder:
             )
 
     def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
-        """Return the function that ends a text after one of these strings, None if there is none."""
+        """Return a function that ends a text after one of these strings; None if there are none."""
         given = stop_strings_of(strings)
         if not given:
             return None
@@ -357,7 +354,7 @@ def stop_strings_of(strings: str | Sequence[str] | None) -> list[str]:
     """Return the strings that end a text.
 
     Raises:
-        ValueError: if one is empty, or no text.
+        ValueError: if one is empty or not a string.
     """
     given = [strings] if isinstance(strings, str) else list(strings or ())
     if not all(isinstance(one, str) and one for one in given):
@@ -385,11 +382,10 @@ def _config_of(method: str, options: Mapping[str, Any]) -> Any:
 
 
 def _base_of(model: Any) -> PreTrainedModel:
-    """Return the model to decode with: without peft's wrapper, since adapters sit in the layers.
+    """Return the model without peft's wrapper; its adapters are in the layers.
 
     Raises:
-        ValueError: if an adapter is no part of the layers (a learned prompt), or the model is in
-            training mode.
+        ValueError: if an adapter is not in the layers (a learned prompt), or the model is in training mode.
     """
     if model.training:
         raise ValueError(IN_TRAINING)

@@ -1,4 +1,4 @@
-"""Prompts in the forms that transformers' users have them, as token ids.
+"""Prompts in the usual forms (text, token ids, tokenizer output), as token ids.
 
 Shapes: P tokens.
 """
@@ -17,7 +17,7 @@ def prompt_ids_of(prompt: Any, tokenizer: Any = None) -> list[int]:
     """Return the token ids of a prompt, without padding.
 
     Raises:
-        ValueError: if it is none of the known forms, or more than one prompt.
+        ValueError: if its form is unknown, or it holds more than one prompt.
     """
     if isinstance(prompt, str):
         if tokenizer is None:
@@ -35,10 +35,10 @@ def prompt_ids_of(prompt: Any, tokenizer: Any = None) -> list[int]:
 
 
 def num_padding(mask: Sequence[int], length: int) -> int:
-    """Return how many tokens before a prompt its attention mask leaves out.
+    """Return the number of tokens before a prompt that its attention mask leaves out.
 
     Raises:
-        ValueError: if it leaves out anything else: a token that is not seen has no place in a text.
+        ValueError: if it leaves out any other token.
     """
     num_unseen = len(mask) - sum(map(bool, mask))
     if len(mask) != length or any(mask[:num_unseen]):

@@ -15,7 +15,7 @@ from ..machine.files import atomic_write
 def save_memory(drafter: Drafter, file: Path) -> None:
     """Save what the drafter keeps across prompts; a reader sees the whole file or none.
 
-    Its metadata tell the method's options, for people; nothing reads them.
+    Its metadata hold the method's options, for people; nothing reads them.
 
     Raises:
         ValueError: if the method keeps nothing, with its options.
@@ -30,7 +30,7 @@ def save_memory(drafter: Drafter, file: Path) -> None:
 
 
 def load_memory(drafter: Drafter, file: Path) -> None:
-    """Begin with what `save_memory` wrote for an equally configured drafter of the same vocabulary.
+    """Load what `save_memory` wrote for an equally configured drafter of the same vocabulary.
 
     Raises:
         ValueError: if it does not fit the drafter.

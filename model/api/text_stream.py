@@ -1,19 +1,19 @@
-"""Text from tokens that arrive step by step, cut between characters only."""
+"""Text from tokens that arrive step by step, split only between characters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-# What decoders write for bytes that are no character, or not yet one.
+# Decoders write it for invalid or incomplete bytes.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
     """Decodes a growing list of tokens, piece by piece; the pieces together are the whole text.
 
-    A piece is what the tokens after the last cut add to the text of those before it, so that a
-    tokenizer that treats a text's first token otherwise (a leading space) sees a token before.
+    A piece is what the new tokens add to the text of the last piece. So a tokenizer that treats a
+    text's first token specially (a leading space) always sees a token before.
 
     Args:
         tokenizer: decodes token ids; None makes every piece empty.
@@ -25,7 +25,7 @@ class TextStream:
         self._new: list[int] = []  # tokens that are not yet text
 
     def add(self, token_ids: Sequence[int], is_last: bool = False) -> str:
-        """Return the text that the tokens complete; with the last ones, all that is left."""
+        """Return the text that the tokens complete; for the last ones, everything that is left."""
         if self._tokenizer is None:
             return ""
         self._new += token_ids
@@ -38,7 +38,7 @@ class TextStream:
         return text[len(before) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        """Return their text as it is: no special tokens, and no spaces tidied away."""
+        """Return their text without special tokens and without cleaning up spaces."""
         text: str = self._tokenizer.decode(
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

@@ -1,4 +1,4 @@
-"""A chat in the terminal: answers stream in, and what one step accepted shares a colour.
+"""A chat in the terminal: answers stream in, and the tokens of one step share a colour.
 
 Run:
     python -m model.chat
@@ -46,9 +46,9 @@ examples:
   python -m {__package__} --prompt "Tell me about the sea." --show-matrix the
   python -m {__package__} --load-matrix matrix.safetensors --show-matrix 278
 """
-# The options of a model that mean something here.
+# The model options that the chat uses.
 MODEL_OPTIONS = ("model_path", "dtype", "device", "threads")
-# What has a meaning only where something is answered.
+# Options that make sense only if something is answered.
 ANSWERING = ("save_matrix", "max_new_tokens", "temperature", "top_k", "top_p", "seed")
 STOP_NOTES = {
     "stopped": ", stopped",
@@ -58,7 +58,7 @@ STOP_NOTES = {
 
 
 def main() -> NoReturn:
-    """Be the command: run with the process's arguments and exit."""
+    """Run the command on sys.argv and exit."""
     run_command(run)
 
 
@@ -66,16 +66,16 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Chat, or answer one prompt, or show a saved matrix; return the exit code.
 
     Args:
-        argv: the command line's words; None takes the process's own.
+        argv: arguments; None takes sys.argv.
 
     Raises:
         UserError: if something given cannot be used; one line says why.
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a stray byte ends no chat
+            stream.reconfigure(errors="replace")  # a stray byte must not end the chat
     options = _parse(argv)
-    from .setup import ChatSetup  # late: it imports transformers, which takes seconds
+    from .setup import ChatSetup  # imported late: transformers takes seconds
 
     setup = ChatSetup(options)
     if options.show_matrix is not None and options.prompt is None:
@@ -201,7 +201,7 @@ class Chat:
         try:
             with Interrupt() as interrupt, contextlib.closing(self.dialogue.answer(text)) as pieces:
                 for piece in pieces:
-                    # Chat templates differ in whether a space begins the answer.
+                    # With some chat templates the answer begins with a space.
                     new = printable(piece.text if shown else piece.text.lstrip())
                     sys.stdout.write(self._paint(new, RUN_COLOURS[len(lengths) % 2]))
                     sys.stdout.flush()
@@ -211,8 +211,8 @@ class Chat:
                     if interrupt.is_noted:
                         break
         except KeyboardInterrupt:
-            pass  # the second Ctrl-C within one step
-        # A full context, logits that are no numbers, a device without memory: no end of the chat.
+            pass  # second Ctrl-C within one step
+        # A full context, NaN logits or a device out of memory must not end the chat.
         except (ValueError, ArithmeticError, RuntimeError) as error:
             reason, failure = "failed", first_line(error)
         seconds = time.perf_counter() - started
@@ -227,11 +227,11 @@ class Chat:
         return reason
 
     def note(self, text: str) -> None:
-        """Write a line beside the answers."""
+        """Write a note to stderr."""
         print(self._paint_note(printable(text), DIM), file=sys.stderr, flush=True)
 
     def _obey(self, line: str) -> None:
-        """Do what a command says, or say what is wrong with it."""
+        """Run a chat command, or say what is wrong with it."""
         name, _, given = line.partition(" ")
         if name not in COMMANDS:
             self.note(f"error: {unknown_name('command', name, COMMANDS)}")

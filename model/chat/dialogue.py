@@ -1,7 +1,7 @@
-"""A conversation with a model, turn after turn, answered by any method.
+"""A conversation with a model, turn by turn, with any method.
 
-One model and one KV cache: a turn, and a turn of another method, goes on with the rows that the
-conversation has left.
+There is one model and one KV cache: every turn, of any method, reuses the rows of the conversation
+so far.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..methods.registry import drafter_class
 
 
 class Dialogue:
-    """The messages so far, and what answers the next one.
+    """The messages so far, and the decoder that answers the next one.
 
     Args:
         decoder: model, tokenizer and the first method.
-        seed: of the draws; turn i draws with seed + i.
-        options: of `SpeculativeDecoder.stream`, such as `max_new_tokens` and `temperature`.
+        seed: seed of the draws; turn i draws with seed + i.
+        options: options of `SpeculativeDecoder.stream`, such as `max_new_tokens` and `temperature`.
 
     Attributes:
         decoder: with the method in use.
-        messages: of the user and the assistant in turn, as chat templates take them.
+        messages: messages of user and assistant in turn, in the form of chat templates.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, seed: int = 0, **options: Any) -> None:
@@ -38,10 +38,9 @@ class Dialogue:
         self._drafters: dict[str, Drafter] = {decoder.method: decoder.drafter}
 
     def answer(self, text: str) -> Generator[StreamPiece, None, None]:
-        """Yield the answer to what the user says; closing the iterator ends it there.
+        """Yield the answer to a message; closing the iterator ends it.
 
-        What was yielded stays in the conversation. A message that got no step of an answer is not
-        kept.
+        The yielded part stays in the conversation. A message without any answer is dropped.
 
         Raises:
             ValueError: if the conversation leaves no room in the model's context.
@@ -65,7 +64,7 @@ class Dialogue:
         self.messages = []
 
     def use(self, method: str) -> None:
-        """Go on with another method, as it was when it was last in use.
+        """Switch to another method, with its memory from when it was last used.
 
         Raises:
             ValueError: if the method is unknown, cannot run here, or has no default for an option.
@@ -96,7 +95,7 @@ def default_drafter(method: str, vocab_size: int, device: torch.device) -> Draft
 def render(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
     """Return the token ids of a prompt that asks for the next answer.
 
-    By the tokenizer's chat template; a tokenizer without one gets the messages line by line.
+    Uses the tokenizer's chat template; without one, the messages are joined line by line.
     """
     if not getattr(tokenizer, "chat_template", None):
         text = "".join(f"{message['content']}\n" for message in messages)

@@ -1,4 +1,4 @@
-"""What a chat needs before its first answer: options checked, model loaded, the matrix in and out."""
+"""Set-up of a chat: check the options, load the model, load and save the matrix."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MATRIX = "adjacency"
 
 
 class ChatSetup:
-    """A chat that has been checked: what can be known without the weights is right.
+    """A chat whose options have been checked as far as possible without the weights.
 
     Args:
-        options: of the command line, with `model` and `sampling` the configs of that name.
+        options: the parsed command line; `model` and `sampling` are the configs made of it.
 
     Raises:
         UserError: if something given cannot be used.
@@ -46,7 +46,7 @@ class ChatSetup:
         self._token_id = self._shown_token()
 
     def load(self) -> Dialogue:
-        """Load the weights, and put the saved matrix in.
+        """Load the weights and the saved matrix.
 
         Raises:
             UserError: if the weights cannot be loaded, or the model is not supported.
@@ -60,17 +60,17 @@ class ChatSetup:
         return Dialogue(decoder, **asdict(self._options.sampling))
 
     def notices(self, dialogue: Dialogue) -> list[str]:
-        """Return what the user should know before the first answer."""
+        """Return the notes for the user before the first answer."""
         target = dialogue.decoder.target
         chain = f"chain drafts only: {target.chain_reason}" if target.chain_only else ""
         bare = "" if getattr(self._tokenizer, "chat_template", None) else NO_TEMPLATE
         return [note for note in (chain, bare) if note]
 
     def matrix_report(self, dialogue: Dialogue | None = None) -> str:
-        """Return what the matrix holds for the token asked for, one successor a line.
+        """Return the matrix row of the token asked for, one successor a line.
 
         Args:
-            dialogue: whose method has learned; None shows the saved matrix.
+            dialogue: the conversation whose matrix to show; None shows the saved matrix.
         """
         if dialogue is None:
             memory = self._memory
@@ -98,11 +98,11 @@ class ChatSetup:
         save_memory(dialogue.decoder.drafter, Path(self._options.save_matrix))
 
     def _check_prompt(self) -> None:
-        """Refuse a prompt that the context has no room for, and a template that fails."""
+        """Refuse a prompt that does not fit the context, and a chat template that fails."""
         message = {"role": "user", "content": self._options.prompt or "Hello"}
         try:
             length = len(render(self._tokenizer, [message]))
-        # A template is a program that came with the model: it may raise anything.
+        # A template is a program of the model's author: it may raise anything.
         except Exception as error:
             raise UserError(
                 f"model_path {self._options.model.model_path}: its chat template fails: {first_line(error)}"
@@ -115,7 +115,7 @@ class ChatSetup:
             )
 
     def _checked_memory(self) -> dict[str, torch.Tensor]:
-        """Return the saved matrix, {} if none was given; refuse one that does not fit the method."""
+        """Return the saved matrix, {} if none was given; refuse one that does not fit."""
         options = self._options
         given = [name for name in ("load_matrix", "save_matrix") if getattr(options, name)]
         memory = read_memory(options.load_matrix)
@@ -134,7 +134,7 @@ class ChatSetup:
         return memory
 
     def _shown_token(self) -> int:
-        """Return the id of the token to show: of a number itself, else of the text's one token."""
+        """Return the id of the token to show: a number is the id, else the text must be one token."""
         given: str | None = self._options.show_matrix
         if given is None:
             return 0

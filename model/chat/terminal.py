@@ -1,4 +1,4 @@
-"""What the chat needs of a terminal: harmless text and colours."""
+"""Terminal output of the chat: safe text and colours."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import unicodedata
 from collections.abc import Callable
 from typing import TextIO
 
-# Set Graphics Rendition codes (ECMA-48): two colours that are told apart on light and dark ground.
+# Set Graphics Rendition codes (ECMA-48): two colours that differ well on light and dark backgrounds.
 RUN_COLOURS = (36, 35)
 DIM = 2
-# They turn the order of the text around them: what is read is not what is there (Unicode TR 36).
+# They reorder the text around them, so that it reads as something else (Unicode TR 36).
 BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def printable(text: str) -> str:
-    r"""Return untrusted text with every character that could steer a terminal spelled out (\x1b).
+    r"""Return untrusted text with every character that could control a terminal escaped (\x1b).
 
-    Line feeds and tabs stay. Lone surrogates, which no stream can encode, are spelled out as well.
+    Line feeds and tabs stay. Lone surrogates, which no stream can encode, are escaped too.
     """
     return "".join(_spelled(character) for character in text)
 
@@ -30,18 +30,14 @@ def _spelled(character: str) -> str:
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Whether a stream shows colours: a terminal that is not dumb, without NO_COLOR
-    (https://no-color.org).
-    """
+    """Whether a stream shows colours: a terminal, not dumb, NO_COLOR not set (https://no-color.org)."""
     return (
         stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
     )
 
 
 def painter(stream: TextIO) -> Callable[[str, int], str]:
-    """Return the function that puts text for this stream into a colour (SGR code); it leaves the
-    text alone where there are no colours.
-    """
+    """Return a function that colours text (SGR code) for this stream, or leaves it if there are no colours."""
     if not has_colours(stream):
         return lambda text, _: text
     return lambda text, colour: f"\x1b[{colour}m{text}\x1b[0m" if text else ""

@@ -1,1 +1,1 @@
-"""What every command line needs: option parsing, one-line errors, files, a model loaded and checked."""
+"""Services for all command lines: option parsing, one-line errors, files, loading a checked model."""

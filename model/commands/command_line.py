@@ -1,4 +1,4 @@
-"""What every command shares: option spelling, and errors that are one clear line with exit code 2."""
+"""Shared by all commands: option parsing, and errors as one line with exit code 2."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# As of a process that the signal ends.
+# Exit code of a process ended by SIGPIPE.
 BROKEN_PIPE = 128 + 13
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: what, got, allowed, what to do, in one line."""
+    """A user's mistake, in one line: what, got, allowed, what to do."""
 
     exit_code = 2
 
 
 @contextmanager
 def user_errors(*more: type[Exception]) -> Iterator[None]:
-    """Raise a `ValueError`, or an error of one `more` kind, as a mistake of the user."""
+    """Turn a `ValueError`, or an error of a `more` type, into a `UserError`."""
     kinds: tuple[type[Exception], ...] = (ValueError, *more)
     try:
         yield
@@ -35,8 +35,7 @@ def user_errors(*more: type[Exception]) -> Iterator[None]:
 class OptionParser(argparse.ArgumentParser):
     """An argument parser that takes `--tree-version` and `--tree_version` alike.
 
-    Spec-Bench and TokenRecycling use both spellings. Abbreviations are refused: an option that is
-    not known is an error, never a guess.
+    Spec-Bench and TokenRecycling use both spellings. Abbreviations are refused: an unknown option is an error.
     """
 
     def __init__(self, **kwargs: object) -> None:
@@ -48,7 +47,7 @@ class OptionParser(argparse.ArgumentParser):
         given = sys.argv[1:] if args is None else list(args)
         for before, word in zip(("", *given), given, strict=False):
             if not word or (word.startswith("--") and word.endswith("=")):
-                # Most often a shell's variable that is not set.
+                # Usually an unset shell variable.
                 option = (word or before).rstrip("=") or "arguments"
                 self.error(f"{option}: got an empty text; give a value, or leave the option out")
         return super().parse_known_args([_with_dashes(word) for word in given], namespace)
@@ -78,7 +77,7 @@ def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
     """
     try:
         code = main(None)
-        if sys.stdout is not None:  # as where it is closed
+        if sys.stdout is not None:  # None if it was closed
             sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_has_left():
@@ -101,7 +100,7 @@ def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
 
 
 def _drop_output() -> None:
-    """Let go what standard output does not take: Python must not complain when it flushes at the end."""
+    """Discard pending output, so that Python's flush at exit cannot fail."""
     if sys.stdout is None:
         return
     with suppress(OSError):
@@ -111,7 +110,7 @@ def _drop_output() -> None:
 
 
 def _reader_has_left() -> bool:
-    """Whether nobody reads standard output any more, as after `| head`."""
+    """Whether the reader of standard output has gone, as after `| head`."""
     if sys.stdout is None:
         return False
     asked = select.poll()

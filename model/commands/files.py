@@ -1,7 +1,6 @@
-"""Files that are written whole, and files of strangers that are read with bounds.
+"""Files of commands: atomic writes, and bounded reads of untrusted files.
 
-Whenever a process or the machine dies, a file written here is the old one or all of the new one
-(`model.machine.files`).
+After a crash a file written here is the old one or all of the new one (`model.machine.files`).
 
 Use:
     write_whole("table.md", text)
@@ -23,10 +22,10 @@ from .command_line import UserError, first_line
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Replace a file by what `write` writes to the path that it is given.
+    """Replace a file; `write` gets a path and writes the new content there.
 
     Raises:
-        UserError: The file cannot be written; the old one is as it was.
+        UserError: The file cannot be written; the old one is unchanged.
     """
     try:
         with atomic_write(path) as temporary:
@@ -51,10 +50,10 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 
 
 def check_output(file: str | Path, option: str) -> None:
-    """Refuse a file that could not be written when its content is there.
+    """Refuse an output file that could not be written later.
 
     Raises:
-        UserError: Its folder is not there or cannot be written, or it is a folder itself.
+        UserError: Its folder does not exist or cannot be written, or it is a folder itself.
     """
     folder = Path(file).parent
     if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(file).is_dir():
@@ -64,7 +63,7 @@ def check_output(file: str | Path, option: str) -> None:
 
 
 def refuse_outputs(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) -> None:
-    """Refuse to write over what is read, or to write one file twice.
+    """Refuse to overwrite an input, or to write one file twice.
 
     Raises:
         UserError: names the file.
@@ -82,11 +81,11 @@ def read_text(path: Path, what: str, max_bytes: int) -> str:
 
     Args:
         path: An ordinary file; a pipe or a device could have no end.
-        what: How errors call it.
-        max_bytes: More than any honest file of its kind has.
+        what: Its name in errors.
+        max_bytes: More than any valid file of its kind has.
 
     Raises:
-        UserError: It is not there, not UTF-8, no ordinary file, or too large.
+        UserError: It does not exist, is not UTF-8, not an ordinary file, or too large.
     """
     check_file(path, what, max_bytes)
     try:
@@ -96,10 +95,10 @@ def read_text(path: Path, what: str, max_bytes: int) -> str:
 
 
 def check_file(path: Path, what: str, max_bytes: int) -> None:
-    """Refuse what is no ordinary file of at most `max_bytes`.
+    """Refuse anything but an ordinary file of at most `max_bytes`.
 
     Raises:
-        UserError: It is not there, no ordinary file, or too large.
+        UserError: It does not exist, is not an ordinary file, or too large.
     """
     try:
         size = path.stat().st_size
@@ -114,19 +113,19 @@ def check_file(path: Path, what: str, max_bytes: int) -> None:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Return what a JSON text of a stranger says.
+    """Parse JSON from an untrusted file.
 
     Args:
         text: One JSON value.
         where: File and line, for errors.
 
     Raises:
-        UserError: It is not JSON, nests too deep, names a key twice, or holds a lone surrogate,
-            which is no text: neither a tokenizer nor a terminal takes it.
+        UserError: It is not JSON, nests too deep, repeats a key, or holds a lone surrogate, which
+            neither a tokenizer nor a terminal accepts.
     """
     try:
         value = json.loads(text, object_pairs_hook=_without_duplicates)
-        # Only an escape can bring a lone surrogate; encoding finds it wherever it lies.
+        # Only an escape can make a lone surrogate; encoding finds it anywhere.
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

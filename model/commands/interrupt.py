@@ -1,4 +1,4 @@
-"""A Ctrl-C that waits: for the end of a step in the chat, of a question in a run."""
+"""A delayed Ctrl-C: it takes effect after the step (chat) or after the question (runs)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-# What the first Ctrl-C says in a run of questions.
+# Message of the first Ctrl-C in a run of questions.
 FINISHING = "interrupted: finishing this question; Ctrl-C again to stop at once"
 
 
 class Interrupt:
     """Within its block the first Ctrl-C is noted, and the second raises KeyboardInterrupt.
 
-    So an answer stops between two steps, where everything that the decoder keeps is whole, and a run
-    between two questions. Outside the main thread, which signals do not reach, nothing is noted.
+    So an answer stops between two steps, when the decoder's state is consistent, and a run between
+    two questions. In other threads than the main one, which get no signals, nothing is noted.
 
     Args:
         message: line that the first Ctrl-C writes to stderr.
@@ -32,7 +32,7 @@ class Interrupt:
         self._is_ours = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interrupt:
-        """Take over the signal."""
+        """Install the handler."""
         if self._is_ours:
             self._previous = signal.signal(signal.SIGINT, self._note)
         return self
@@ -43,7 +43,7 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the signal back."""
+        """Restore the old handler."""
         if self._is_ours:
             signal.signal(signal.SIGINT, self._previous)
 
@@ -52,4 +52,4 @@ class Interrupt:
             raise KeyboardInterrupt
         self.is_noted = True
         if self._message:
-            os.write(2, self._message)  # not print: a signal may come in the middle of one
+            os.write(2, self._message)  # not print: the signal may interrupt one

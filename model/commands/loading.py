@@ -1,4 +1,4 @@
-"""Device, dtype, tokenizer and weights of a run, with mistakes said in one line."""
+"""Choose device and dtype, load tokenizer and weights; mistakes are one-line errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..engine.target import TargetModel
 from .command_line import UserError, first_line
 from .model_options import ModelOptions
 
-# Threads for each processor, at most: far more exhaust the memory before anything runs.
+# Most threads per processor: far more exhaust the memory before anything runs.
 MOST_THREADS = 8
 
 
 class CheckedModel(NamedTuple):
-    """What is known of a model before its weights load."""
+    """Facts about a model before its weights load."""
 
     device: torch.device
     dtype: torch.dtype
@@ -40,13 +40,13 @@ class CheckedModel(NamedTuple):
 def check_model(
     options: ModelOptions, num_processes: int | None = None, is_elsewhere: bool = False
 ) -> CheckedModel:
-    """Find what is wrong with a model and its place before the weights load; set torch's threads.
+    """Check model, device and dtype before the weights load; set torch's threads.
 
     Args:
-        options: of the command.
-        num_processes: processes with a model each that share the processors, where no threads are
+        options: the command's model options.
+        num_processes: processes, each with a model, that share the processors if no threads are
             given; None leaves torch's choice.
-        is_elsewhere: the threads are those of other machines, so that this one sets no limit.
+        is_elsewhere: whether the threads are on other machines, so that this one sets no limit.
 
     Raises:
         UserError: if something given cannot be used.
@@ -68,17 +68,17 @@ def check_model(
 
 
 def choose_device(options: ModelOptions) -> torch.device:
-    """Return the device that the model goes to.
+    """Return the device for the model.
 
     Raises:
-        UserError: if it is not here, or does not go with the number of GPUs.
+        UserError: if it does not exist here, or contradicts the number of GPUs.
     """
     name = options.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # a device without numbers (meta) is none
+        torch.zeros(1, device=device).item()  # fails for a device without data (meta)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
             f"device: got {options.device!r}; allowed: auto, cpu, or a device that is here ({first_line(error)})"
@@ -94,7 +94,7 @@ def choose_device(options: ModelOptions) -> torch.device:
 
 
 def refuse_gpus(option: str, num_gpus: int) -> NoReturn:
-    """Refuse several GPUs where the device is the CPU.
+    """Refuse several GPUs if the device is the CPU.
 
     Raises:
         UserError: always.
@@ -117,15 +117,15 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
 def load_config_and_tokenizer(
     model_path: str, trust_remote_code: bool = False, allow_pickle: bool = False
 ) -> tuple[Any, Any]:
-    """Load what is small about a model.
+    """Load a model's config and tokenizer.
 
     Args:
         model_path: folder or hub name.
-        trust_remote_code: whether Python code that comes with the model may run.
+        trust_remote_code: whether the model's own Python code may run.
         allow_pickle: whether weights may be pickles.
 
     Raises:
-        UserError: if it is not there, is not a causal LM, or needs trust that was not given.
+        UserError: if it does not exist, is not a causal LM, or needs trust that was not given.
     """
     is_folder = Path(model_path).is_dir()
     looks_local = model_path.startswith((".", "/", "~")) or model_path.count("/") != 1
@@ -139,12 +139,12 @@ def load_config_and_tokenizer(
         )
     if is_folder and not allow_pickle:
         _refuse_pickles(Path(model_path))
-    # Said either way: where nothing is said, transformers asks at the terminal.
+    # Always explicit: without it, transformers asks at the terminal.
     trust = {"trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(model_path, **trust)
         tokenizer = AutoTokenizer.from_pretrained(model_path, **trust)
-    # transformers raises many types for a missing, broken or unknown model.
+    # transformers raises many types of errors for a missing, broken or unknown model.
     except Exception as error:
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise UserError(
@@ -162,7 +162,7 @@ def load_config_and_tokenizer(
 
 
 def _refuse_pickles(folder: Path) -> None:
-    """Refuse a folder whose weights are pickles only."""
+    """Refuse a folder that has its weights only as pickles."""
     pickles = sorted(file.name for file in folder.glob("*.bin")) + sorted(
         file.name for file in folder.glob("*.pt*")
     )
@@ -174,10 +174,10 @@ def _refuse_pickles(folder: Path) -> None:
 
 
 def _is_causal(config: Any) -> bool:
-    """Whether a config is of a decoder-only language model.
+    """Whether a config is one of a decoder-only language model.
 
-    Transformers has causal classes for BERT and its kin and for the decoders of BART and its kin;
-    with weights trained for anything else they write noise.
+    Transformers also has causal classes for BERT-like models and BART-like decoders; with weights
+    not trained for that they write noise.
     """
     trained_as = getattr(config, "architectures", None) or ()
     has_own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
@@ -189,21 +189,21 @@ def _is_causal(config: Any) -> bool:
 
 
 def _is_due_to(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether an error is of a kind, or came of one: transformers 4.57 raises others in its place."""
+    """Whether an error or one of its causes is of this type: transformers 4.57 wraps errors in others."""
     while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
-    """Load the weights, and test that the model verifies drafts exactly."""
+    """Load the weights and run the self-test."""
     placement = {"device_map": "auto"} if options.num_gpus_per_model > 1 else {}
     try:
         model = AutoModelForCausalLM.from_pretrained(
             options.model_path,
             config=checked.hf_config,
             dtype=checked.dtype,
-            # None: safetensors where there are, else a pickle, read without running what it names.
+            # None: safetensors if they exist, else a pickle, read without running its code.
             use_safetensors=None if options.allow_pickle else True,
             trust_remote_code=options.trust_remote_code,
             **placement,

@@ -1,4 +1,4 @@
-"""A method's memory (the matrix of recycling) in a safetensors file, and a drafter that begins with it."""
+"""A method's memory (such as recycling's matrix) in a safetensors file, and drafters that begin with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_drafter(
     device: torch.device,
     memory: Mapping[str, torch.Tensor],
 ) -> Drafter:
-    """Make the drafter, with a saved matrix if one was given."""
+    """Make the drafter and load the saved matrix, if one was given."""
     with user_errors():
         drafter = method.drafter_class(config, vocab_size, device)
         if memory:
@@ -40,7 +40,7 @@ def make_drafter(
 
 
 def read_memory(file: str | None) -> dict[str, torch.Tensor]:
-    """Read a saved matrix; {} if none was asked for."""
+    """Read a saved matrix; {} if no file was given."""
     if not file:
         return {}
     check_file(Path(file), "load_matrix", MAX_BYTES)
@@ -56,7 +56,7 @@ def save_memory(drafter: Drafter, file: Path) -> None:
     """Save what the drafter keeps across prompts; a reader sees the whole file or none.
 
     Raises:
-        UserError: if the disk does not take it.
+        UserError: if the file cannot be written.
     """
     try:
         memory_file.save_memory(drafter, file)

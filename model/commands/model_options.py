@@ -1,4 +1,4 @@
-"""Options of every command that loads a model, and of every command that samples from one."""
+"""Options shared by commands that load a model, and by those that sample from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..options import DTYPES, check_options, option
 from .options import CHECKOUT
 
 DEMO_MODEL = CHECKOUT / "data" / "demo" / "model"
-# None where the package is installed without its checkout.
+# None if the package is installed without a checkout.
 DEFAULT_MODEL = str(DEMO_MODEL) if DEMO_MODEL.is_dir() else None
 KERNELS = ("auto", "off")
 
@@ -39,13 +39,13 @@ class ModelOptions:
     )
 
     def __post_init__(self) -> None:
-        """Validate what needs no file and no device.
+        """Validate as far as possible without files and devices.
 
         Raises:
             ValueError: naming the option, what was given, what is allowed.
         """
         check_options(self)
-        if self.model_path is None:  # the default where the demo model is not there
+        if self.model_path is None:  # the default if there is no demo model
             raise ValueError(
                 "model_path: got none; give --model-path, a folder with a model or a hub name ORG/NAME"
             )
@@ -68,7 +68,7 @@ class SamplingOptions:
     seed: int = option(0, "seed of sampling; choice i, in a chat turn i, uses SEED + i", least=0)
 
     def __post_init__(self) -> None:
-        """Validate the numbers, and what goes with sampling only.
+        """Validate the numbers, and options that need sampling.
 
         Raises:
             ValueError: naming the option, what was given, what is allowed.

@@ -1,6 +1,6 @@
-"""Options on a command line, made of the fields of config dataclasses.
+"""Command-line options, made from the fields of config dataclasses.
 
-Defaults, bounds and help texts are those of the dataclasses (`model.options.option`).
+Defaults, bounds and help texts come from the dataclasses (`model.options.option`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from .command_line import user_errors
 
-# The folder that holds `data/`, in a checkout; nothing of ours where the package is installed.
+# In a checkout, the folder that holds `data/`; meaningless in an installed package.
 CHECKOUT = Path(__file__).resolve().parents[2]
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
 
@@ -25,8 +25,9 @@ Config = TypeVar("Config")
 def add_options(
     group: argparse._ActionsContainer, config_class: type, names: Collection[str] | None = None
 ) -> None:
-    """Add an option for every field of a config dataclass, or for those of these names; one that is not
-    given is no attribute of what is parsed.
+    """Add an option for every field of a config dataclass, or for the named ones.
+
+    An option that is not given sets no attribute.
     """
     hints = typing.get_type_hints(config_class)
     for item in dataclasses.fields(config_class):
@@ -49,7 +50,7 @@ def add_options(
 
 
 def _value_type(hint: Any) -> Callable[[str], Any]:
-    """Return the type of a field's values: X of X or X | None."""
+    """Return the type of a field's values: X for X and for X | None."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     kind: Callable[[str], Any] = hint
@@ -57,12 +58,12 @@ def _value_type(hint: Any) -> Callable[[str], Any]:
 
 
 def _shown(default: Any) -> str:
-    """Spell a default without this machine's folders."""
+    """Return a default as text without this machine's folders."""
     return str(default).removeprefix(f"{CHECKOUT}/")
 
 
 def config_of(config_class: type[Config], given: Mapping[str, Any]) -> Config:
-    """Return a config with what was given of its options.
+    """Return a config made from the given options.
 
     Raises:
         UserError: if a value is not allowed.

@@ -1,7 +1,6 @@
-"""What a draft may contain, and how many drafted nodes are worth what they cost.
+"""Draft budgets: limits of a draft, and the number of drafted nodes that is worth its cost.
 
-A tree gets the number of nodes that maximises expected emitted tokens per millisecond, plain
-decoding (no drafted node) included.
+A tree gets the number of nodes that maximises the expected tokens per millisecond; no draft is one of the choices.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from typing import NamedTuple
 
 from .tree import TreeTopology
 
-# A tree must promise this much more tokens per millisecond than a smaller one: estimates err.
+# A larger tree must promise more tokens per millisecond by this factor, since estimates err.
 MARGIN = 1.01
 
 
 class CostCurve(NamedTuple):
-    """Milliseconds of a step against its nodes, at one context length.
+    """Milliseconds of a step by its number of nodes, at one context length.
 
     Attributes:
         sizes: nodes, root included, rising from 1.
@@ -28,14 +27,14 @@ class CostCurve(NamedTuple):
     milliseconds: tuple[float, ...]
 
     def of(self, num_nodes: int) -> float:
-        """Return the milliseconds of a step with this many nodes: of the next size measured."""
+        """Return the milliseconds of a step with this many nodes: those of the next measured size."""
         for size, cost in zip(self.sizes, self.milliseconds, strict=True):
             if size >= num_nodes:
                 return cost
         return self.milliseconds[-1] * num_nodes / self.sizes[-1]
 
     def best_size(self, gains: Iterable[float]) -> int:
-        """Return how many of the drafted nodes are worth what they cost; 0: none.
+        """Return the best number of drafted nodes; 0: no draft.
 
         Args:
             gains: for each drafted node the probability that it is accepted, in falling order.
@@ -61,7 +60,7 @@ class CostCurve(NamedTuple):
         return best
 
     def _is_hopeless(self, index: int, tokens: float, gain: float, best_rate: float) -> bool:
-        """Whether no larger tree can beat the best rate, its further nodes gaining `gain` at most."""
+        """Whether no larger tree can beat the best rate if each further node gains at most `gain`."""
         return all(
             tokens + (size - self.sizes[index]) * gain <= best_rate * cost
             for size, cost in zip(
@@ -72,12 +71,12 @@ class CostCurve(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """What a draft may contain; a drafter must stay inside it.
+    """Limits of a draft; a drafter must stay inside them.
 
     Attributes:
-        max_depth: deepest node allowed: the context left after the root. 0 allows the root alone.
+        max_depth: depth of the deepest node allowed: the context left after the root. 0 allows the root alone.
         chain_only: whether the model can verify chains only (see `target`).
-        costs: what a step costs against its nodes; only for drafters that ask (`wants_costs`).
+        cost_curve: time of a step by its number of nodes; only for drafters with `wants_costs`, else None.
     """
 
     max_depth: int

@@ -23,7 +23,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 @dataclass(frozen=True, slots=True)
 class BufferShape:
-    """What one cached tensor (the keys or the values of one layer) looks like, without its length."""
+    """Shape of one cached tensor (the keys or the values of one layer), without its length."""
 
     num_heads: int
     head_dim: int
@@ -121,7 +121,7 @@ class TreeCache(Cache):
     def _adopt(
         self, parts: Sequence[tuple[torch.Tensor, torch.Tensor] | None], capacity: int
     ) -> None:
-        """Become a cache over these keys and values [1, H, M, D], one pair a layer that writes."""
+        """Use these keys and values [1, H, M, D] as the buffers, one pair for each layer that writes."""
         empty = torch.empty(1, 0, capacity, 0, device="cpu")
         super().__init__(layers=[TreeCacheLayer(*(part or (empty, empty))) for part in parts])
         self.capacity = capacity
@@ -143,7 +143,7 @@ class TreeCache(Cache):
     def get_seq_length(self, layer_idx: int = 0, *args: object) -> int:
         """Return the rows that this layer has in use: within a forward pass, T grows layer by layer.
 
-        Layers that share another's cache answer for the first layer.
+        For a layer that shares another layer's cache, it is the first layer's number.
         """
         layer = self.layers[layer_idx]
         return layer.length if layer in self._writing_layers else self.length
@@ -163,13 +163,13 @@ class TreeCache(Cache):
         self._set_length(base + len(rows))
 
     def copy_rows(self, other: TreeCache, length: int) -> None:
-        """Begin with the first `length` rows of a cache of the same layers."""
+        """Copy the first `length` rows of a cache of the same layers."""
         for shape, buffer in self.buffers.items():
             buffer[:, :, :length] = other.buffers[shape][:, :, :length]
         self._set_length(length)
 
     def _move(self, rows: Sequence[int], start: int) -> None:
-        """Copy rows to `start` and after it."""
+        """Copy rows to `start` and onward."""
         for buffer in self.buffers.values():
             index = torch.tensor(rows, device=buffer.device)
             buffer[:, :, start : start + len(rows)] = buffer.index_select(2, index)

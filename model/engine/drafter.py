@@ -21,7 +21,7 @@ from .verification import Acceptance
 
 @dataclass(frozen=True, slots=True)
 class VerifiedStep:
-    """What a drafter may learn from one step.
+    """One verified step, from which a drafter learns.
 
     Attributes:
         tree: the verified draft.
@@ -36,11 +36,11 @@ class VerifiedStep:
 
 
 class Quirks(NamedTuple):
-    """How a published code departs from exact limits and clean starts.
+    """Departures of a published code from exact limits and clean starts.
 
     Attributes:
-        overrun: tokens past the limit until which steps go on, unseen.
-        keeps_warmup: whether warm-up passes leave their mark on the measured run.
+        overrun: tokens past the limit that are decoded unseen.
+        keeps_warmup: whether memory from warm-up stays for the measured run.
     """
 
     overrun: int = 0
@@ -48,7 +48,7 @@ class Quirks(NamedTuple):
 
 
 class Drafter:
-    """Base of all drafters: the lifecycle, with nothing to do by default.
+    """Base of all drafters; every method of the lifecycle does nothing by default.
 
     Three lifetimes: the frozen `config`; memory that lives across prompts (`memory`, cleared by
     `reset`); and the state of one sequence (cleared by `start`).
@@ -56,7 +56,7 @@ class Drafter:
     Args:
         config: an instance of `config_class`.
         vocab_size: number of rows of the target model's output V.
-        device: where the target model takes its token ids.
+        device: of the target model's token ids.
     """
 
     config_class: ClassVar[type]
@@ -64,15 +64,15 @@ class Drafter:
     auto_options: ClassVar[Mapping[str, str]] = {}
     # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
     max_nodes: int = 1
-    # Likeliest tokens that `observe` finds after every node (it may find one or two more).
+    # Candidates that `observe` gets after every node (it may get one or two more).
     num_candidates: int = 0
-    # Whether `observe` finds the sketches of every node (`read_out`).
+    # Whether `observe` gets the sketches of every node (`read_out`).
     wants_sketches: bool = False
     # Whether `observe_prompt` wants the logits of the prompt's tokens; None: where they are cheap.
     harvests_prompt: bool | None = False
     # Whether memory is cleared between questions (a cold start each).
     is_cold: bool = False
-    # Where the published code of the method, which is reproduced, departs from all others.
+    # Departures of the published code, where it is reproduced.
     quirks: Quirks = Quirks()
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
@@ -94,13 +94,13 @@ class Drafter:
         """Learn from a verified step."""
 
     def on_device(self) -> DeviceDrafting | None:
-        """Return this drafter's part of steps that run whole on the device, and take the place of
-        `propose` and `observe`; None if it works on the host.
+        """Return this drafter's part of steps that run whole on the device; None if it works on the
+        host. Such steps replace `propose` and `observe`.
         """
         return None
 
     def for_target(self, target: TargetModel) -> Drafter:
-        """Return the drafter that decodes with this target model: this one, or one around it."""
+        """Return the drafter to use with this target model: this one, or a wrapper around it."""
         return self
 
     def reset(self) -> None:
@@ -109,13 +109,13 @@ class Drafter:
     def memory(self) -> dict[str, torch.Tensor]:
         """Return a copy of the memory kept across prompts, as named tensors; empty if there is none.
 
-        What chains turned out to be worth, by which automatic budgets of pld, lookahead, samd and sps go, is no
-        part of it: it is learned anew within some steps.
+        Learned acceptance of chains, which automatic budgets use, is not part of it: it is learned
+        again within a few steps.
         """
         return {}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` of an equally configured drafter returned.
+        """Load the `memory` of an equally configured drafter.
 
         Raises:
             ValueError: if names, shapes or values do not fit this drafter.
@@ -132,7 +132,7 @@ class Drafter:
 
     @classmethod
     def drafts_with_model(cls) -> bool:
-        """Whether another model drafts, which its options name."""
+        """Whether a draft model, named in the options, drafts."""
         return "draft_model" in {option.name for option in fields(cls.config_class)}
 
     @property

@@ -1,7 +1,7 @@
 """The loop: propose a tree, verify it in one forward pass, keep the accepted rows, learn from it.
 
-Everything stands on this one generator: the inference commands, the library and the tests. Plain
-decoding is the empty draft through the same loop. The prompt is read up to its last token, which is
+The inference commands, the library and the tests all use this one generator. Vanilla is the empty
+draft through the same loop. The prompt is read up to its last token, which is
 the first tree's root, so that acceptance lengths sum exactly to the number of new tokens.
 """
 
@@ -61,8 +61,7 @@ def decode(
         eos_ids: token ids that end the text; the one that ends it is emitted.
         rule: None for greedy decoding, else how each token is chosen.
         stop: asked after every new token, with the text so far, whether it ends the text.
-        prefix_cache: the rows of the last text, for the prompt's beginning if it is the same, and
-            then of this one.
+        prefix_cache: holds the last text's rows, reused for a common beginning; then holds this text's.
 
     Raises:
         ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
@@ -124,7 +123,7 @@ def _steps(
         laps.end("keep")
         text += acceptance.tokens
         stop_reason = request.stop_reason(acceptance, len(text) - len(prompt_ids))
-        if not is_whole:  # else the drafter has learned within the step
+        if not is_whole:  # a whole step has taught the drafter already
             drafter.observe(VerifiedStep(tree, acceptance, stop_reason))
         laps.end("observe")
         tokens, path = acceptance.tokens, acceptance.path
@@ -164,7 +163,7 @@ def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
 def _device_step(
     target: TargetModel, drafter: Drafter, request: Request, reference: ReferenceRows
 ) -> DeviceStep | None:
-    """Return steps that run whole on the device; None where request, drafter or target need the host."""
+    """Return steps that run whole on the device; None if request, drafter or target need the host."""
     drafting = drafter.on_device() if request.is_greedy else None
     if drafting is None:
         return None

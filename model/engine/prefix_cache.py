@@ -1,10 +1,9 @@
-"""The KV cache of the last text, kept for a next one that begins alike: turns of a chat.
+"""The KV cache of the last text, kept for the next text with the same beginning, as in a chat.
 
-A prompt that repeats what was read or written before is not read again: the rows of the common
-prefix stay, whatever follows is computed. Rows that other shapes of passes computed differ by
-rounding from those of a fresh prompt, so that nothing here counts as plain: in float32 the first
-near-tie reads the whole prompt again (see `model.engine.loop`), and the tokens stay equal to the last
-one.
+The rows of the common prefix stay; only what follows is computed. Kept rows may come from passes of
+other shapes, so they differ by rounding from those of a fresh prompt and never count as reference
+rows: in float32 the first near-tie reads the whole prompt again (`model.engine.reference_rows`),
+and every token stays the same.
 
 Shapes: T rows in use.
 """
@@ -22,16 +21,16 @@ from .cache import TreeCache
 from .support import rope_border
 from .target import TargetModel
 
-# What peft's layers say about the adapters that take part.
+# Attributes of peft's layers that say which adapters are active.
 ADAPTER_STATE = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
 
-# Numbers of a tensor that are compared to find out whether it was changed, about.
+# About how many numbers of a tensor are compared to find changes.
 SAMPLE = 16
 
 
 class PrefixCache:
-    """Owns the cache between two texts of one model."""
+    """Holds the cache between two texts of one model."""
 
     def __init__(self) -> None:
         self._cache: TreeCache | None = None
@@ -40,11 +39,10 @@ class PrefixCache:
         self._weights: _Weights | None = None
 
     def open(self, target: TargetModel, prompt_ids: Sequence[int], capacity: int) -> TreeCache:
-        """Return a cache for `capacity` rows that holds those of the prompt's known beginning.
+        """Return a cache for `capacity` rows that holds the rows of the prompt's known beginning.
 
-        The prompt's last token is never among them: it is the first tree's root. Nothing is kept
-        where the weights have changed meanwhile, or where rows depend on the length of the text
-        (longrope).
+        The prompt's last token is never among them: it is the first tree's root. Nothing is kept if
+        the weights have changed, or if rows depend on the length of the text (longrope).
         """
         cache, self._cache = self._cache, None  # lost if reading the prompt fails
         weights = _Weights(target.model)
@@ -62,9 +60,9 @@ class PrefixCache:
         return larger
 
     def store(self, cache: TreeCache, text: Sequence[int]) -> None:
-        """Take the cache whose rows belong to the first tokens of `text`; both may go on growing."""
+        """Keep the cache, whose rows belong to the first tokens of `text`; both may go on growing."""
         if type(cache) is not TreeCache:
-            return  # others share their rows with every text of their target
+            return  # static caches share their rows with every text of their target
         self._cache = cache
         self._text = text
         self._num_rows = cache.length
@@ -77,7 +75,7 @@ class PrefixCache:
 
 
 def _common_length(known: Sequence[int], prompt_ids: Sequence[int]) -> int:
-    """Return how many first tokens two texts share; `known` is not the longer one."""
+    """Return the length of the common prefix; `known` is not the longer one."""
     for index, token in enumerate(known):
         if token != prompt_ids[index]:
             return index
@@ -87,17 +85,17 @@ def _common_length(known: Sequence[int], prompt_ids: Sequence[int]) -> int:
 class _Weights:
     """Which tensors a model computes with, and how often each was written.
 
-    PyTorch counts the writes, except those through `.data`, which a sample of every tensor shows unless they
-    are to single numbers, and to tensors made in inference mode.
+    PyTorch counts writes, but not those through `.data` nor those to tensors made in inference
+    mode. A sample of every tensor shows writes through `.data`, except to single numbers.
     """
 
     def __init__(self, model: nn.Module) -> None:
         tensors = [*model.parameters(), *model.buffers()]
-        # What a hook does, nobody knows.
+        # A hook may do anything.
         self.are_counted = not any(tensor.is_inference() for tensor in tensors) and not any(
             map(_has_hooks, model.modules())
         )
-        # Weak: exchanged weights are not kept alive, and no new tensor passes for a dead one.
+        # Weak references: replaced weights are freed, and no new tensor is taken for a freed one.
         self._tensors = [weakref.ref(tensor) for tensor in tensors]
         self._writes = [tensor._version for tensor in tensors if self.are_counted]
         self._samples = _samples(tensors if self.are_counted else ())
@@ -108,7 +106,7 @@ class _Weights:
         ]
 
     def are_those_of(self, other: _Weights | None) -> bool:
-        """Whether nothing changed between two moments."""
+        """Whether nothing has changed since `other` was recorded."""
         return (
             other is not None
             and self.are_counted
@@ -123,7 +121,7 @@ class _Weights:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether others than transformers, which collects outputs by them, have hooks on a module."""
+    """Whether a module has hooks other than those with which transformers collects outputs."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return any(not str(hook.__module__).startswith("transformers.") for hook in hooks)
 
@@ -131,9 +129,9 @@ def _has_hooks(module: nn.Module) -> bool:
 def _samples(
     tensors: Iterable[torch.Tensor],
 ) -> dict[tuple[torch.device, torch.dtype], torch.Tensor]:
-    """Return some numbers of every tensor, by place and type: one comparison waits for a device once.
+    """Return sampled numbers of every tensor by device and dtype, so that comparing syncs each device once.
 
-    None of those that are not there, or of a kind of their own.
+    Tensors that were freed, or are of unusual types, are left out.
     """
     found: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -144,5 +142,5 @@ def _samples(
             places = tuple(slice(None, None, max(1, size // count)) for size in tensor.shape)
             some = tensor.detach()[places].reshape(-1)
             found.setdefault((tensor.device, tensor.dtype), []).append(some)
-    # As bytes: what is no number equals itself.
+    # As bytes: a NaN then equals itself.
     return {kind: torch.cat(parts).view(torch.uint8) for kind, parts in found.items()}

@@ -1,8 +1,7 @@
-"""Read-out: what the host needs of a pass, copied in one transfer.
+"""Read-out: everything the host needs of a pass, copied in one transfer.
 
-A state sketch, the logits of a few tokens spread evenly over the vocabulary, is an image of the model's state:
-logits are linear in the last hidden state, so that states that are close have sketches that are close. Every
-model gives logits; nothing else need be asked of it.
+A state sketch is the logits of a few tokens spread evenly over the vocabulary. Logits are linear in
+the last hidden state, so close states have close sketches, and every model gives logits.
 
 Shapes: N nodes, V vocabulary, k candidates, S sketches.
 """
@@ -16,18 +15,18 @@ import torch
 from ..kernels.largest_logits import top_k
 from .tree import DraftTree
 
-# Tokens of a sketch; of a smaller vocabulary all.
+# Tokens of a sketch; a smaller vocabulary is used whole.
 SKETCH_SIZE = 64
 
 
 class Candidates(NamedTuple):
     """The likeliest next tokens after every node, on the host.
 
-    Lists, not arrays: after a pass nothing is left in the processor's caches, so that a call into a
+    Lists, not arrays: a pass evicts everything from the processor's caches, so that a call into a
     library takes longer than a loop over the numbers of a usual draft.
 
     Attributes:
-        token_ids: of N nodes k each, the likeliest first.
+        token_ids: k for each of N nodes, the likeliest first.
         logits: of these tokens.
     """
 
@@ -38,12 +37,12 @@ class Candidates(NamedTuple):
 def read_out(
     tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_sketches: bool = False
 ) -> tuple[list[int], Candidates, torch.Tensor | None]:
-    """Copy the tokens [N] of a tree, and the candidates and sketches of each, to the host, in one transfer.
+    """Copy a tree's tokens [N], candidates and sketches to the host in one transfer.
 
     Args:
         tree: N nodes.
         logits: [N, V].
-        num_candidates: k; of 1, equal logits go to the first token, else to any of them.
+        num_candidates: k; for k = 1 the first of equal logits wins, else any of them.
         with_sketches: whether sketches are wanted.
 
     Returns:
@@ -76,7 +75,7 @@ def _packed(
 def _unpacked(
     packed: torch.Tensor, num_candidates: int
 ) -> tuple[list[int], Candidates, torch.Tensor | None]:
-    """Return what `read_out` returns, of what `_packed` returned."""
+    """Undo `_packed`: return tokens, candidates and sketches."""
     tokens, token_ids, bits = packed.tensor_split((1, 1 + num_candidates), dim=1)
     values, sketches = bits.view(torch.float32).tensor_split((num_candidates,), dim=1)
     found = Candidates(token_ids.tolist(), values.tolist())

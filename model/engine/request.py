@@ -1,4 +1,4 @@
-"""Requests: how tokens are chosen, how far an answer may go, and why it ended."""
+"""Requests: how tokens are chosen, how long an answer may get, and why it ended."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Request(NamedTuple):
     Attributes:
         context: prompt and answer together.
         num_visible: new tokens that are emitted.
-        num_total: new tokens until the loop ends; more than are emitted where a published code that is
-            reproduced runs on.
-        name: which limit the answer meets first, "length" or "context".
+        num_total: new tokens until the loop ends; more than `num_visible` when a published code
+            that runs past the limit is reproduced.
+        name: the limit that comes first, "length" or "context".
         eos_ids: token ids that end the text.
         rule: None for greedy decoding, else how each token is chosen.
         stop: asked after every new token whether it ends the text.
@@ -49,7 +49,7 @@ class Request(NamedTuple):
         stop: Callable[[Sequence[int]], bool] | None,
         overrun: int,
     ) -> Request:
-        """Check what `decode` was given. Greedy decoding goes `overrun` tokens past the limit, unseen.
+        """Check the arguments of `decode`. Greedy decoding goes `overrun` tokens past the limit, unseen.
 
         Raises:
             ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
@@ -72,8 +72,8 @@ class Request(NamedTuple):
             )
         num_visible = min(limit, room)
         if rule is not None or stop is not None:
-            # Unseen steps would draw from the generator that the next answer goes on with, and ask the
-            # user's criteria about tokens that never come.
+            # Unseen steps would draw from the generator of the next answer, and ask the user's
+            # criteria about tokens that are never emitted.
             overrun = 0
         name = "length" if num_visible == limit else "context"
         num_total = min(num_visible + overrun, room)
@@ -81,22 +81,20 @@ class Request(NamedTuple):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether tokens are the plain argmax, and no one is asked where the text ends."""
+        """Whether tokens are the argmax and no stopping criterion is asked."""
         return self.rule is None and self.stop is None
 
     def stop_reason(self, acceptance: Acceptance, num_emitted: int) -> str | None:
         """Return why the loop ends after `num_emitted` tokens, None if it goes on.
 
-        The limit comes before a bonus token that ends the text: so does the published loop.
+        The limit is checked before an end-of-text bonus token, as in the published loop.
         """
         if num_emitted >= self.num_total:
             return "criteria" if acceptance.is_stopped else self.name
         return self._end_of(acceptance.tokens, acceptance.is_stopped)
 
     def visible(self, record: StepRecord, num_emitted: int) -> StepRecord | None:
-        """Return a step, after which `num_emitted` tokens stand, without tokens past the limit; None if
-        nothing is left of it.
-        """
+        """Return a step, up to which `num_emitted` tokens exist, cut at the limit; None if nothing is left."""
         num_hidden = max(0, num_emitted - self.num_visible)
         tokens = record.tokens[: max(0, len(record.tokens) - num_hidden)]
         if not tokens:

@@ -48,15 +48,15 @@ def tie_gap(largest: float, margin: float) -> float:
 
 
 class TokenRule(Protocol):
-    """Chooses the token after one node when plain argmax is not the rule."""
+    """Chooses the token after a node."""
 
     def choose(
         self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
     ) -> int | None:
         """Return the next token for `logits` [V], given the node's true prefix of token ids.
 
-        None if rounding could exchange the two likeliest (see `verify`); the rule is then asked
-        again with logits that decide.
+        None if rounding could swap the two likeliest tokens (see `verify`); the rule is then asked
+        again with reference logits.
         """
         ...
 
@@ -66,7 +66,7 @@ Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class GreedyRule:
-    """The largest score after processors such as penalties, and forced or forbidden tokens.
+    """Takes the token with the largest score after processors such as penalties or forbidden tokens.
 
     Args:
         processors: applied in order, at every node to its true prefix.
@@ -78,11 +78,11 @@ class GreedyRule:
     def choose(
         self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
     ) -> int | None:
-        """Return the token with the largest score, of equals the first; None at a near-tie."""
+        """Return the first token with the largest score; None at a near-tie."""
         scores = _processed(self.processors, logits, prefix)[0]  # [V]
         if tie_margin:
             largest, *others = scores.topk(min(2, len(scores))).values.tolist()
-            # A processor may leave a small score in front; the noise is that of the logits.
+            # The largest processed score may be small; the noise is that of the logits.
             gap = max(tie_gap(largest, tie_margin), tie_gap(float(logits.max()), tie_margin))
             if others and largest - others[0] < gap:
                 return None
@@ -92,8 +92,8 @@ class GreedyRule:
 class SamplingRule:
     """One draw per emitted token from the processed distribution.
 
-    The draws happen in the order of the emitted tokens, one each, so that plain decoding and every
-    method consume one generator alike and produce the same text.
+    One draw for each emitted token, in order, so that plain decoding and every method use the
+    generator alike and produce the same text.
 
     Args:
         processors: such as transformers' temperature, top-k and top-p warpers, applied in order.
@@ -107,16 +107,14 @@ class SamplingRule:
         self.generator = generator
 
     def choose(self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0) -> int:
-        """Return one draw; where tokens are drawn there is no tie."""
+        """Return one draw; ties do not matter for draws."""
         scores = _processed(self.processors, logits, prefix)
         return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
 
 
 @contextmanager
 def as_in_transformers() -> Iterator[None]:
-    """Run the user's code in the block as transformers' own generation does: what was made in inference mode
-    could neither be written nor be part of a gradient later.
-    """
+    """Run user code without gradients but outside inference mode, whose tensors could not be written later."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -141,7 +139,7 @@ def token_rule(
     seed: int | None,
     processors: Sequence[Processor],
 ) -> TokenRule | None:
-    """Return how tokens are chosen; None for the plain argmax."""
+    """Return the rule that chooses tokens; None for plain argmax."""
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature: got {temperature}; allowed: 0 (greedy) or more")
     if top_k < 0 or not 0 < top_p <= 1:
@@ -180,7 +178,7 @@ def sampling_processors(temperature: float, top_k: int, top_p: float) -> list[Lo
 
 
 def refuse_stateful(processors: Iterable[object]) -> None:
-    """Raise ValueError for transformers' processors that greedy decoding cannot ask twice."""
+    """Raise ValueError for processors that greedy decoding cannot call twice."""
     if any(isinstance(one, STATEFUL) for one in processors):
         raise ValueError(
             "guidance_scale, watermarks with state: got them with greedy decoding; allowed: with "

@@ -1,10 +1,11 @@
-"""Self-test of a loaded model: is what it verifies what plain forward passes say?
+"""Self-test of a loaded model: do its verified drafts agree with plain forward passes?
 
-A chain and a small tree of random tokens go through the model as every draft will: the logits of
-every node, and of a step after a branch was kept, must equal those of plain passes over prefix and
-path. It needs no knowledge of the model's architecture, so that it also catches what no declaration
-reveals. Windows of masks that transformers makes are shortened meanwhile, so that a text of a few
-tokens reaches over them; windows that a model makes for itself are not (`support.why_chain_only`).
+A chain and a small tree of random tokens go through the model like any draft. The logits of every
+node, and of a step after a kept branch, must equal those of plain passes over prefix and path (one
+sequence, transformers' own cache and mask). The test knows nothing of the architecture, so it also
+catches what the config does not show. Sliding windows of transformers' masks are shortened during
+the test, so that a short text exceeds them; windows that a model makes itself are not
+(`support.why_chain_only`).
 
 Shapes: N nodes, V vocabulary, L tokens of a plain pass.
 """
@@ -32,7 +33,7 @@ TREE_PATH = (0, 1, 4, 7, 11)  # skips rows, so that `TreeCache.keep` must move s
 CHAIN = TreeTopology.chain(6)
 CHAIN_PATH = (0, 1, 2, 3)
 PREFIX_LENGTH = 11
-# Shorter than the prefix, so that its first tokens are out of sight of every node.
+# Shorter than the prefix, so that no node sees its first tokens.
 SHORT_WINDOW = 5
 
 
@@ -65,12 +66,12 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How far verified logits are from plain ones.
+    """Difference between verified logits and those of plain passes.
 
     Attributes:
-        error: the largest difference; infinite if the draft could not be verified at all.
-        allowed: the largest difference that rounding explains.
-        failure: what was raised, in one line; empty if nothing was.
+        error: the largest difference; infinite if verification raised.
+        allowed: the largest difference that rounding can explain.
+        failure: the exception in one line; empty if there was none.
     """
 
     error: float
@@ -79,7 +80,7 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether rounding explains the difference; a NaN is no rounding."""
+        """Whether rounding can explain the difference; never for a NaN."""
         return self.error <= self.allowed
 
     def __str__(self) -> str:
@@ -94,13 +95,13 @@ class Comparison:
 def self_test(target: TargetModel, prefix_length: int = PREFIX_LENGTH) -> float:
     """Compare verified drafts with plain forward passes: a chain, and a tree.
 
-    Where chains are right and trees are not, the model is set to chains only, with a warning.
+    If chains are right and trees are not, the model is set to chains only, with a warning.
 
     Returns:
         The largest difference between logits.
 
     Raises:
-        UnsupportedModelError: if the model does not even verify chains, or is too short for one.
+        UnsupportedModelError: if the model cannot verify chains, or its context is too short for one.
     """
     kind = f"model type {target.config.model_type}"
     limit = target.context_limit(1)
@@ -110,7 +111,10 @@ def self_test(target: TargetModel, prefix_length: int = PREFIX_LENGTH) -> float:
         )
     if limit is not None:
         prefix_length = min(prefix_length, limit - CHAIN.num_nodes - 1)
-    with target.lock, _short_windows(target.config):  # others decode with the windows as they are
+    with (
+        target.lock,
+        _short_windows(target.config),
+    ):  # other threads must not decode with short windows
         chain = compare(target, Probe.random(target.vocab_size, True, prefix_length))
         if not chain.is_exact:
             raise UnsupportedModelError(f"{kind}: a verified chain is not lossless: {chain}")
@@ -128,20 +132,20 @@ def self_test(target: TargetModel, prefix_length: int = PREFIX_LENGTH) -> float:
 def compare(target: TargetModel, probe: Probe) -> Comparison:
     """Compare the logits of a verified draft with plain forward passes.
 
-    The difference allowed is 1e-3 standard deviations of the logits in float32, and four times the
-    error of the plain token-by-token loop in half precision, or four roundings of the largest.
+    Allowed in float32: 1e-3 standard deviations of the logits. In half precision: four times the
+    error of a token-by-token loop, or four roundings of the largest logit if that is more.
     """
     expected = expected_logits(target, probe)
     if target.dtype.itemsize >= 4:
         allowed = 1e-3 * float(expected.std())
     else:
-        # At least some roundings: the loop may be equal to the last bit by chance.
+        # The loop may be exact by chance, so some roundings are always allowed.
         rounding = torch.finfo(target.dtype).eps * float(expected.abs().max())
         allowed = 4 * max(_loop_error(target, probe.kept_text), rounding)
     try:
         found = verified_logits(target, probe)
     except Exception as error:
-        # A model that was never given a 4-D mask may fail in any way.
+        # A model made without 4-D masks in mind may raise anything.
         reason = (str(error).splitlines() or [""])[0]
         return Comparison(float("inf"), allowed, f"{type(error).__name__}: {reason}")
     comparison = Comparison(float((found - expected).abs().max()), allowed)
@@ -150,9 +154,7 @@ def compare(target: TargetModel, probe: Probe) -> Comparison:
 
 
 def verified_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
-    """Return logits [N + 1, V] as decoding gets them: of every node, then of one token after the
-    kept path.
-    """
+    """Return logits [N + 1, V] from verification: of every node, then of one token after the kept path."""
     cache = target.new_cache(len(probe.prefix) + probe.topology.num_nodes + 1)
     for _ in target.prefill([*probe.prefix, probe.nodes[0]], cache, with_logits=False):
         pass
@@ -164,7 +166,7 @@ def verified_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
 
 
 def expected_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
-    """Return what `verified_logits` must be, from plain passes: one a leaf, one for the kept path."""
+    """Return the same logits from plain passes: one for each leaf, one for the kept path."""
     num_nodes = probe.topology.num_nodes
     rows: list[torch.Tensor | None] = [None] * num_nodes
     for leaf in range(num_nodes):
@@ -193,7 +195,7 @@ def plain_logits(target: TargetModel, token_ids: list[int]) -> torch.Tensor:
 
 @contextmanager
 def _short_windows(config: Any) -> Iterator[None]:
-    """Shorten the windows that masks are made from, within the block."""
+    """Shorten the config's sliding windows within the block."""
     names = [
         name
         for name in ("sliding_window", "attention_chunk_size")
@@ -210,9 +212,7 @@ def _short_windows(config: Any) -> Iterator[None]:
 
 
 def _loop_error(target: TargetModel, token_ids: list[int]) -> float:
-    """Return the largest logit difference between a token-by-token loop and one pass: the noise of
-    this dtype.
-    """
+    """Return the largest logit difference between a token-by-token loop and one pass: this dtype's noise."""
     cache = DynamicCache(config=target.model.config)
     steps = [
         target.run(torch.tensor([token], device=target.device), position, cache, None)[0]

@@ -56,21 +56,21 @@ class StepRecord:
 
 
 class Laps:
-    """Nanoseconds of the parts of a step, from when this is made."""
+    """Nanoseconds of each part of a step, counted from construction."""
 
     def __init__(self) -> None:
         self._times = dict.fromkeys(PARTS, 0)
         self._last = time.perf_counter_ns()
 
     def end(self, part: str) -> int:
-        """Take the time since the last part's end for this one, and return it."""
+        """End a part; return its time, counted from the end of the last part."""
         now = time.perf_counter_ns()
         self._times[part] = taken = now - self._last
         self._last = now
         return taken
 
     def parts(self) -> list[int]:
-        """Return the times in the order of `PARTS`, as `StepRecord` takes them; 0 of parts that were not."""
+        """Return the times in the order of `PARTS`, as `StepRecord` takes them; 0 for skipped parts."""
         return [self._times[part] for part in PARTS]
 
 
@@ -93,18 +93,18 @@ class Generation:
 
 
 class DeviceDrafting(Protocol):
-    """What a drafter does within a step, on tensors of the target model's device.
+    """A drafter's part of a step, on tensors of the target model's device.
 
     Attributes:
         topology: of every draft, N nodes.
-        num_candidates: the likeliest tokens k that it learns from after every node.
+        num_candidates: number of likeliest tokens k that it learns from after every node.
     """
 
     topology: TreeTopology
     num_candidates: int
 
     def begin_step(self) -> None:
-        """Bring to the device what the host has learned since, by other kinds of steps."""
+        """Copy to the device what steps on the host have learned since."""
 
     def fill(self, root: torch.Tensor) -> torch.Tensor:
         """Return the draft's token ids [N], given the root's []."""
@@ -115,18 +115,16 @@ class DeviceDrafting(Protocol):
         """Learn from the likeliest tokens [N, k] after every node, and which were accepted [N]."""
 
     def snapshot(self) -> Callable[[], None]:
-        """Return what undoes all that is learned from now on."""
+        """Return a function that undoes everything learned from now on."""
 
 
 class DeviceStep(Protocol):
-    """A step that runs whole on the device: it takes the place of `propose`, the forward pass, verification,
-    `keep` and `observe`, so that none of these may be called for it.
-    """
+    """A step that runs whole on the device: it replaces propose, forward pass, verify, keep and observe."""
 
     def fits(self, budget: DraftBudget, root: int) -> bool:
         """Whether the budget allows the draft after this root."""
         ...
 
     def run(self, root: int, cache: Any, room: int) -> tuple[DraftTree, Acceptance]:
-        """Take a step of at most `room` tokens after `root`, and let the drafter learn."""
+        """Run a step of at most `room` tokens after `root`; the drafter learns within it."""
         ...

@@ -1,8 +1,8 @@
-"""What a model declares about itself: refused, chains only, or trees, and how long a text may grow.
+"""Model support, read from the config: refused, chains only or trees, and how long a text may grow.
 
-Declarations give readable reasons before anything runs; `model.engine.self_test` is the proof. A model
-whose past cannot be rolled back is refused. One whose positions or windows follow the key index instead
-of `position_ids` verifies chains only.
+The config gives a readable reason before anything runs; `model.engine.self_test` is the proof. A
+model whose cache cannot be rolled back is refused. A model whose positions or windows follow the
+key index instead of `position_ids` verifies chains only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UnsupportedModelError(ValueError):
 
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     """Return the names that the model's forward takes."""
-    uncompiled = getattr(model, "_orig_mod", model)  # inside what torch.compile returns
+    uncompiled = getattr(model, "_orig_mod", model)  # a compiled model wraps the original
     return frozenset(inspect.signature(uncompiled.forward).parameters)
 
 
@@ -45,10 +45,10 @@ def cache_argument(model: PreTrainedModel) -> str | None:
 
 
 def refuse_unverifiable(model: PreTrainedModel) -> None:
-    """Check what the model declares.
+    """Refuse a model whose config says that it cannot be verified.
 
     Raises:
-        UnsupportedModelError: if its past cannot be rolled back after a rejected draft.
+        UnsupportedModelError: if its cache cannot be rolled back after a rejected draft.
     """
     name = f"model type {model.config.model_type}"
     if getattr(model.config, "is_encoder_decoder", False):
@@ -79,7 +79,7 @@ def refuse_unverifiable(model: PreTrainedModel) -> None:
 
 
 def why_chain_only(model: PreTrainedModel) -> str:
-    """Return why drafts must be chains, as far as declared; empty if nothing speaks against trees."""
+    """Return why drafts must be chains, as far as the config tells; empty if trees are possible."""
     if "position_ids" not in forward_parameters(model):
         return "its forward takes no position_ids, so that a tree's positions cannot be given"
     config = model.config.get_text_config(decoder=True)
@@ -141,17 +141,17 @@ def context_limit(config: Any, prompt_length: int) -> int | None:
     """Return the most tokens (prompt and new) that this prompt may grow to; None if there is no
     limit.
 
-    Dynamic and longrope position embeddings depend on the largest position of a call, so that text
-    which crosses their border differs from plain decoding whatever the method: the border is the
-    limit. A prompt one token beyond it is no exception: its last token is read by itself, so that
-    the rest would be read in front of the border.
+    Dynamic and longrope position embeddings depend on the largest position of a call. A text that
+    crosses their border would differ from plain decoding, so the border is the limit. It also holds
+    for a prompt that is one token longer: the last token is read alone, so the others would be read
+    below the border.
     """
     limits = [
         limit
         for name in CONTEXT_NAMES
         if isinstance(limit := getattr(config, name, None), int) and limit > 0
     ]
-    # Doge leaves out keys beyond it, by a count of its own for each pass.
+    # Doge drops keys beyond it, counted anew in each pass.
     window = getattr(config, "keep_window_size", None)
     limit = min([*limits[:1], *([window] if window else [])], default=None)
     border = rope_border(config)

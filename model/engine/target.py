@@ -1,10 +1,11 @@
 """The target model: a stock Hugging Face causal LM, unmodified, that can verify draft trees.
 
-All that decoding asks of transformers' models is here; caches, attention functions and what models
-declare have modules of their own (`cache`, `support`, and `attention` among the kernels). A tree goes
+Decoding calls transformers' models here only; caches, support checks and attention functions have
+modules of their own (`model.engine.cache`, `model.engine.support`, `model.kernels.attention`). A
+tree goes
 into the model as an additive 4-D float mask (a dict of masks for models with `layer_types`),
-explicit positions and a `TreeCache`. What the model can verify is read off what it declares
-(`model.engine.support`), and proved by `model.engine.self_test`.
+explicit positions and a `TreeCache`. What the model can verify is read from its config and proved
+by `model.engine.self_test`.
 
 Shapes: N nodes, T cached tokens, V vocabulary, L tokens of a plain pass, C prompt tokens in a
 chunk.
@@ -42,9 +43,9 @@ from .support import (
 )
 from .tree import DraftTree
 
-# Prompt tokens C in one forward pass, at most, and how many logits [C, V] may be held at once. The
-# same for all methods, whether they want logits or not: other passes would round otherwise. A
-# second chunk costs more than a first (its mask is a tensor), so that short chunks are slow.
+# Most prompt tokens C in one forward pass, and most logits [C, V] held at once. The same for all
+# methods, whether they want logits or not, since other shapes round differently. Later chunks cost
+# more than the first (their mask is a tensor), so short chunks are slow.
 PREFILL_CHUNK = 2048
 MAX_LOGITS = 2**26
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
@@ -52,9 +53,7 @@ _LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 
 
 class PromptChunk(NamedTuple):
-    """A chunk of the prompt that the model has read: its tokens and, if asked for, the logits after
-    each [C, V].
-    """
+    """A chunk of the prompt that was read: its tokens and, if asked for, the logits after each [C, V]."""
 
     token_ids: Sequence[int]
     logits: torch.Tensor | None
@@ -65,9 +64,9 @@ if TYPE_CHECKING:
 else:
 
     class _measured(cached_property):
-        """What is measured at the first call; meanwhile no one else runs through the model.
+        """A cached property that is measured at the first call, while the model is locked.
 
-        The model's lock comes first: in Python up to 3.11 `cached_property` has a lock for all models.
+        The model's lock is taken first: up to Python 3.11 `cached_property` has one lock for all models.
         """
 
         def __get__(self, target, owner=None):
@@ -80,22 +79,22 @@ class TargetModel:
 
     Args:
         model: a loaded `AutoModelForCausalLM` on its device(s), in eval mode.
-        use_kernels: whether passes may use the kernels of `model/kernels`, where they are faster; else the
-            model computes as transformers does.
+        use_kernels: whether passes may use the kernels of `model/kernels` if they are faster; else
+            the model computes as transformers does.
 
     Attributes:
         chain_only: whether drafts must be chains.
         chain_reason: why, in one line; empty if trees work.
         cache_argument: the name under which the model's forward takes its cache.
-        num_tokens: that the model embeds.
-        layer_shapes: what each layer caches; None for layers that read another layer's cache.
+        num_tokens: rows of the input embedding.
+        layer_shapes: shapes of each layer's cache; None for layers that read another layer's cache.
 
     Raises:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
-        ValueError: if it would compute in another dtype than that of its weights.
+        ValueError: if autocast would compute in another dtype than the weights'.
     """
 
-    # Whether passes are compiled, which round in their own way.
+    # Whether passes are compiled: these round in their own way.
     is_compiled = False
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
@@ -115,13 +114,12 @@ class TargetModel:
         self._query_scale_step: int = self.config.floor_scale if scales_queries else 0
         self._rope_border = rope_border(self.config)
         self.layer_shapes, self.vocab_size = self._probe_shapes()
-        # Measurements of this model that others made, by name.
+        # Measurements of this model by other rooms, by name.
         self.measured: dict[str, Any] = {}
         self.chain_reason = why_chain_only(model)
 
     def check_unchanged(self) -> None:
-        """Find out whether the model still is as it was checked; switch its attention again, if that is what
-        was changed.
+        """Check that the model is still as it was loaded; switch its attention again if it was changed.
 
         Raises:
             ValueError: if it is in training mode, or was moved, cast or resized, or would compute in
@@ -144,9 +142,7 @@ class TargetModel:
 
     @property
     def lock(self) -> Any:
-        """One pass at a time runs through a model whose layers compute by other kernels meanwhile, and no one
-        looks at what is exchanged, or exchanges it, within another's pass.
-        """
+        """Serialises passes: while one has swapped kernels in, no other thread may run the model or swap any."""
         return _LOCKS.get(self.model) or _LOCKS.setdefault(self.model, RLock())
 
     @property
@@ -156,7 +152,7 @@ class TargetModel:
 
     @property
     def machine_key(self) -> str:
-        """A name for everything that the time of a pass depends on."""
+        """A hash of everything that the time of a pass depends on."""
         facts = (
             self.config.to_json_string(use_diff=False),
             self.model.config._attn_implementation,
@@ -184,19 +180,17 @@ class TargetModel:
 
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
-        """Within the block the model computes a pass over `num_rows` rows by what is fastest for them."""
+        """Within the block the model uses the fastest kernels for a pass over `num_rows` rows."""
         with self.lock, self.attention.for_rows(num_rows), self.linear_kernels.for_rows(num_rows):
             yield
 
     def is_reference(self, num_rows: int) -> bool:
-        """Whether a chunk of the prompt of so many tokens, or a single row, is read as plain decoding reads
-        it, bit for bit, without `reference`.
-        """
+        """Whether a prompt chunk of this length, or a single row, has reference arithmetic as it is."""
         return self.linear_kernels.is_reference(num_rows) and self.attention.is_reference(num_rows)
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Within the block prompts and single rows are plain decoding, bit for bit."""
+        """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
         with self.linear_kernels.reference(), self.attention.reference():
             yield
 
@@ -220,8 +214,8 @@ class TargetModel:
 
         Some models count keys where they mean positions, and a tree has more keys than its text has
         tokens. Llama 4 scales the queries of some layers by key index, in steps of `floor_scale`;
-        PhiMoE in transformers 4.57 takes its longrope scale from the number of keys. A tree that
-        reaches over such a border would be scaled wrong.
+        PhiMoE in transformers 4.57 takes its longrope scale from the number of keys. A tree across
+        such a border would get the wrong scale.
         """
         if self.chain_only or (self._rope_border and base < self._rope_border < base + num_nodes):
             return True
@@ -244,14 +238,12 @@ class TargetModel:
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
     ) -> Iterator[PromptChunk]:
-        """Read the prompt up to its last token, chunk by chunk (its last token is the first tree's
-        root), from where the cache's rows end.
-        """
+        """Read the prompt in chunks from the cache's end to its last token, which is the first tree's root."""
         self.linear_kernels.refresh()
         read = prompt_ids[:-1]
         size = min(PREFILL_CHUNK, max(512, MAX_LOGITS // self.vocab_size))
         if self._rope_border and len(prompt_ids) > self._rope_border:
-            # Chunks in front of the border would be read with the frequencies of short texts.
+            # Chunks before the border would get the frequencies of short texts.
             size, with_logits = len(read), False
         for begin in range(cache.length, len(read), size):
             chunk = read[begin : begin + size]
@@ -267,32 +259,30 @@ class TargetModel:
             return self.run(token_ids, base, cache, None, last_logits_only=last_logits_only)
 
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
-        """Do what would delay the first drafts of these sizes, after texts of up to `num_tokens`
-        tokens: nothing, where nothing is compiled.
-        """
+        """Compile for drafts of these sizes after texts of up to `num_tokens` tokens; here: do nothing."""
 
     @property
     def num_late_shapes(self) -> int:
-        """Shapes that were compiled for drafts after the last warm-up: none, where none is."""
+        """Shapes compiled after the last warm-up; here: 0."""
         return 0
 
     def padded_size(self, num_nodes: int) -> int:
-        """Return the rows of a pass over a draft of so many nodes: as many, without static shapes."""
+        """Return the rows of a pass over a draft of this many nodes; here: the same number."""
         return num_nodes
 
     @property
     def num_compiled(self) -> int:
-        """Functions that were compiled so far; a step that compiles one says nothing about costs."""
+        """Functions compiled so far (a step that compiles is not used to learn costs); here: 0."""
         return 0
 
     def device_step(
         self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
     ) -> DeviceStep | None:
-        """Return a drafter's steps whole on the device: None, without static shapes."""
+        """Return a drafter's steps that run whole on the device; here: None."""
         return None
 
     def will_draft(self, num_nodes: Collection[int]) -> None:
-        """Take note of sizes of drafts that may come: nothing to do, where nothing is compiled."""
+        """Note sizes of drafts that may come, for the next warm-up; here: do nothing."""
 
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next counts finished work."""
@@ -300,7 +290,7 @@ class TargetModel:
             torch.cuda.synchronize(self.device)
 
     def _probe_shapes(self) -> tuple[list[LayerShape | None], int]:
-        """Read the shapes of the model's cache, and the number of its logits, off one forward pass."""
+        """Find the shapes of the model's cache and the number of its logits by one forward pass."""
         cache = DynamicCache(config=self.model.config)
         with self.lock, torch.no_grad():
             try:
@@ -328,9 +318,7 @@ class TargetModel:
         positions: torch.Tensor | None = None,
         last_logits_only: bool = False,
     ) -> torch.Tensor:
-        """Run the model on `token_ids` [L] after `base` cached tokens; return logits [L, V] ([1, V]
-        if asked).
-        """
+        """Run the model on `token_ids` [L] after `base` cached tokens; return logits [L, V] or the last, [1, V]."""
         arguments: dict[str, object] = {"input_ids": token_ids[None], self.cache_argument: cache}
         if "position_ids" in self._parameters:
             if positions is None:
@@ -341,7 +329,7 @@ class TargetModel:
         if last_logits_only and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
         logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
-        return logits[0].to(self.device)  # a model spread over devices gives them on the last one
+        return logits[0].to(self.device)  # a model spread over devices returns them on its last one
 
 
 def _layer_shape(layer: object) -> LayerShape | None:

@@ -1,8 +1,8 @@
-"""Draft trees: what a drafter guesses and one forward pass verifies.
+"""Draft trees: the guesses of a drafter, verified in one forward pass.
 
 A draft is a tree of token ids. Node 0 is the root: the last committed token, whose key and value
 are not in the KV cache yet. Every other node guesses the token that follows its parent. A chain is
-a tree, and "no draft" is the root alone, so plain decoding and every speculative method share one
+a tree, and "no draft" is the root alone, so vanilla and every speculative method share one
 representation.
 
 Shapes: N nodes (root included), D depth of the deepest node.
@@ -19,7 +19,7 @@ import torch
 
 
 class TreeTopology:
-    """The shape of a draft tree: parents, and everything that follows from them.
+    """The shape of a draft tree: the parents, and everything derived from them.
 
     Built once for a static template and reused, so that its tensors are constants. Use
     `TreeTopology.from_parents`, which returns the same object for the same parents.
@@ -45,7 +45,7 @@ class TreeTopology:
         self.parents = tuple(parents)
         self._on_device: dict[tuple[str, torch.device, torch.dtype | None], torch.Tensor] = {}
 
-    # All trees of eight nodes there are (429) and some; larger trees hardly ever come again.
+    # Room for all 429 trees of eight nodes; larger trees rarely repeat.
     @staticmethod
     @lru_cache(maxsize=512)
     def from_parents(parents: tuple[int, ...]) -> TreeTopology:
@@ -141,8 +141,7 @@ class DraftTree:
     Attributes:
         token_ids: int64 [N] on the model's device; `token_ids[0]` is the last committed token.
         topology: the shape of the tree, N nodes.
-        sources: name of where each node comes from [N], the root's unused; None where the drafter
-            has one source.
+        sources: name of each node's source [N], unused for the root; None if the drafter has one source.
     """
 
     token_ids: torch.Tensor

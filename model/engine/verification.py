@@ -23,12 +23,12 @@ from .tree import DraftTree, TreeTopology
 
 
 class InvalidLogitsError(ArithmeticError):
-    """The model's logits hold no largest number: there is no next token to speak of."""
+    """The largest logit is not a finite number, so there is no next token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What one verification says, all of it on the host.
+    """The result of one verification, all on the host.
 
     Attributes:
         path: accepted nodes from the root (node 0) downward.
@@ -55,9 +55,7 @@ class Acceptance:
     is_stopped: bool = False
 
     def accepted_last(self, topology: TreeTopology) -> list[int]:
-        """Return all nodes of the tree, level by level, but the accepted ones last: true successors
-        overwrite what was learned from guesses.
-        """
+        """Return all nodes level by level, the accepted ones last, so that true successors overwrite guesses."""
         path = self.path
         others = [node for node in range(len(self.node_tokens)) if node not in path]
         return sorted(others, key=topology.depths.__getitem__) + path
@@ -101,7 +99,7 @@ def verify(
     Raises:
         InvalidLogitsError: if the largest logit of a node on the path is not a finite number.
     """
-    # The two largest, where their distance says whether rounding could exchange them.
+    # Near-ties need the two largest logits.
     num_read = max(num_candidates, 2 if tie_margin else 1)
     node_tokens, candidates, sketches = read_out(tree, logits, num_read, with_sketches)
     found = (node_tokens, [ids[0] for ids in candidates.token_ids], candidates, sketches)

@@ -1,1 +1,1 @@
-"""Faster kernels for passes over a few rows, chosen by measurement."""
+"""CPU kernels for passes over a few rows, used where measured faster."""

@@ -1,15 +1,15 @@
-"""The attention of a pass, by whatever is fastest for its number of queries.
+"""The attention of a pass, by the fastest function for its number of queries.
 
-On a CPU torch's kernel takes 1.3 to 7 times as long as one of our own (`short_pass`) for the handful of
-queries of a draft, and 1.1 to 2.5 times as long for a prompt. Up to how many queries ours is the faster one
-depends on heads, dtype and machine, so it is measured, once, and kept on disk. It sums in another order: in
-float32 decoding decides near-ties with transformers' own attention (`reference`), as with
-`model.kernels.linear`.
+On a CPU torch's kernel takes 1.3 to 7 times as long as our own (`short_pass`) for the few queries
+of a draft, and 1.1 to 2.5 times as long for a prompt. The number of queries up to which ours is
+faster depends on heads, dtype and machine, so it is measured once and kept on disk. Ours sums in
+another order: in float32 near-ties are decided with transformers' own attention (`reference`), as
+with `model.kernels.linear`.
 
-For longer passes there is torch's kernel. Transformers' sdpa attention repeats the keys and values of a group
-of query heads before it calls it whenever there is a mask: a copy of the whole cache, times the size of a
-group, in every layer. The kernel for the CPU reads grouped heads as they are, to the same bits. On a GPU a
-mask would make it fall back to plain matrix products, so that there transformers' own way stays.
+Longer passes use torch's kernel. When there is a mask, transformers' sdpa attention first repeats
+keys and values for every query head of a group: a copy of the whole cache, times the group size, in
+every layer. Torch's CPU kernel reads grouped heads as they are, with the same bits. On a GPU,
+grouped heads with a mask would fall back to matrix products, so transformers' own way stays there.
 
 Shapes: n queries in each of H heads, T keys and values in each of K heads, D and E numbers in a key and a value.
 """
@@ -34,15 +34,15 @@ from .linear import is_exact
 from .short_pass import DTYPES, short_pass_kernel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
-# Arguments of transformers' attention functions that the kernels do not know.
+# Arguments of transformers' attention functions that the kernels do not support.
 SPECIAL = ("position_bias", "softcap", "cache", "head_mask", "output_attentions")
-# Numbers of queries that are measured: of drafts after a text of some length, and of prompts.
+# Measured numbers of queries: of drafts after a text of NUM_KEYS tokens, and of prompts.
 DRAFTS, NUM_KEYS = (1, 8, 32, 128), 512
 PROMPTS = (512, 2048)
-# Keys and values that are read in turn while a function is timed, since in a pass each layer's come from memory.
+# Timing reads this many bytes of keys and values in turn, since in a pass each layer's come from memory.
 TIMED_BYTES = 2**24
 NUM_TIMES = 15
-ENOUGH_SECONDS = 0.05  # of timing one function for one number of queries, twice at least
+ENOUGH_SECONDS = 0.05  # of timing for one function and number of queries; at least two rounds
 
 
 def grouped_attention(
@@ -62,16 +62,16 @@ def grouped_attention(
         query: [1, H, n, D].
         key: [1, K, T, D].
         value: [1, K, T, E].
-        attention_mask: boolean or additive, [1, 1, n, T]; without one transformers copies nothing.
+        attention_mask: boolean or additive, [1, 1, n, T]; without one, transformers copies nothing.
         dropout: as in sdpa.
         scaling: as in sdpa.
-        **kwargs: what a model may add; special ones go to transformers' function.
+        **kwargs: other arguments of the model; unsupported ones lead to transformers' function.
 
     Returns:
         The attended values [1, n, H, E], and None for the weights.
     """
     is_grouped = key.shape[1] < query.shape[1]
-    # Transformers 5 groups the heads of a single query by itself, unless it is compiled.
+    # Transformers 5 itself groups the heads of a single query, unless it is compiled.
     is_left_alone = query.shape[2] == 1 and not torch.compiler.is_compiling()
     if attention_mask is None or is_left_alone or not is_grouped or _is_special(kwargs):
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
@@ -94,10 +94,10 @@ def few_queries_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend by the kernel for a few queries, as `grouped_attention` otherwise but for rounding.
+    """Attend by the kernel for a few queries; equal to `grouped_attention` up to rounding.
 
-    What the kernel does not know goes there: queries that see later ones, masks that differ from head to head
-    or are of more than a draft, dropout, options.
+    Unsupported cases go to `grouped_attention`: queries that see later ones, masks that differ by
+    head or cover more than a draft, dropout, special arguments.
     """
     num_queries, num_keys = query.shape[2], key.shape[2]
     shape = (1, 1, num_queries, num_keys)
@@ -115,7 +115,7 @@ def few_queries_attention(
 
 
 def _is_decoder(module: torch.nn.Module, options: dict[str, Any]) -> bool:
-    """Whether queries without a mask see no later ones, as transformers' sdpa attention decides it."""
+    """Whether attention without a mask is causal, as transformers' sdpa attention decides it."""
     is_causal = options.get("is_causal")
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
@@ -127,7 +127,7 @@ def _is_special(options: dict[str, Any]) -> bool:
 AttentionInterface.register(GROUPED, grouped_attention)
 AttentionInterface.register(FEW_QUERIES, few_queries_attention)
 for name in (GROUPED, FEW_QUERIES):
-    # The mask function too: without it, passes without a mask of ours would lose their windows.
+    # Register the mask function too, or passes without our mask would lose their windows.
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
@@ -135,14 +135,14 @@ class Attention:
     """The attention functions of a model's passes.
 
     Args:
-        config: the model's, of its text part.
+        config: the model's text config.
         groups_heads: whether passes of several rows use `grouped_attention`.
         most_queries: largest number of rows for which passes use `few_queries_attention`; 0: none.
-        is_reference: whether passes are plain decoding with any function: compiled ones, which round in their own
-            way, and those in half precision, where near-ties may fall either way.
+        is_reference: whether every function counts as reference: in compiled passes, which round in
+            their own way, and in half precision, where near-ties may fall either way.
 
     Attributes:
-        name: of the functions in use.
+        name: name of the functions in use.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class Attention:
         """Return the block to run a pass over `num_rows` rows in."""
         if num_rows <= self._most_queries and not self._is_off:
             return exchanged(self._config, FEW_QUERIES)
-        # No heads are repeated for a single query without a mask, unless it is compiled.
+        # For a single query without a mask no heads are repeated, unless compiled.
         return exchanged(self._config, GROUPED) if self._groups_heads else nullcontext()
 
     def is_reference(self, num_rows: int) -> bool:
-        """Whether a pass over so many rows attends as plain decoding does, bit for bit."""
+        """Whether a pass over this many rows attends as plain decoding does, bit for bit."""
         return self._is_always_reference or num_rows > self._most_queries
 
     @contextmanager
@@ -178,7 +178,7 @@ class Attention:
 
 @contextmanager
 def exchanged(config: Any, name: str) -> Iterator[None]:
-    """Let the model of this config attend with a registered function within the block."""
+    """Within the block the model of this config attends with a registered function."""
     stock = config._attn_implementation
     config._attn_implementation = name
     try:
@@ -188,7 +188,7 @@ def exchanged(config: Any, name: str) -> Iterator[None]:
 
 
 def can_exchange(model: PreTrainedModel) -> bool:
-    """Whether the model takes registered attention functions, uses sdpa, and runs on the CPU."""
+    """Whether the model accepts registered attention functions, uses sdpa, and runs on the CPU."""
     config = model.config.get_text_config(decoder=True)
     return (
         getattr(model, "_supports_attention_backend", False)
@@ -207,13 +207,12 @@ class HeadShape(NamedTuple):
 def attention(
     model: PreTrainedModel, shapes: tuple[HeadShape, HeadShape], machine: str, is_compiled: bool
 ) -> Attention:
-    """Return the attention that a model's passes are fastest with on this machine: measured once, then
-    read from disk.
+    """Return the fastest attention for a model's passes on this machine: measured once, then read from disk.
 
     Args:
-        model: whose attention is served.
-        shapes: of keys and values.
-        machine: name of the model on this machine (`machine_key`).
+        model: the model.
+        shapes: heads of keys and of values.
+        machine: key of model and machine (`machine_key`).
         is_compiled: whether passes are compiled.
     """
     config = model.config.get_text_config(decoder=True)
@@ -229,7 +228,7 @@ def attention(
 def _most_queries(
     model: PreTrainedModel, num_heads: int, shapes: tuple[HeadShape, HeadShape], machine: str
 ) -> int:
-    """Return up to how many queries the kernel for a few is the faster one; 0: never."""
+    """Return the largest number of queries for which the kernel is faster; 0: never."""
     is_small = sum(parameter.numel() for parameter in model.parameters()) < FEWEST_WEIGHTS
     if is_small or hasattr(model, "_orig_mod") or model.dtype not in DTYPES:
         return 0
@@ -238,7 +237,7 @@ def _most_queries(
     name, key = "attention", f"{machine}-{build}"
     try:
         return int(read_measured(name, key)["most_queries"])
-    except (TypeError, ValueError, KeyError):  # none there, or not one of ours
+    except (TypeError, ValueError, KeyError):  # no file, or not a valid one
         most = measure(num_heads, shapes, model.dtype)
     write_measured(name, key, {"most_queries": most})
     return most
@@ -246,15 +245,15 @@ def _most_queries(
 
 @torch.inference_mode()
 def measure(num_heads: int, shapes: tuple[HeadShape, HeadShape], dtype: torch.dtype) -> int:
-    """Time attention in both ways for drafts and prompts: one second for 16 heads of 64.
+    """Time both kinds of attention for drafts and prompts: takes one second for 16 heads of 64.
 
     Args:
         num_heads: H.
-        shapes: of the keys and values of a layer.
+        shapes: heads of a layer's keys and values.
         dtype: of both.
 
     Returns:
-        The largest number of queries for which the kernel is the faster one, as for all smaller ones.
+        The largest number of queries up to which the kernel is always faster.
     """
     module = torch.nn.Module()
     module.num_key_value_groups = num_heads // shapes[0].num_heads  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Which kernel is the fastest for a linear layer and a number of rows: measured once, and kept on disk.
+"""Choose the fastest kernel for each linear layer and number of rows: measured once, kept on disk.
 
 Shapes: n rows, I inputs and O outputs of a layer.
 """
@@ -31,26 +31,24 @@ from .linear import (
 from .short_pass import DTYPES, short_pass_kernel
 
 USUAL_ROWS = (1, 4, 8, 16)
-# A smaller model spends its time elsewhere.
+# Smaller models spend their time elsewhere.
 FEWEST_WEIGHTS = 2**20
 # Share of a layer's time that a kernel must save.
 WORTHWHILE = 0.05
 NUM_TIMES = 25
-ENOUGH_SECONDS = 0.05  # of timing one kernel, after which it is not repeated
-# Weights below which a model may fit the processor's cache, originals or copies, but hardly both.
+ENOUGH_SECONDS = 0.05  # of timing one kernel; then it is not repeated
+# Below this many weights, originals or copies may fit the processor's cache, but hardly both.
 SMALL = 2**24
-# Weights that are read in turn while a layer is timed, since in a pass each layer's come from memory.
+# Timing reads this many weights in turn, since in a pass each layer's come from memory.
 TIMED_BYTES = 2**25
-# Products of a row's input and a weight, above which some of a layer's outputs stand for all.
+# Above this many multiplications, only some of a layer's outputs are timed.
 MOST_PRODUCTS = 2**31
 # Share of the free memory that copies may take.
 MEMORY_SHARE = 0.5
 
 
 def suitable_layers(model: nn.Module) -> list[nn.Linear]:
-    """Return the linear layers that may use other kernels: plain ones, on the CPU, with plain weights,
-    of a model that is not compiled.
-    """
+    """Return the layers that may use other kernels: `nn.Linear` with ordinary weights on the CPU, uncompiled."""
     if hasattr(model, "_orig_mod"):
         return []
     layers = [module for module in model.modules() if type(module) is nn.Linear]
@@ -71,13 +69,14 @@ def _is_plain(layer: nn.Linear) -> bool:
 def linear_kernels(
     model: nn.Module, dtype: torch.dtype, machine: str, is_compiled: bool
 ) -> LinearKernels:
-    """Return the kernels that a model's passes are fastest with on this machine: measured once, then
-    read from disk. Copies are made where they fit into memory alone.
+    """Return the fastest linear kernels for a model on this machine: measured once, then read from disk.
+
+    Weights are copied only if the copies fit into memory.
 
     Args:
-        model: whose linear layers are served.
-        dtype: of its weights.
-        machine: name of the model on this machine (`machine_key`).
+        model: the model.
+        dtype: dtype of its weights.
+        machine: key of model and machine (`machine_key`).
         is_compiled: whether passes are compiled.
     """
     layers = suitable_layers(model)
@@ -87,7 +86,7 @@ def linear_kernels(
     build = short_pass_kernel() if dtype in DTYPES else None
     kernels = [FEW_ROWS] if build else []
     itemsize = dtype.itemsize if has_blocks(dtype) else 4
-    # The compiler does not know oneDNN's layout, and float64 would be rounded.
+    # The compiler does not support oneDNN's layout, and float64 would be rounded.
     is_allowed = not is_compiled and dtype in DTYPES
     if is_allowed and num_weights * itemsize <= MEMORY_SHARE * free_memory():
         kernels.append(PACKED)
@@ -102,7 +101,7 @@ def linear_kernels(
             (int(outputs), int(inputs)): {int(n): KERNELS[kernel] for n, kernel in by_rows}
             for outputs, inputs, by_rows in content["sizes"]
         }
-    except (TypeError, ValueError, KeyError):  # none there, or not one of ours
+    except (TypeError, ValueError, KeyError):  # no file, or not a valid one
         chosen = measure(kernels, layers)
         sizes = [
             [*size, [(n, kernel.name) for n, kernel in sorted(by_rows.items())]]
@@ -116,14 +115,14 @@ def linear_kernels(
 def measure(
     kernels: Sequence[Kernel], layers: Sequence[nn.Linear]
 ) -> dict[Size, dict[int, Kernel]]:
-    """Time layers of every size: seven seconds for two kernels and 150M weights on two cores with AVX2.
+    """Time layers of every size: takes seven seconds for two kernels, 150M weights, two cores with AVX2.
 
     Args:
         kernels: in the order of preference.
-        layers: of one dtype.
+        layers: layers of one dtype.
 
     Returns:
-        The kernel for each of `ROWS` that is worth one, by size.
+        By layer size: the kernel for each number in `ROWS` where one is worth using.
     """
     is_small = sum(layer.weight.numel() for layer in layers) < SMALL
     by_size: dict[Size, list[nn.Linear]] = {}
@@ -139,7 +138,7 @@ def measure(
 
 
 def _ratios(kernel: Kernel, layers: Sequence[nn.Linear]) -> dict[int, float]:
-    """Return the time of layers of one size as a share of what they take as they are, by rows."""
+    """Return the kernel's time as a share of the original layers' time, by rows; layers are of one size."""
     weight, ratios = layers[0].weight, {}
     try:
         made = [kernel.made(layer) for layer in layers]
@@ -159,12 +158,12 @@ def _ratios(kernel: Kernel, layers: Sequence[nn.Linear]) -> dict[int, float]:
 def random_numbers(
     shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return normal numbers on the generator's device, which need not be torch's default one."""
+    """Return normal random numbers on the generator's device, whatever torch's default device is."""
     return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
 
 
 def _part_of(layer: nn.Linear, num_weights: int) -> nn.Linear:
-    """Return a layer of the first outputs, of about so many weights and without a bias."""
+    """Return a layer with only the first outputs, about this many weights, and no bias."""
     num_outputs = max(1, num_weights // layer.in_features)
     part = nn.Linear(layer.in_features, num_outputs, bias=False, device="meta")
     part.weight = nn.Parameter(layer.weight[:num_outputs], requires_grad=False)
@@ -172,10 +171,10 @@ def _part_of(layer: nn.Linear, num_weights: int) -> nn.Linear:
 
 
 def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> dict[int, Kernel]:
-    """Return the fastest kernel for each number of rows that is worth one.
+    """Return the fastest kernel for each number of rows where one is worth using.
 
-    A small model has copies for all drafts of usual numbers of rows or for none. Larger drafts are computed
-    for longer than weights are read.
+    A small model uses copies for all drafts of usual sizes or for none. Larger drafts are limited
+    by computing, not by reading weights.
     """
     chosen: dict[int, Kernel] = {}
     best: dict[int, float] = {}
@@ -194,8 +193,8 @@ def _fastest(ratios: Mapping[Kernel, Mapping[int, float]], is_small: bool) -> di
 
 
 def _time_ratio(some: Sequence[Forward], others: Sequence[Forward], rows: torch.Tensor) -> float:
-    """Return the time that some layers take for the same rows as a share of what others take."""
-    # Many rows are computed for longer than weights are read.
+    """Return the time of `some` layers as a share of the time of `others`, for the same rows."""
+    # With many rows computing takes longer than reading weights.
     count = max(1, len(some) * PACKED_ROWS // max(PACKED_ROWS, rows.shape[1]))
 
     def run(layers: Sequence[Forward]) -> None:

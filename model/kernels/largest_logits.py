@@ -1,4 +1,4 @@
-"""The k largest logits of every row, faster than one call of `torch.topk` over a whole vocabulary.
+"""The k largest logits of every row, faster than `torch.topk` over a whole vocabulary.
 
 Shapes: N rows, V vocabulary, k largest.
 """
@@ -10,21 +10,23 @@ import torch
 from . import short_pass as few_rows
 
 BLOCK = 128
-# Below this many numbers one plain call is faster: in a step, each call costs 10 to 40 us besides its
-# work, since a forward pass leaves nothing of it in the caches (8 rows of 8,192: 80 us against 185).
+# Below this many numbers one call of `torch.topk` is faster: each extra call costs 10 to 40 us
+# besides its work, since a forward pass evicts its code from the caches (8 rows of 8,192: 80 us
+# against 185).
 SMALL = 2**17
 
 
-# Columns from which the kernel is faster.
+# From this many columns on the kernel is faster.
 WIDE = 2048
 
 
 def top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k largest values of every row and their columns, in falling order.
 
-    Where the kernels for few rows can be had, one of them looks at each wide row once. Elsewhere a maximum of
-    every block of columns picks k blocks; the k largest lie in them, since each is at most the maximum of
-    its own block. A maximum reads memory once; selecting k of V costs several times that (81 rows of
+    If `short_pass` is available, its kernel reads each wide row once. Otherwise the maxima of
+    blocks of columns pick k blocks, which hold the k largest, since each number is at most the
+    maximum of its block. A maximum reads memory once; selecting k of V costs several times that (81
+    rows of
     32,000: 0.5 ms against 1.5 ms on two cores).
 
     Args:
@@ -32,8 +34,7 @@ def top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         k: at most V.
 
     Returns:
-        Values [N, k], of the logits' dtype or in float32, and int64 columns [N, k]; of equal values any may
-        come first.
+        Values [N, k], in the logits' dtype or float32, and int64 columns [N, k]; equal values come in any order.
     """
     is_for_kernel = (
         logits.shape[1] >= WIDE

@@ -1,15 +1,15 @@
-"""Linear layers of a draft: the same weights, read by whatever kernel is fastest for a few rows.
+"""Linear layers of a draft: the same weights, computed by the fastest kernel for a few rows.
 
-A pass over a draft multiplies a handful of rows with every weight matrix. On a CPU torch's kernels
-for that stay far below what memory and cores allow: in float32 eight rows of a layer cost two or
-three times as much as one, and in bfloat16 the weights are rearranged at every call, or, without
-AVX-512, eight rows cost eight times as much as one. A kernel of our own reads the weights as they are,
-each once; oneDNN's reads a copy that is rearranged once. Which is fastest depends on the layer, the
-number of rows, the dtype and the machine, so it is measured, once, and kept on disk.
+A pass over a draft multiplies a few rows with every weight matrix. On a CPU torch's kernels for
+that are far below what memory and cores allow: in float32 eight rows of a layer take two or three
+times as long as one, and in bfloat16 the weights are rearranged at every call, or, without AVX-512,
+eight rows take eight times as long as one. Our own kernel reads each weight once, as it is;
+oneDNN's reads a copy that is rearranged once. The fastest one depends on layer, number of rows,
+dtype and machine, so it is measured once and kept on disk.
 
-The model stays as it is: its layers compute with other kernels within `for_rows` alone. Sums may differ
-by rounding, as those of any pass over several rows do. In float32 decoding decides near-ties with the
-layers as they are (`reference`). In half precision near-ties may fall either way, for all methods alike.
+The model stays unchanged: its layers use other kernels only within `for_rows`. Sums may differ by
+rounding, as in any pass over several rows. In float32 near-ties are decided with the original
+layers (`reference`). In half precision near-ties may fall either way, for all methods alike.
 
 Shapes: n rows, I inputs and O outputs of a layer.
 """
@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import nn
 
-# Numbers of rows that are measured; a pass counts as the next of them, a longer one as the last.
+# Measured numbers of rows; a pass counts as the next larger one, a longer pass as the last.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 512)
-# Rows that packed weights are laid out for; the layout serves other numbers of rows as well.
+# Packed weights are laid out for this many rows; the layout works for other numbers too.
 PACKED_ROWS = 8
 # Weights compared to find out whether a layer was changed.
 SAMPLE = 64
@@ -40,8 +40,9 @@ Chosen = Mapping[Size, Mapping[int, "Kernel"]]
 
 
 def packed(layer: nn.Linear) -> Forward:
-    """Return the layer's function on weights in oneDNN's blocks: of float32, where it has none for half
-    precision, with results rounded once.
+    """Return the layer's function on weights in oneDNN's blocks.
+
+    Without blocks for half precision the weights are float32, and results are rounded once.
     """
     weight, bias = layer.weight.detach(), layer.bias
     dtype = weight.dtype
@@ -56,7 +57,7 @@ def packed(layer: nn.Linear) -> Forward:
 
 @cache
 def has_blocks(dtype: torch.dtype) -> bool:
-    """Whether oneDNN computes with blocks of this dtype on this processor."""
+    """Whether oneDNN has blocks of this dtype on this processor."""
     zeros = torch.zeros(16, 16, dtype=dtype, device="cpu")
     try:
         blocks = torch.ops.mkldnn._reorder_linear_weight(zeros, PACKED_ROWS)
@@ -67,7 +68,7 @@ def has_blocks(dtype: torch.dtype) -> bool:
 
 
 def few_rows(layer: nn.Linear) -> Forward:
-    """Return the layer's function by the kernel for a few rows, on its weights as they are at each call."""
+    """Return the layer's function by the kernel for a few rows; it reads the current weights at each call."""
     run = torch.ops.token_recycling.few_rows.default
     return lambda rows: run(rows, layer.weight, layer.bias)
 
@@ -78,8 +79,8 @@ class Kernel:
 
     Attributes:
         name: its name on disk.
-        made: makes a layer's function.
-        is_copy: whether the function reads weights of its own.
+        made: function that makes a layer's function.
+        is_copy: whether the function reads a copy of the weights.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Kernel:
 
 FEW_ROWS = Kernel("few-rows", few_rows, is_copy=False)
 PACKED = Kernel("packed", packed, is_copy=True)
-# In the order of preference, where they are about as fast.
+# In order of preference for kernels that are about equally fast.
 KERNELS = {kernel.name: kernel for kernel in (FEW_ROWS, PACKED)}
 
 
@@ -102,9 +103,9 @@ class _Function:
         self._make()
 
     def refresh(self) -> None:
-        """Copy the weights again, where they were copied and have changed since."""
+        """Copy the weights again if they are a copy and have changed since."""
         if self._made_for() is not self.layer:
-            self._make()  # copied with its model: the function is the original's
+            self._make()  # the model was deep-copied: the function is still the original's
         if not self._kernel.is_copy:
             return
         *now, sample = self._signature()
@@ -119,7 +120,7 @@ class _Function:
 
     def _signature(self) -> tuple[Any, ...]:
         weight, bias = self.layer.weight.detach(), self.layer.bias
-        # Changes through `.data`, as adapters are merged, are not counted: a sample shows them.
+        # Writes through `.data`, as when adapters are merged, are not counted by torch: a sample shows them.
         sample = weight.flatten()[:: max(1, weight.numel() // SAMPLE)].clone()
         version = 0 if self.layer.weight.is_inference() else self.layer.weight._version
         return weight.data_ptr(), version, bias is None or bias.data_ptr(), sample
@@ -129,14 +130,13 @@ class LinearKernels:
     """The kernels of a model's linear layers.
 
     Args:
-        layers: of the model, see `model.kernels.choice`.
-        chosen: the kernel for each of `ROWS` that uses one, by the layers' size; others compute as they
-            are.
-        is_compiled: whether passes are compiled. These round in their own way, so that with any kernel
-            prompts and single rows are plain decoding.
+        layers: the model's layers, from `model.kernels.choice`.
+        chosen: by layer size, the kernel for each number in `ROWS` that uses one; others use the original layer.
+        is_compiled: whether passes are compiled. These round in their own way, so prompts and
+            single rows count as reference with any kernel.
 
     Attributes:
-        name: of the kernels in use.
+        name: names of the kernels in use.
     """
 
     def __init__(
@@ -171,14 +171,12 @@ class LinearKernels:
         return _exchanged(functions) if functions and not self._is_off else nullcontext()
 
     def is_reference(self, num_rows: int) -> bool:
-        """Whether a prompt of so many tokens, or a single row, is read as plain decoding reads it, bit for
-        bit.
-        """
+        """Whether a prompt of this length, or a single row, has reference arithmetic as it is."""
         return self._is_compiled or _measured(num_rows) not in self._not_reference
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Within the block prompts and single rows are plain decoding, bit for bit."""
+        """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
         self._is_off = not self._is_compiled
         try:
             yield
@@ -186,23 +184,23 @@ class LinearKernels:
             self._is_off = False
 
     def refresh(self) -> None:
-        """Copy again what has changed since, such as by merging an adapter.
+        """Copy changed weights again, for example after merging an adapter.
 
-        A change through `weight.data` of single numbers, one that moves nothing else, may be missed.
+        A write to single numbers through `weight.data` may be missed.
         """
         for function in self._functions:
             function.refresh()
 
 
 def _measured(num_rows: int) -> int:
-    """Return the number among `ROWS` that a pass counts as."""
+    """Return the number in `ROWS` that stands for a pass of this size."""
     return ROWS[min(bisect_left(ROWS, num_rows), len(ROWS) - 1)]
 
 
 @contextmanager
 def _exchanged(functions: Sequence[_Function]) -> Iterator[None]:
-    """Let layers compute with these functions within the block."""
-    # Past `nn.Module.__setattr__`, which takes longer than a small layer.
+    """Within the block layers compute with these functions."""
+    # Bypasses `nn.Module.__setattr__`, which takes longer than a small layer.
     for function in functions:
         function.layer.__dict__["forward"] = function.forward
     try:
@@ -213,10 +211,10 @@ def _exchanged(functions: Sequence[_Function]) -> Iterator[None]:
 
 
 def is_exact(dtype: torch.dtype) -> bool:
-    """Whether near-ties of logits of this dtype are decided by the arithmetic of plain decoding.
+    """Whether near-ties in this dtype are decided by reference arithmetic.
 
-    Not in half precision: its noise is as large as common differences, so that most of the text would
-    be decoded twice.
+    Not in half precision: its noise is as large as common differences, so most of the text would be
+    decoded twice.
     """
     return dtype.itemsize >= 4
 

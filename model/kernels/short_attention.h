@@ -1,8 +1,8 @@
-// Attention of a few queries to all keys, or of a prompt's to those up to each: the scores of a row's keys, their
-// softmax, and the sum of the values by it, one after the other. Keys and values are read from memory once for all
-// queries of the heads that share them. Every sum over keys runs in their order, one by one: neither the queries beside
-// a query nor keys that it does not see change a bit of its results, so that a branch of a draft tree has the bits of
-// the same text without the tree.
+// Attention of a few queries to all keys, or causal attention of a prompt, in three steps: the scores of a row's
+// keys, their softmax, the weighted sum of the values. Keys and values are read from memory once for all query
+// heads that share them. Every sum over keys runs in key order, one by one, so neither other queries nor unseen
+// keys change a bit of a query's result: a branch of a draft tree has the same bits as the same text without the
+// tree.
 //
 // Shapes: n queries in each of H heads, T keys and values in each of K heads that H / K heads of queries share;
 // D numbers in a key, E in a value. R rows are the queries of the heads that share, one head after the other.
@@ -20,7 +20,7 @@
 
 namespace few_rows {
 
-// Rows, keys, and vectors of a value whose sums fit into registers together.
+// Rows, keys, and vectors of a value: so many that their sums fit into registers.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int MOST_ROWS = 4;
 #else
@@ -29,10 +29,10 @@ constexpr int MOST_ROWS = 3;  // of 16 registers instead of 32
 constexpr int SCORED_KEYS = 4;
 constexpr int VALUE_PARTS = 4;
 constexpr int VALUE_PARTS_OF_ONE = 8;  // of a single row
-// Keys, and values, that all rows are done with before the next: they lie in the nearest cache meanwhile.
+// All rows use one block of keys, or of values, before the next: the block stays in the nearest cache.
 constexpr int64_t BLOCK_KEYS = 16;
 constexpr int64_t BLOCK_VALUES = 32;
-// Rows whose scores of all keys are in memory at once, in each thread.
+// Rows whose scores are in memory at once, in each thread.
 constexpr int64_t TASK_ROWS = 64;
 constexpr int64_t WIDTH = Floats::size();
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
@@ -48,7 +48,7 @@ struct Matrix {
   Matrix from(int64_t index) const { return {row(index), stride}; }
 };
 
-// Scores of SCORED_KEYS keys for some queries, of `size` numbers each, into rows of scores.
+// Compute scores of SCORED_KEYS keys for some queries of `size` numbers each.
 template <int ROWS>
 inline void score(const float* queries, Matrix<const float> keys, float* scores, int64_t size, int64_t score_size) {
   Floats sums[ROWS][SCORED_KEYS];
@@ -70,8 +70,8 @@ inline void score(const float* queries, Matrix<const float> keys, float* scores,
   }
 }
 
-// Add `count` values, PARTS vectors of them, to the sums of some rows, each by its weight; and with the FIRST parts the
-// weights themselves to their totals.
+// Add `count` weighted values, PARTS vectors of each, to the sums of some rows; with the FIRST parts also sum the
+// weights.
 template <int ROWS, int PARTS, bool FIRST>
 inline void add(
     Matrix<float> weights, Matrix<const float> values, Matrix<float> outputs, float* weight_totals, int64_t count) {
@@ -103,7 +103,7 @@ inline void add(
   if (FIRST) std::copy_n(of_weights, ROWS, weight_totals);
 }
 
-// The same for all parts of values, `size` numbers each.
+// The same for all parts of values with `size` numbers each.
 template <int ROWS>
 void add_all(
     Matrix<float> weights, Matrix<const float> values, Matrix<float> outputs, float* weight_totals, int64_t count,
@@ -120,8 +120,8 @@ void add_all(
   add_parts.template operator()<1>();
 }
 
-// Ask for what comes LOOK_AHEAD behind `count` rows of `size` numbers. Always inline: to GCC such a function does
-// nothing, and it leaves calls out.
+// Prefetch LOOK_AHEAD bytes after `count` rows of `size` numbers. Always inline: GCC sees no effect and would drop
+// the calls.
 template <typename T>
 __attribute__((always_inline)) inline void ask_ahead(Matrix<const T> rows, int64_t count, int64_t size) {
   for (int64_t r = 0; r < count; ++r) {
@@ -132,8 +132,9 @@ __attribute__((always_inline)) inline void ask_ahead(Matrix<const T> rows, int64
   }
 }
 
-// `count` rows of `size` numbers as float32 in whole vectors: the rows themselves if they are such and `whole` many, so
-// that no more are read than there are; else copied to `space`, whose numbers behind the copied ones stay.
+// Return `count` rows of `size` numbers as float32 in whole vectors: the rows themselves if they already are that
+// and there are `whole` of them, so that nothing is read past the end; else a copy in `space`, whose padding stays
+// as it is.
 template <typename T>
 Matrix<const float> as_floats(Matrix<const T> rows, int64_t count, int64_t size, float* space, int64_t whole) {
   const int64_t padded = whole_vectors(size);
@@ -149,7 +150,7 @@ Matrix<const float> as_floats(Matrix<const T> rows, int64_t count, int64_t size,
   return {space, padded};
 }
 
-// Turn a row's scores of T keys into the weights of the values, but for a factor. `mask` may be null.
+// Turn a row's scores of T keys into weights of the values, not yet normalised. `mask` may be null.
 inline void soften(float* scores, const float* mask, int64_t T) {
   const int64_t padded = whole_vectors(T);
   std::fill(scores + T, scores + padded, LOWEST);
@@ -170,7 +171,7 @@ inline void soften(float* scores, const float* mask, int64_t T) {
   for (t = 0; t < padded; t += WIDTH) (Floats::loadu(scores + t) - shift).exp_u20().store(scores + t);
 }
 
-// What the heads of queries have in common that share keys [T, D] and values [T, E].
+// Shared by the query heads with the same keys [T, D] and values [T, E].
 template <typename Number>
 struct Shared {
   Matrix<const Number> keys, values;
@@ -179,23 +180,23 @@ struct Shared {
   bool is_causal;
   int64_t n, T, D, E;
 
-  // How many keys a row sees, the first ones, but for the mask.
+  // A row sees this many first keys, apart from the mask.
   int64_t num_seen(int64_t row) const { return is_causal ? T - n + row % n + 1 : T; }
 };
 
-// Attend with R rows, the first of which is row `first` of the heads that share. `query` and `output` say where
-// a row's numbers are.
+// Attend with R rows from row `first` of the sharing heads on. `query` and `output` return the place of a row's
+// numbers.
 template <typename Number, typename Query, typename Output>
 void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Query& query, const Output& output) {
   const int64_t key_size = whole_vectors(shared.D), value_size = whole_vectors(shared.E);
-  // With a causal mask the rows of a head see the more keys the later they are.
+  // With a causal mask, later rows of a head see more keys.
   const bool is_rising = shared.is_causal && first / shared.n == (first + R - 1) / shared.n;
   const int64_t T = is_rising ? shared.num_seen(first + R - 1) : shared.T;
-  // The first row of those computed together with the first that sees a key.
+  // The first row that sees a key, rounded down to the rows computed together.
   const auto row_seeing = [&](int64_t key) -> int64_t {
     return is_rising ? std::max<int64_t>(0, key + 1 - shared.num_seen(first)) / MOST_ROWS * MOST_ROWS : 0;
   };
-  // A few numbers more, so that rows are not a power of two apart: such share a few places of the cache.
+  // Padded, since rows a power of two apart would compete for a few places of the cache.
   const int64_t score_size = whole_vectors(T) + SCORED_KEYS;
   thread_local std::vector<float> small, large;
   small.assign(R * (key_size + value_size + 1) + std::max(BLOCK_KEYS * key_size, BLOCK_VALUES * value_size), 0.0f);
@@ -225,7 +226,7 @@ void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Q
     const float* mask = shared.mask.data ? shared.mask.row((first + r) % shared.n) : nullptr;
     const int64_t seen = shared.num_seen(first + r);
     soften(scores.row(r), mask, seen);
-    // Rows that are computed together add the values of whole blocks, those that one of them does not see by nothing.
+    // Rows computed together add the values of whole blocks; a value that a row does not see has weight 0.
     const int64_t end = is_rising ? std::min(T, seen + MOST_ROWS + BLOCK_VALUES) : T;
     std::fill(scores.row(r) + seen, scores.row(r) + end, 0.0f);
   }
@@ -247,7 +248,7 @@ void attend_rows(const Shared<Number>& shared, int64_t first, int64_t R, const Q
   }
 }
 
-// Rows of the last two dimensions of a tensor [1, heads, rows, numbers], in one of its heads.
+// The matrix of one head of a tensor [1, heads, rows, numbers].
 template <typename Number>
 Matrix<const Number> head_of(const at::Tensor& tensor, int64_t head) {
   return {tensor.const_data_ptr<Number>() + head * tensor.stride(1), tensor.stride(2)};
@@ -261,14 +262,14 @@ void attend_heads(
   const int64_t K = key.size(1), T = key.size(2), E = value.size(3);
   const Matrix<const float> allowed{mask.defined() ? mask.const_data_ptr<float>() : nullptr, T};
   Number* const first_output = outputs.mutable_data_ptr<Number>();
-  // Where fewer heads have keys than there are threads, threads share the rows of a head.
+  // With fewer key heads than threads, threads share the rows of a head.
   const int64_t num_rows = H / K * n, num_threads = at::get_num_threads();
   const int64_t num_parts = std::min(num_rows, std::max((num_threads + K - 1) / K, (num_rows + TASK_ROWS - 1) / TASK_ROWS));
   const int64_t R = (num_rows + num_parts - 1) / num_parts;
   const int64_t grain = std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, R * T * D));
   at::parallel_for(0, K * num_parts, grain, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      // The first part, the last one, the second, and so on: with a causal mask later rows take longer.
+      // In the order first, last, second and so on: with a causal mask later rows take longer.
       const int64_t head = task / num_parts, index = task % num_parts;
       const int64_t first = (index % 2 ? num_parts - 1 - index / 2 : index / 2) * R;
       const Shared<Number> shared{head_of<Number>(key, head), head_of<Number>(value, head), allowed,
@@ -280,20 +281,20 @@ void attend_heads(
   });
 }
 
-// A mask [1, 1, n, T], boolean or additive, as additive float32 in order.
+// Return a mask [1, 1, n, T], boolean or additive, as contiguous additive float32.
 inline at::Tensor additive(const at::Tensor& mask) {
   if (mask.scalar_type() != at::kBool) return mask.to(at::kFloat).contiguous();
   return at::zeros(mask.sizes(), mask.options().dtype(at::kFloat)).masked_fill_(mask.logical_not(), LOWEST);
 }
 
-// The tensor, with the numbers of a row one after the other.
+// Return the tensor with contiguous rows.
 inline at::Tensor in_rows(const at::Tensor& tensor) {
   return tensor.stride(3) == 1 ? tensor : tensor.contiguous();
 }
 
-// Query [1, H, n, D], key [1, K, T, D] and value [1, K, T, E] of one dtype, mask [1, 1, n, T], boolean (what is seen)
-// or additive; returns [1, n, H, E], rounded once. A query that sees nothing attends to zeros. Causal: the last query
-// sees all keys, and each before it one less.
+// Query [1, H, n, D], key [1, K, T, D] and value [1, K, T, E] of one dtype, mask [1, 1, n, T], boolean (true: seen)
+// or additive; returns [1, n, H, E], rounded once. A query that sees nothing gets zeros. Causal: the last query
+// sees all keys, each earlier one a key less.
 inline at::Tensor attend(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
     double scale, bool is_causal) {

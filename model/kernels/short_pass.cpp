@@ -1,10 +1,10 @@
-// What a pass over a few rows computes slowly in torch: linear layers, the largest logits, and attention
+// Operations that torch computes slowly for a few rows: linear layers, the largest logits, and attention
 // (short_attention.h).
 //
-// Linear layers, y = x W^T + b: every weight is read from memory once, whatever the rows. The inputs of wide layers
-// are gone through in blocks, so that those of all rows stay in the nearest cache. An output is one sum over
-// the inputs, in the same order whatever the number of rows, so that the results of a row do not depend on the rows
-// beside it, to the last bit. bfloat16 is multiplied as it is where the processor has units for it, else in float32.
+// Linear layers, y = x W^T + b: every weight is read from memory once, whatever the number of rows. The inputs of
+// wide layers are processed in blocks, so that those of all rows stay in the nearest cache. An output is one sum
+// over the inputs, in the same order for any number of rows, so that the bits of a row do not depend on the rows
+// beside it. bfloat16 is multiplied directly if the processor has units for it, else in float32.
 //
 // Shapes: n rows, I inputs and O outputs of a layer; V numbers in a row of logits, k of them.
 
@@ -23,7 +23,7 @@ namespace {
 
 using namespace few_rows;
 
-// Rows and outputs whose sums fit into registers together: a number that is read serves several sums.
+// Rows and outputs of a tile: their sums fit into registers, and each number read serves several sums.
 constexpr int TILE_ROWS = 4;
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int TILE_OUTPUTS = 4;
@@ -31,17 +31,16 @@ constexpr int TILE_OUTPUTS = 4;
 constexpr int TILE_OUTPUTS = 3;  // of 16 registers instead of 32
 #endif
 
-// A block's inputs of one row, in bytes at most: those of eight rows and the weights of a tile take about as much as the
-// nearest cache holds.
+// Most bytes of one row's inputs in a block: eight rows and the weights of a tile then about fill the nearest cache.
 constexpr int64_t BLOCK_BYTES = 3072;
-// So many outputs go through one block before they go through the next.
+// This many outputs are computed over one block before the next block.
 constexpr int64_t BAND = 128;
 
 // Weights in a line of the caches.
 template <typename T>
 constexpr int64_t LINE = CACHE_LINE / sizeof(T);
 
-// How inputs and weights are multiplied: in float32, to which inputs are converted once, and weights as they are read.
+// How inputs and weights are multiplied: in float32. Inputs are converted once, weights when they are read.
 template <typename T>
 struct Products {
   using Input = float;
@@ -54,7 +53,7 @@ struct Products {
 };
 
 #if defined(__AVX512BF16__)
-// Two neighbouring products for each sum at once, where the processor has units for bfloat16.
+// With bfloat16 units: two neighbouring products for each sum at once.
 template <>
 struct Products<at::BFloat16> {
   using Input = at::BFloat16;
@@ -70,9 +69,8 @@ struct Products<at::BFloat16> {
 template <typename T>
 using Input = typename Products<T>::Input;
 
-// Add to some outputs of some rows what a block of inputs gives: x [ROWS, I] and w [OUTPUTS, I] from the block's first
-// input on, `size` of which are in it; y [ROWS, OUTPUTS] in rows of BAND. Ask for the weights of another tile, `ahead` of
-// its own.
+// Add a block's products to some outputs of some rows: x [ROWS, I] and w [OUTPUTS, I] begin at the block, which has
+// `size` inputs; y [ROWS, OUTPUTS] has rows of BAND. Prefetch the weights that are `ahead` of this tile's.
 template <int ROWS, int OUTPUTS, typename T>
 void tile(const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int64_t ahead) {
   using Numbers = typename Products<T>::Numbers;
@@ -133,10 +131,10 @@ void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor
   const T* w = weight.const_data_ptr<T>();
   const T* b = bias.defined() ? bias.const_data_ptr<T>() : nullptr;
   T* y = outputs.mutable_data_ptr<T>();
-  // Whole tiles: at any other distance is a row of the tile itself, or of the next, that is asked for anyway.
+  // A whole number of tiles: at other distances lie rows of this tile or the next, which are prefetched anyway.
   const int64_t size = TILE_OUTPUTS * I, bytes = size * sizeof(T);
   const int64_t ahead = at::divup(LOOK_AHEAD, bytes) * size;
-  // As few blocks as may be, equally wide, in whole lines.
+  // As few blocks as possible, equally wide, in whole cache lines.
   const int64_t num_blocks = at::divup(I * sizeof(Input<T>), BLOCK_BYTES);
   const int64_t block = at::divup(at::divup(I, num_blocks), LINE<T>) * LINE<T>;
   at::parallel_for(0, O, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
@@ -180,10 +178,10 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::o
   return outputs;
 }
 
-// Whether a comes before b among the largest: a number that is none counts as the largest, as in torch.
+// Whether a comes before b among the largest: a NaN counts as the largest, as in torch.
 inline bool is_larger(float a, float b) { return std::isnan(a) ? !std::isnan(b) : a > b; }
 
-// The k largest of V numbers, falling, and their places; of equal numbers the first.
+// The k largest of V numbers in falling order, and their places; of equal numbers the first ones.
 template <typename T>
 void largest_of(const T* numbers, int64_t V, int64_t k, float* values, int64_t* places) {
   int64_t count = 0;
@@ -201,7 +199,7 @@ void largest_of(const T* numbers, int64_t V, int64_t k, float* values, int64_t* 
   int64_t i = 0;
   for (; i < k; ++i) consider(i);
   for (; i + Floats::size() <= V; i += Floats::size()) {
-    // Few numbers are larger than the k-th so far. A comparison with one that is none is false.
+    // Few numbers are larger than the k-th so far. A comparison with a NaN is false.
     const int others = (floats_at(numbers + i) <= Floats(values[k - 1])).zero_mask();
     for (int lanes = others; lanes; lanes &= lanes - 1) consider(i + __builtin_ctz(lanes));
   }
@@ -239,7 +237,7 @@ std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& logits, int64_t k) 
 
 TORCH_LIBRARY(token_recycling, library) {
   library.def("few_rows(Tensor rows, Tensor weight, Tensor? bias) -> Tensor");
-  // Any layout: a compiler would copy the cache to give keys and values another.
+  // Any layout is fine: without this tag torch.compile copies the cache to change its layout.
   library.def(
       "attend(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal=False) -> Tensor",
       {at::Tag::flexible_layout});

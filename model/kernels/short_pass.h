@@ -1,4 +1,4 @@
-// What the kernels for a few rows share: numbers read as vectors of float32, and sums of such vectors.
+// Shared by the kernels for a few rows: reading numbers as vectors of float32, and summing such vectors.
 
 #pragma once
 
@@ -11,10 +11,10 @@ namespace few_rows {
 
 using Floats = at::vec::Vectorized<float>;
 
-// Bytes by which numbers are asked for before they are read: what memory gives while it takes to answer.
+// Prefetch distance in bytes: memory bandwidth times its latency.
 constexpr int64_t LOOK_AHEAD = 12 * 1024;
 constexpr int64_t CACHE_LINE = 64;
-// Products of a number that is read and an input, for which a thread is worth waking.
+// Multiplications from which on another thread is worth waking.
 constexpr int64_t GRAIN = 16384;
 
 inline Floats floats_at(const float* place) { return Floats::loadu(place); }
@@ -26,7 +26,7 @@ inline Floats floats_at(const T* place) {
   return floats;
 }
 
-// Call `function` with a number of the dtype; refuse others in the name of `operation`.
+// Call `function` with a number of this dtype; refuse other dtypes, naming `operation`.
 template <typename Function>
 void for_dtype(at::ScalarType dtype, const char* operation, const Function& function) {
   if (dtype == at::kFloat) {
@@ -48,7 +48,7 @@ inline __m256 eight(const Floats& floats) {
 #endif
 }
 
-// Add up the numbers in each of four, all at once.
+// Return the sums of four vectors, computed together.
 inline __m128 totals(const Floats& a, const Floats& b, const Floats& c, const Floats& d) {
   const __m256 e = eight(a), f = eight(b), g = eight(c), h = eight(d);
   const __m256 ef = _mm256_add_ps(_mm256_unpacklo_ps(e, f), _mm256_unpackhi_ps(e, f));

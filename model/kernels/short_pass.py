@@ -1,9 +1,9 @@
-"""The kernels for passes over a few rows on a CPU, `short_pass.cpp`, built where they first run.
+"""The CPU kernels for passes over a few rows, `short_pass.cpp`, built at the first use.
 
-torch's own matrix product is made for many rows. Over the handful of a draft it reads weights at a
-fraction of what memory gives. The kernel reads each once, and in float32 and half precision
-sums in float32. So does one for attention (`short_attention.h`): torch's takes 1.3 to 7 times as long. Another
-finds the largest logits of a row in one look at it.
+Torch's matrix product is made for many rows; for the few rows of a draft it reads weights at a
+fraction of the memory's speed. Our kernel reads each weight once and sums in float32, in half
+precision too. So does the one for attention (`short_attention.h`): torch's takes 1.3 to 7 times as
+long. A third finds the largest logits of a row in one pass over it.
 
 The files are built once for each version of torch (`model.machine.build`).
 """
@@ -20,7 +20,7 @@ from ..machine.build import BuildError, built
 
 SOURCE = Path(__file__).with_name("short_pass.cpp")
 HEADERS = (SOURCE.with_name("short_pass.h"), SOURCE.with_name("short_attention.h"))
-# What torch's vector classes are, by what the processor has.
+# torch's vector classes by the processor's instruction set.
 INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"),
@@ -32,16 +32,15 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @cache
 def short_pass_kernel() -> str | None:
-    """Load the kernels as `torch.ops.token_recycling`'s `few_rows`, `attend` and `largest`, built if
-    need be.
+    """Load the kernels `few_rows`, `attend` and `largest` of `torch.ops.token_recycling`; build them if needed.
 
     Returns:
-        A name of this build; None where it cannot be had, which standard error says once.
+        A name of this build; None if it cannot be built or loaded, with one line on standard error.
     """
     try:
         library = _library()
-        # The package under its other name (`model`, `token_recycling`) may have loaded its build already, and
-        # torch ends a process in which two builds register the same operators.
+        # The package under its other name (`model` or `token_recycling`) may have loaded its build
+        # already, and torch aborts if two builds register the same operators.
         is_loaded = hasattr(torch.ops.token_recycling, "few_rows")
         if not is_loaded:
             torch.ops.load_library(str(library))
@@ -61,7 +60,7 @@ def short_pass_kernel() -> str | None:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_available() -> bool:
-    """Whether the kernels can be had here; the first to ask loads them. A compiler takes it for a fact."""
+    """Whether the kernels are available; the first call loads them. Constant for torch.compile."""
     return short_pass_kernel() is not None
 
 
@@ -73,15 +72,15 @@ def attend(
     scale: float,
     is_causal: bool = False,
 ) -> torch.Tensor:
-    """Attend by the kernel for a few queries, where it is available.
+    """Attend by the kernel for a few queries; it must be available.
 
     Args:
         query: [1, H, n, D].
         key: [1, K, T, D], for H / K heads of queries each.
         value: [1, K, T, E].
-        mask: [1, 1, n, T], boolean (what is seen) or additive; None: all is seen.
+        mask: [1, 1, n, T], boolean (True: seen) or additive; None: all keys are seen.
         scale: of the scores.
-        is_causal: whether the last query sees all keys, and each before it one less.
+        is_causal: whether the last query sees all keys, and each earlier one a key less.
 
     Returns:
         Attended values [1, n, H, E].
@@ -96,7 +95,7 @@ def attend(
 
 
 def _outputs(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return outputs of the right shape and dtype, for a compiler."""
+    """Return outputs of the right shape and dtype for torch.compile."""
     return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
 
 
@@ -108,21 +107,21 @@ def _attended(
     scale: float,
     is_causal: bool = False,
 ) -> torch.Tensor:
-    """Return attended values of the right shape and dtype, for a compiler."""
+    """Return attended values of the right shape and dtype for torch.compile."""
     _, num_heads, num_queries, _ = query.shape
     return query.new_empty((1, num_queries, num_heads, value.shape[-1]))
 
 
 def _largest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values and columns of the right shape and dtype, for a compiler."""
+    """Return values and columns of the right shape and dtype for torch.compile."""
     shape = (logits.shape[0], k)
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int64)
 
 
 def _library() -> Path:
-    """Return the kernels for this processor and torch, built if need be; errors are those of `built`."""
+    """Return the library for this processor and torch, built if needed; raises as `built`."""
     instructions = _instructions()
-    # It imports setuptools, which takes a third of a second, and is not everywhere.
+    # Imports setuptools, which takes a third of a second and is not always installed.
     from torch.utils import cpp_extension
 
     libraries = (
@@ -136,10 +135,10 @@ def _library() -> Path:
 
 
 def _instructions() -> tuple[str, ...]:
-    """Return the compiler's options for what this processor has.
+    """Return the compiler options for this processor.
 
     Raises:
-        BuildError: if the kernels are not for it.
+        BuildError: if the kernels do not support it.
     """
     capability = torch.backends.cpu.get_cpu_capability()
     if sys.platform != "linux" or capability not in INSTRUCTIONS:

@@ -1,1 +1,1 @@
-"""What concerns this machine: building C++, files written whole, measurements kept on disk, memory."""
+"""Services of this machine: C++ builds, atomic file writes, measurements kept on disk, free memory, timing."""

@@ -1,7 +1,7 @@
 """C++ sources of the project, built where they first run.
 
-Each is built by the system's C++ compiler, once for each version of its files and options, and kept where torch
-keeps its extensions (`TORCH_EXTENSIONS_DIR`).
+The system's C++ compiler builds each one once per version of its files and options. The result is
+kept where torch keeps its extensions (`TORCH_EXTENSIONS_DIR`).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def built(
 
     Args:
         files: the source, then the headers of the project that it includes.
-        what: is built, and about how long it takes, as standard error says.
-        options: of the compiler.
-        libraries: options that say where others' headers and libraries are.
-        versions: of these.
+        what: text for standard error: what is built and about how long it takes.
+        options: compiler options.
+        libraries: compiler options for headers and libraries of others.
+        versions: versions of these libraries.
 
     Raises:
         BuildError: if there is no compiler, or it fails.
-        ImportError: if torch's tools for extensions lack what they need.
+        ImportError: if torch's extension tools cannot be imported.
         OSError: if the folder cannot be written.
     """
-    # It imports setuptools, which takes a third of a second, and is not everywhere.
+    # Imports setuptools, which takes a third of a second and is not always installed.
     from torch.utils import cpp_extension
 
     content = b"".join(file.read_bytes() for file in files) + f"{versions} {options}".encode()
@@ -56,7 +56,7 @@ def built(
     compiler = cpp_extension.get_cxx_compiler()
     print(f"building {what}", file=sys.stderr)
     try:
-        # Others may build at the same time, and use what they find.
+        # Another process may build at the same time and load what it finds.
         with atomic_write(library) as temporary:
             command = (
                 *(compiler, "-O3", "-std=c++20", "-fPIC", "-shared", *options),

@@ -1,6 +1,4 @@
-"""Files that are written whole: whenever a process or the machine dies, a file is the old one or all of
-the new one. And what tells the one from the other.
-"""
+"""Atomic file writes: after a crash a file is the old one or all of the new one. Fingerprints of files."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def atomic_write(file: Path) -> Iterator[Path]:
 
 
 def written_state(path: str | Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Return what is another when a file, or one in a folder, was written or replaced; () of nothing
-    that can be looked at.
-    """
+    """Return a fingerprint that changes when the file, or a file in the folder, is rewritten; () if unreadable."""
     path = Path(path)
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]

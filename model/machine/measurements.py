@@ -1,6 +1,6 @@
-"""What was measured on this machine, kept on disk: a JSON file for each model, device, dtype and number
-of threads, in the folder `TOKEN_RECYCLING_CACHE` (by default `token-recycling` in the user's cache
-folder). Delete a file there to measure again.
+"""Measurements of this machine, kept on disk: one JSON file per model, device, dtype and number of
+threads. The folder is `TOKEN_RECYCLING_CACHE`, by default `token-recycling` in the user's cache
+folder. Delete a file there to measure again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_measured(name: str, key: str) -> Any:
 
 
 def write_measured(name: str, key: str, content: object) -> None:
-    """Keep `content` for later runs; where the folder cannot be written they measure again."""
+    """Keep `content` for later runs; if the folder cannot be written, they measure again."""
     try:
         file = _file(name, key)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -38,9 +38,7 @@ def write_measured(name: str, key: str, content: object) -> None:
 
 
 def machine_key(facts: Sequence[str], device: torch.device, dtype: torch.dtype) -> str:
-    """Return a name for everything that the time of a model's pass depends on: this machine, and facts of
-    the model.
-    """
+    """Return a hash of everything that the time of a model's pass depends on: machine and model facts."""
     parts = (
         *facts,
         f"{device} {device_name(device)} {torch.backends.cpu.get_cpu_capability()}",
@@ -67,7 +65,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _file(name: str, key: str) -> Path:
-    """Return the file of what was measured; OSError where there is no folder for it."""
+    """Return the file of a measurement; OSError if there is no folder for it."""
     folder = os.environ.get("TOKEN_RECYCLING_CACHE")
     if folder:
         return Path(folder) / f"{name}-{key}.json"

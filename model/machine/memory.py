@@ -1,4 +1,4 @@
-"""How much memory a process may still take: the machine's, and what its container leaves of it (Linux)."""
+"""Memory that a process may still take: the machine's, or less if its container sets a limit (Linux)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-# Of a control group, by version of the interface: its limit, its use, and what of that gives way (files' pages).
+# Files of a control group, for cgroup v2 and v1: controller, limit, use, reclaimable file pages.
 CONTROL_GROUPS = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -14,14 +14,14 @@ CONTROL_GROUPS = (
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that can be taken without harm; 0 if the system does not say.
+    """Return the bytes that can be allocated safely; 0 if the system does not say.
 
     Args:
-        root: folder of `proc` and `sys`.
+        root: folder that holds `proc` and `sys`.
     """
     try:
         lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
-        # Beside unused pages those of files, which a model that was just read has filled many of.
+        # Counts reclaimable file pages too; a model that was just read fills many of them.
         available = next(line for line in lines if line.startswith("MemAvailable:"))
         machine = 1024 * int(available.split()[1])
     except (OSError, ValueError, StopIteration):
@@ -30,7 +30,7 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:
-    """Yield the bytes that each control group of this process leaves it."""
+    """Yield the bytes that each control group still allows this process."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -42,14 +42,14 @@ def _left_by_groups(root: Path) -> Iterator[int]:
                 continue
             top = root / "sys/fs/cgroup" / controller
             group = top / path.strip("/")
-            # A group has at most what those around it leave. Inside a container its own is the topmost.
+            # Parent groups limit a group too. Inside a container, its own group is the topmost.
             around = [folder for folder in (group, *group.parents) if folder.is_relative_to(top)]
             found = (_left_by(folder, limit, use, gives_way) for folder in around)
             yield from (left for left in found if left is not None)
 
 
 def _left_by(folder: Path, limit: str, use: str, gives_way: str) -> int | None:
-    """Return the bytes that a group leaves; None if it sets no limit, or is not to be seen."""
+    """Return the bytes that a group still allows; None if it sets no limit or cannot be read."""
     try:
         most = float((folder / limit).read_text().strip().replace("max", "inf"))
         used = int((folder / use).read_text())

@@ -1,6 +1,4 @@
-"""Time of calls, measured one way everywhere: on the wall clock, with the device's queue empty at both
-ends where a call leaves work behind.
-"""
+"""Timing of calls, the same everywhere: wall clock, with the device idle before and after asynchronous work."""
 
 from __future__ import annotations
 
@@ -10,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 
 def seconds_of(call: Callable[[], object], synchronize: Callable[[], object]) -> float:
-    """Return the seconds from a call until the device has done what it asked for.
+    """Return the seconds from a call until the device has finished its work.
 
     Args:
-        call: what is timed.
-        synchronize: waits for the device; before the call for what others left to it.
+        call: the call to time.
+        synchronize: waits for the device; called before and after `call`.
     """
     synchronize()
     start = time.perf_counter()
@@ -29,16 +27,15 @@ def interleaved_medians(
     enough_seconds: float,
     least_rounds: int = 1,
 ) -> list[float]:
-    """Return the median seconds of each call; they take turns, so that a slow moment hits all of them.
+    """Return the median seconds of each call on the CPU; they take turns, so a slow moment hits all of them.
 
-    For calls on the CPU: nothing is waited for.
+    The device is not waited for.
 
     Args:
-        calls: what is timed.
-        num_rounds: how often each is called, at most.
-        enough_seconds: after a round in which the last call has taken more than this in all, no other
-            begins.
-        least_rounds: how often each is called all the same.
+        calls: the calls to time.
+        num_rounds: most rounds; each round runs every call once.
+        enough_seconds: no new round begins once the last call has taken more than this in total.
+        least_rounds: fewest rounds, whatever they take.
     """
     times: list[list[float]] = [[] for _ in calls]
     for done in range(1, num_rounds + 1):
