@@ -329,7 +329,7 @@ def _refuse(
 
 
 def _num_padding(arguments: dict[str, Any], length: int) -> int:
-    """Return the number of padding tokens before the text, by the attention mask.
+    """Return the number of padding tokens before the text, from the attention mask.
 
     Raises:
         ValueError: if mask or positions are not those of one text after its padding.
