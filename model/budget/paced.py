@@ -74,7 +74,7 @@ class PacedDrafter(Drafter):
         return self._drafter.propose(context, replace(budget, cost_curve=cost_curve))
 
     def observe(self, step: VerifiedStep) -> None:
-        """Let the drafter learn, and learn the time that the step took."""
+        """Let the drafter learn, and correct the costs by the time of the step."""
         tokens = step.acceptance.tokens
         if self._is_resting:
             self._drafter.skip(tokens)

@@ -178,7 +178,7 @@ class StaticTreeCache(TreeCache):
         self._set_length(length)
 
     def append(self, num_rows: int) -> None:
-        """Count rows that a step has written through a view as in use."""
+        """Mark rows that a step has written through a view as in use."""
         self._set_length(self.length + num_rows)
 
     def _move(self, rows: Sequence[int], start: int) -> None:

@@ -95,7 +95,7 @@ class StaticDeviceStep:
             self._depths = torch.tensor(topology.depths, device=device)  # [N]
             self._sees = topology.ancestor_mask.to(device)  # [N, N]
             self._orders = torch.tensor(orders, device=device)  # [N]
-            # The path to each node, filled up with places that stay as they are. [N, D + 1]
+            # The path to each node, filled up with places that stay as they are.  [N, D + 1]
             self._paths = torch.tensor(
                 [[*path, *range(len(path), length)] for path in paths], device=device
             )

@@ -17,7 +17,7 @@ from .verification import Acceptance
 
 
 class ReferenceRows:
-    """Counts the first rows of a text's cache that equal those of plain decoding, bit for bit.
+    """Keeps count of a text's reference rows: the first rows of its cache that equal plain decoding's.
 
     Args:
         target: the model.

@@ -1,4 +1,4 @@
-"""How often guesses of a kind came true, learned while decoding."""
+"""Acceptance rates of the kinds of guesses, learned while decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEMORY = 400.0
 
 
 class AcceptanceRates:
-    """How often guesses of a kind came true, learned while decoding.
+    """Acceptance rates of the kinds of guesses, learned while decoding.
 
     Args:
         prior: the initial rate of each kind.

@@ -57,9 +57,7 @@ class Neighbours:
         self._after = np.zeros((num_records, num_probes), dtype=np.int8)
         self._tokens = np.zeros(num_records, dtype=np.int32)
         self._rows = np.zeros((num_records, k), dtype=np.int32)
-        self._previous = np.full(
-            num_records, NOBODY
-        )  # number of the last record with the same token
+        self._previous = np.full(num_records, NOBODY)  # last record with the same token
         self._latest = np.full(vocab_size, NOBODY)  # by token
         self._count = np.zeros(1, dtype=np.int64)  # number of all records so far
 
