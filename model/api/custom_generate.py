@@ -113,7 +113,7 @@ class Speculative:
             rows.
 
         Raises:
-            ValueError: for what cannot be honoured.
+            ValueError: for anything that is not supported.
         """
         _refuse(model, input_ids, logits_processor, generation_config, model_kwargs)
         decoder = self._decoder_of(model)
@@ -229,7 +229,7 @@ def generate_from_folder(
         arguments: all other arguments of `generate`.
 
     Raises:
-        ValueError: for what cannot be honoured.
+        ValueError: for anything that is not supported.
     """
     if assistant_model is not None:
         raise ValueError("assistant_model: got a model; allowed: none, the method drafts")
@@ -329,7 +329,7 @@ def _refuse(
 
 
 def _num_padding(arguments: dict[str, Any], length: int) -> int:
-    """Return the number of padding tokens before the text, by the attention mask.
+    """Return the number of padding tokens before the text, from the attention mask.
 
     Raises:
         ValueError: if mask or positions are not those of one text after its padding.
@@ -362,7 +362,7 @@ def _rule(
     padding: torch.Tensor,
     record: _Record,
 ) -> TokenRule | None:
-    """Return the rule that chooses tokens; None for plain argmax.
+    """Return the rule that chooses tokens; None for argmax.
 
     Processors see the padding [1, ...] too, as in transformers.
     """

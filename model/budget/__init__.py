@@ -1,1 +1,1 @@
-"""What a drafted node costs on this device, and whether drafting pays."""
+"""The automatic node budget: measured step costs, and the switch that turns drafting on and off."""

@@ -1,8 +1,8 @@
-"""What a step costs on this device, measured.
+"""Costs of a step on this device: measured once, corrected while decoding.
 
-A drafted node has a cost: the time by which it lengthens the forward pass. The cost depends on
-the device, the model, the dtype and the threads, so it is measured on the loaded model, through the
-same pass and the same read-out that decoding uses, once, and kept on disk.
+A drafted node costs the time that it adds to the forward pass. That depends on device, model, dtype
+and threads, so it is measured on the loaded model, with the pass and the read-out of decoding, and
+kept on disk.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from ..engine.budget import CostCurve
 from .device_speed import DeviceSpeed
 from .switch import DraftingSwitch
 
-# Cached tokens at which passes are measured.
+# Numbers of cached tokens at which passes are measured.
 CONTEXTS = (256, 1280)
-BLOCK = 128  # contexts of one cost, in tokens
-# CostCurve are made anew after so many steps.
+BLOCK = 128  # context lengths, in tokens, that share one cost curve
+# Cost curves are recomputed after this many steps.
 REFRESH = 16
-# What earlier steps said counts for less by this factor, each time.
+# Earlier steps lose weight by this factor at each refresh.
 FADING = 0.9
-# Steps that the measured curve is worth against steps of a size.
+# The measured curve weighs as much as this many steps of a size.
 STRENGTH = 8.0
-# Largest factor between a step and what was expected of it.
+# Largest factor between a step's time and the expected time.
 OUTLIER = 1.5
 
 
 @dataclass(slots=True)
 class SizeCorrection:
-    """How much longer steps take than was expected, as a factor.
+    """The time of steps of one size relative to the expected time.
 
     Attributes:
-        total: sum of the factors seen.
-        count: how many they are; both fade.
+        total: sum of the observed factors.
+        count: number of observations; both fade.
     """
 
     total: float = 0.0
@@ -46,28 +46,28 @@ class SizeCorrection:
         return (STRENGTH + self.total) / (STRENGTH + self.count)
 
     def learn(self, factor: float) -> None:
-        """Take note of a step."""
+        """Learn from a step."""
         self.total += min(max(factor, self.factor / OUTLIER), self.factor * OUTLIER)
         self.count += 1.0
 
     def fade(self) -> None:
-        """Let what was seen count for less."""
+        """Give earlier observations less weight."""
         self.total *= FADING
         self.count *= FADING
 
 
 @dataclass(slots=True)
 class CostModel:
-    """What a step of a target model costs: a measured curve, corrected by every step of decoding.
+    """Costs of a step of a target model: a measured curve, corrected by every step of decoding.
 
-    The curve holds passes on a device that may have been busy; a step also drafts, keeps and learns,
-    which costs more for more nodes. So steps are compared with the curve as they come.
+    The curve is of passes, measured on a device that may have been busy; a step also drafts, keeps
+    and learns, which costs more for more nodes. So each step is compared with the curve.
 
     Attributes:
         sizes: nodes of a pass, root included, rising from 1.
         near: milliseconds of a pass at `CONTEXTS[0]` cached tokens, by size.
         far: the same at `CONTEXTS[1]`.
-        pace: whether to draft at all.
+        switch: whether to draft at all.
     """
 
     sizes: tuple[int, ...]
@@ -75,20 +75,20 @@ class CostModel:
     far: tuple[float, ...]
     switch: DraftingSwitch = field(default_factory=DraftingSwitch, repr=False, compare=False)
     _speed: DeviceSpeed = field(default_factory=DeviceSpeed, repr=False, compare=False)
-    # Of steps of each size against what all take.
+    # By size: the time of its steps relative to steps of all sizes.
     _corrections: list[SizeCorrection] = field(default_factory=list, repr=False)
     _at: dict[int, CostCurve] = field(default_factory=dict, repr=False)
     _num_learned: int = 0
 
     def __post_init__(self) -> None:
-        """Begin with the curve as it was measured."""
+        """Begin with the measured curve."""
         self._corrections = [SizeCorrection() for _ in self.sizes]
 
     def fresh(self, drafting: CostModel | None = None) -> CostModel:
-        """Return the same curve, with nothing learned: drafters differ in what their steps take.
+        """Return the same curve without anything learned, for another drafter, whose steps differ.
 
         Args:
-            drafting: costs of a model of which every drafted node takes a pass of one node.
+            drafting: costs of a draft model that runs a pass of one node for every drafted node.
         """
         if drafting is None:
             return type(self)(self.sizes, self.near, self.far)
@@ -108,13 +108,13 @@ class CostModel:
                     zip(self._curve(block), self._corrections, strict=True)
                 )
             ]
-            # A smaller pass never costs more: where it was measured so, that was noise.
+            # A smaller pass never costs more: if it was measured so, that was noise.
             lowest = list(accumulate(reversed(corrected), min))[::-1]
             self._at[block] = CostCurve(self.sizes, tuple(lowest))
         return self._at[block]
 
     def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
-        """Take note of a whole step with this many nodes after `context` cached tokens."""
+        """Learn from a whole step with this many nodes after `context` cached tokens."""
         block = context // BLOCK
         plain = self._cost(0, block)
         if self.switch.is_resting:
@@ -127,7 +127,7 @@ class CostModel:
         cost, correction = self._cost(index, block), self._corrections[index]
         expected = cost * correction.factor
         surprise = self._speed.learn(nanoseconds / 1e6 / expected, is_drafting=index > 0)
-        # A plain step that has searched in vain does not take less than one that has not.
+        # A root-only step after a search in vain takes no less time than one without a search.
         factor = (
             max(1.0, correction.factor)
             if not index
@@ -142,13 +142,11 @@ class CostModel:
                 each.fade()
 
     def _expected_factor(self, index: int) -> float:
-        """Return how much longer a step of a size takes than its pass did on the curve, by what other
-        sizes took.
-        """
+        """Return the expected time of a step relative to its pass on the curve, from steps of all sizes."""
         return self._speed.plain_factor * (self._speed.drafting_factor if index else 1.0)
 
     def _curve(self, block: int) -> list[float]:
-        """Return the milliseconds of a pass, by size, in the middle of a block of contexts."""
+        """Return the milliseconds of a pass by size, in the middle of a block of context lengths."""
         return [self._cost(index, block) for index in range(len(self.sizes))]
 
     def _cost(self, index: int, block: int) -> float:

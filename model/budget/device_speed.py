@@ -1,28 +1,28 @@
-"""How long steps take against a measured curve, on a device whose speed wanders.
+"""Time of steps relative to a measured curve, on a device whose speed varies.
 
-What a step takes has two sides. The device is slower or faster for a while, by a fifth and more on a
-shared machine, and all kinds of steps with it; and a step that drafts takes longer than its pass was
-measured, by a factor that hardly changes. Only the second matters for whether drafting pays, and it
-shows where steps of both kinds come soon after one another. A Kalman filter (R. E. Kalman, A New
-Approach to Linear Filtering and Prediction Problems, 1960) of these two logarithms tells them apart.
+Two factors change a step's time. The device is slower or faster for a while, by a fifth and more on
+a shared machine, for all kinds of steps. And a drafting step takes longer than its measured pass,
+by a factor that hardly changes. Only the second decides whether drafting pays, and it shows when
+steps of both kinds follow each other closely. A Kalman filter (R. E. Kalman, A New Approach to
+Linear Filtering and Prediction Problems, 1960) on the two logarithms separates them.
 """
 
 from __future__ import annotations
 
 import math
 
-# Standard deviations, all of logarithms: what the two numbers may be at first,
+# Standard deviations of the logarithms: of the two factors at first,
 FIRST_SPEED, FIRST_EXTRA = 0.5, 0.25
-# how far they wander from one step to the next,
+# of their change from one step to the next,
 SPEED_STEP, EXTRA_STEP = 0.04, 0.001
-# and by how much a single step is off.
+# and of the noise of a single step.
 NOISE = 0.08
-# A step further off than so many of its deviations was disturbed.
+# A deviation is cut to this many standard deviations: such a step was disturbed.
 FURTHEST = 2.0
 
 
 class DeviceSpeed:
-    """Two factors on the measured curve, followed from step to step."""
+    """Two factors on the measured curve, updated with every step."""
 
     def __init__(self) -> None:
         self._speed, self._extra = 0.0, 0.0  # logarithms
@@ -31,19 +31,19 @@ class DeviceSpeed:
 
     @property
     def plain_factor(self) -> float:
-        """How much longer a plain step takes now than the curve says."""
+        """Time of a root-only step now, relative to the curve."""
         return math.exp(self._speed)
 
     @property
     def drafting_factor(self) -> float:
-        """How much more than that a step takes that drafts."""
+        """Further factor on the time of a drafting step, on top of `plain_factor`."""
         return math.exp(self._extra)
 
     def learn(self, factor: float, is_drafting: bool) -> float:
-        """Take note of a step that took `factor` times what the curve says.
+        """Learn from a step that took `factor` times what the curve says.
 
         Returns:
-            How much longer it took than was expected, as a factor.
+            Its time relative to the expected time.
         """
         self._speeds += SPEED_STEP**2
         self._extras += EXTRA_STEP**2

@@ -1,4 +1,4 @@
-"""Drafters that draft where that pays on this device, and rest where it does not."""
+"""Drafters with an automatic budget: they draft if that pays on this device, else they rest."""
 
 from __future__ import annotations
 
@@ -17,34 +17,31 @@ from .measure import step_costs
 
 
 class CostAwareDrafter(Drafter):
-    """Base of drafters that can draft as many nodes as pay on the device."""
+    """Base of drafters that can choose their number of nodes by the costs on this device."""
 
-    # Whether `propose` reads `budget.costs`, so that the costs of a step must be known.
+    # Whether `propose` reads `budget.cost_curve`, so that step costs must be measured.
     wants_costs: bool = False
-    # Costs of steps with this drafter on its target model, and what its steps have taught about them.
+    # Costs of steps with this drafter on its target model, measured and then corrected by its steps.
     costs: CostModel | None = None
 
     def for_target(self, target: TargetModel) -> Drafter:
-        """Return this drafter, or where it wants costs one around it that counts what steps cost."""
+        """Return this drafter, wrapped in a `PacedDrafter` if it wants costs."""
         return PacedDrafter(self, target) if self.wants_costs else self
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Take over tokens of a step that drafted nothing, since drafting did not pay."""
+        """Take the new tokens of a resting step, for which `propose` was not called."""
 
     def draft_costs(self) -> CostModel | None:
-        """Return the costs of the model that drafts, one pass of one node for each drafted node; None if
-        none does.
-        """
+        """Return the costs of the draft model, which runs one pass for each drafted node; None if there is none."""
         return None
 
 
 class PacedDrafter(Drafter):
-    """Another drafter on its target model: it gets the costs of a step, learned from every step, and rests
-    while drafting does not pay.
+    """Wraps a drafter: gives it the costs of a step, learns them from every step, and rests if drafting loses.
 
     Args:
-        drafter: one that wants costs.
-        target: the model that its drafts are verified with.
+        drafter: a drafter that wants costs.
+        target: the model that verifies its drafts.
     """
 
     def __init__(self, drafter: CostAwareDrafter, target: TargetModel) -> None:
@@ -65,7 +62,7 @@ class PacedDrafter(Drafter):
         self._drafter.observe_prompt(token_ids, logits)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return the drafter's tree at this context's costs; the root alone in a rest."""
+        """Return the drafter's tree for this context's costs; the root alone in a rest."""
         self._begun = time.perf_counter_ns()
         self._num_cached, self._num_compiled = len(context) - 1, self._target.num_compiled
         self._is_resting = self._costs.switch.is_resting
@@ -77,7 +74,7 @@ class PacedDrafter(Drafter):
         return self._drafter.propose(context, replace(budget, cost_curve=cost_curve))
 
     def observe(self, step: VerifiedStep) -> None:
-        """Let the drafter learn, and take note of how long the step took."""
+        """Let the drafter learn, and correct the costs by the time of the step."""
         tokens = step.acceptance.tokens
         if self._is_resting:
             self._drafter.skip(tokens)

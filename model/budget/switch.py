@@ -1,26 +1,25 @@
-"""When to draft at all: where drafting does not pay, plain decoding goes on for a while.
+"""The switch that turns drafting off for a while when it does not pay.
 
-Even a step that drafts nothing costs a drafter's search, and candidates that are read and learned. On
-a small model that is several percent of a step, which text without repetition never pays back.
+Even a step whose drafter finds nothing pays for the search and for reading and learning candidates.
+On a small model that is several percent of a step, which text without repetition never earns back.
 """
 
 from __future__ import annotations
 
-# All in steps of plain decoding: what drafting may lose before it rests, at first and after a rest.
+# Loss that drafting may make before a rest, in root-only steps: at first, and after a rest.
 FIRST_BALANCE, SECOND_BALANCE = 6.0, 3.0
-# Plain steps at the very beginning, to know their cost; in a rest, and in one rest after another.
+# Root-only steps: at the start (to learn their cost), in a first rest, and at most in a repeated one.
 FIRST_REST, REST, LONGEST_REST = 6, 32, 128
-# Drafting steps after which a single plain one shows the cost again, at first and, doubled each
-# time, at last: what drafting costs shows in steps of both kinds that are close together.
+# Drafting steps between single root-only steps that measure the cost of drafting: at first and,
+# doubling, at most. Only steps of both kinds close together show that cost.
 FIRST_PERIOD, LONGEST_PERIOD = 4, 64
 
 
 class DraftingSwitch:
-    """Whether the next step drafts, from what drafting has saved so far.
+    """Decides whether the next step drafts, from the time that drafting has saved.
 
-    An account holds what drafting has saved lately, in steps of plain decoding. When it is empty,
-    steps are plain for a while; then a smaller balance is given, and after every further failure the
-    rest is twice as long.
+    The balance holds the savings of drafting, in root-only steps. When it is used up, drafting
+    rests; then it starts again with a smaller balance, and each further failure doubles the rest.
     """
 
     def __init__(self) -> None:
@@ -32,15 +31,15 @@ class DraftingSwitch:
 
     @property
     def is_resting(self) -> bool:
-        """Whether the next step is plain."""
+        """Whether the next step is root-only."""
         return self._num_left > 0
 
     def rest(self) -> None:
-        """Take note of a plain step."""
+        """Count a root-only step."""
         self._num_left -= 1
 
     def learn(self, num_saved: float) -> None:
-        """Take note of a drafting step that saved so many plain steps; a negative number: lost."""
+        """Count a drafting step that saved this many root-only steps; negative: lost."""
         self._account += num_saved
         self._num_drafted += 1
         if self._account >= FIRST_BALANCE:

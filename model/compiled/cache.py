@@ -1,8 +1,8 @@
 """The KV cache of static shapes: rows at fixed addresses, shown in buckets, written by tensor index.
 
-One storage serves text after text. To prefill it is a `TreeCache` like any other; to a step it is a
-view of its first M rows, whose layers write at a position that is a tensor, so that neither shapes
-nor addresses change as a text grows.
+One storage serves all texts. For prefill it is an ordinary `TreeCache`; for a step it is a view of
+its first M rows, whose layers write at a position that is a tensor. So shapes and addresses stay
+the same as a text grows.
 
 Shapes: H key-value heads, M rows of a view, D head dimension, n rows of a pass.
 """
@@ -17,12 +17,12 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..engine.cache import BufferShape, LayerShape, TreeCache
 
-# Rows moved at once come in powers of two from here on: a path is rarely deeper.
+# Numbers of moved rows are rounded up to this, or a higher power of two; paths are rarely deeper.
 FEWEST_MOVED = 8
 
 
 class StaticLayer(CacheLayerMixin):
-    """One layer's first M rows; appends after the row that the tensor `start` says."""
+    """One layer's first M rows; writes at the row given by the tensor `start`."""
 
     is_compileable = True
     is_sliding = False
@@ -40,7 +40,7 @@ class StaticLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write rows [1, H, n, D] and return all M rows: what is not in use the mask must block."""
+        """Write rows [1, H, n, D] and return all M rows; the mask must block unused ones."""
         rows = rows_after(self.start, key_states.shape[-2])
         self.keys.index_copy_(2, rows, key_states)
         self.values.index_copy_(2, rows, value_states)
@@ -64,7 +64,7 @@ class StaticLayer(CacheLayerMixin):
 
 
 class StaticView(Cache):
-    """The first `num_rows` rows of a storage, as one step sees them."""
+    """The first `num_rows` rows of a storage, for one step."""
 
     def __init__(self, layers: Sequence[StaticLayer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))
@@ -72,7 +72,7 @@ class StaticView(Cache):
 
     @property
     def num_rows(self) -> int:
-        """M; while it is traced, a symbol if views are dynamic."""
+        """M; symbolic during tracing if views are dynamic."""
         rows: int = self.layers[0].keys.shape[2]
         return rows
 
@@ -82,14 +82,14 @@ class StaticView(Cache):
 
 
 class StaticStorage:
-    """Rows for every layer that writes, at addresses that stay.
+    """Rows for every layer that writes, at fixed addresses.
 
     Args:
         layer_shapes: one entry a layer; None for layers that read another layer's cache.
         num_rows: rows of every layer.
-        device: of all layers.
-        has_dynamic_views: whether code compiled for a view of one length shall serve all lengths.
-            Graphs hold addresses, and need the other kind.
+        device: device of all layers.
+        has_dynamic_views: whether code compiled for a view of one length serves all lengths. Not
+            for graphs, which hold addresses.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class StaticStorage:
         self.num_rows = num_rows
         self._has_dynamic_views = has_dynamic_views
         self._views: dict[int, StaticView] = {}
-        # Used again by texts in and out of inference mode.
+        # Usable in and out of inference mode.
         with torch.inference_mode(False):
             self.start = torch.zeros((), dtype=torch.long, device=device)
             rows = _rows_by_head if has_dynamic_views else _rows
@@ -117,12 +117,12 @@ class StaticStorage:
         return [tensor for pair in self._layers if pair for tensor in pair]
 
     def clear(self) -> None:
-        """Zero all rows: a mask hides what is left of an earlier text, but no mask hides a NaN."""
+        """Zero all rows: a mask hides an earlier text's numbers, but not a NaN."""
         for tensor in self.tensors:
             tensor.zero_()
 
     def parts(self, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-        """Return keys and values [1, H, num_rows, D] of the first rows, one pair a layer."""
+        """Return keys and values [1, H, num_rows, D] of the first rows, one pair for each layer."""
         return [
             pair and tuple(tensor[:num_rows].transpose(0, 1)[None] for tensor in pair)  # type: ignore[misc]
             for pair in self._layers
@@ -149,9 +149,9 @@ class StaticTreeCache(TreeCache):
     """A `TreeCache` over a storage.
 
     Args:
-        storage: where the rows are; one cache at a time.
+        storage: holds the rows; it serves one cache at a time.
         capacity: rows that a text and its drafts may take; padding may write beyond them.
-        move: copies rows of a view: (view, sources [n], targets [n]).
+        move: function (view, sources [n], targets [n]) that copies rows of a view.
     """
 
     def __init__(
@@ -171,18 +171,18 @@ class StaticTreeCache(TreeCache):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.storage.tensors)
 
     def copy_rows(self, other: TreeCache, length: int) -> None:
-        """Begin with the first `length` rows of a cache of the same layers."""
+        """Copy the first `length` rows of a cache of the same layers."""
         assert isinstance(other, StaticTreeCache)
         for mine, theirs in zip(self.storage.tensors, other.storage.tensors, strict=True):
             mine[:length] = theirs[:length]
         self._set_length(length)
 
     def append(self, num_rows: int) -> None:
-        """Count rows as in use that a step has written through a view."""
+        """Mark rows that a step has written through a view as in use."""
         self._set_length(self.length + num_rows)
 
     def _move(self, rows: Sequence[int], start: int) -> None:
-        """Copy rows to `start` and after it, in one of a few shapes: the last move is repeated."""
+        """Copy rows to `start` and onward; the last copy is repeated, so that there are few shapes."""
         num_moves = max(FEWEST_MOVED, 1 << (len(rows) - 1).bit_length())
         targets = range(start, start + len(rows))
         moves = [*zip(rows, targets, strict=True)]
@@ -204,17 +204,15 @@ def rows_after(start: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _rows(shape: BufferShape, num_rows: int) -> torch.Tensor:
-    """Return rows [num_rows, H, D]: strides do not depend on how many, so that graphs fit them all."""
+    """Return rows [num_rows, H, D]: their strides do not depend on their number, as graphs need."""
     return torch.zeros(
         (num_rows, shape.num_heads, shape.head_dim), dtype=shape.dtype, device=shape.device
     )
 
 
 def _rows_by_head(shape: BufferShape, num_rows: int) -> torch.Tensor:
-    """Return rows [num_rows, H, D], stored head by head: code compiled for a CPU copies others before
-    it attends to them.
-    """
-    # A row to spare: strides of a view of all rows are then like any other's.
+    """Return rows [num_rows, H, D], stored head by head, so that compiled CPU code need not copy them."""
+    # One spare row: a view of all rows then has the same kind of strides as any other.
     rows = torch.zeros(
         (shape.num_heads, num_rows + 1, shape.head_dim), dtype=shape.dtype, device=shape.device
     )

@@ -1,11 +1,12 @@
 """A whole step as one function of tensors: draft, forward pass, verification, keep and learn.
 
-A GPU waits for the host wherever the host decides something. Here it decides nothing: it says which
-token is the root, and reads in one transfer what was drafted, chosen and accepted. The function has
-the same static shapes as a pass of `model.compiled.target`, and is compiled, or replayed as one graph, like it.
+A GPU idles whenever the host decides something. Here the host decides nothing: it gives the root
+token, and reads in one transfer the drafted, chosen and accepted tokens. The function has the
+static shapes of a pass of `model.compiled.target` and is compiled, or replayed as one graph, in the
+same way.
 
-What is accepted is what `model.engine.verification.verify` accepts in greedy decoding, near-ties, the end of
-the text and the limit included; drafters that can work so say so (`Drafter.on_device`).
+It accepts exactly what `model.engine.verification.verify` accepts in greedy decoding, with the same
+near-ties, ends of text and limits. Drafters that support it implement `Drafter.on_device`.
 
 Shapes: N nodes, P nodes of their bucket, D the deepest node's depth, V vocabulary, k candidates.
 """
@@ -26,12 +27,12 @@ from ..engine.verification import Acceptance, check_finite
 from ..kernels.largest_logits import top_k
 from .cache import StaticTreeCache, StaticView, move_rows
 
-# Columns of what the host reads for every node; the last holds the bits of its largest logit.
+# Columns that the host reads for every node; the last holds the bits of its largest logit.
 TOKEN, CHOSEN, IS_OPEN, LAST_ACCEPTED, LARGEST = range(5)
 
 
 class StaticPasses(Protocol):
-    """A target model in static shapes, as whole steps need it; see `compiled.target.StaticTarget`."""
+    """The parts of `model.compiled.target.StaticTarget` that whole steps need."""
 
     device: torch.device
     vocab_size: int
@@ -54,7 +55,7 @@ class StaticPasses(Protocol):
         cache: StaticTreeCache,
         num_padded: int,
     ) -> torch.Tensor:
-        """Call a function of a pass over `num_padded` rows after the cache's."""
+        """Call a function for a pass over `num_padded` rows after those of the cache."""
         ...
 
 
@@ -62,7 +63,7 @@ class StaticDeviceStep:
     """Steps of one drafter on one target model.
 
     Args:
-        target: in static shapes.
+        target: the target model in static shapes.
         drafting: the drafter's part.
         tie_margin: as in `verify`.
         eos_ids: token ids that end the text.
@@ -82,10 +83,10 @@ class StaticDeviceStep:
         self._functions: dict[tuple[int, int], Any] = {}
         paths = [topology.path_to(node) for node in range(topology.num_nodes)]
         length = topology.max_depth + 1
-        # Of the accepted nodes the deepest one counts, of several the one that branches off first.
+        # The deepest accepted node wins; of several, the one that branches off first.
         preferred = sorted(range(len(paths)), key=lambda node: (-len(paths[node]), paths[node]))
         orders = [len(paths) - preferred.index(node) for node in range(len(paths))]
-        # Used by texts in and out of inference mode, at addresses that graphs hold.
+        # Usable in and out of inference mode, at fixed addresses for graphs.
         with torch.inference_mode(False):
             self._root = torch.zeros((), dtype=torch.long, device=device)
             self._room = torch.zeros((), dtype=torch.long, device=device)  # tokens still allowed
@@ -94,7 +95,7 @@ class StaticDeviceStep:
             self._depths = torch.tensor(topology.depths, device=device)  # [N]
             self._sees = topology.ancestor_mask.to(device)  # [N, N]
             self._orders = torch.tensor(orders, device=device)  # [N]
-            # The nodes on the way to each, then places that stay as they are.  [N, D + 1]
+            # The path to each node, filled up with places that stay as they are.  [N, D + 1]
             self._paths = torch.tensor(
                 [[*path, *range(len(path), length)] for path in paths], device=device
             )
@@ -106,30 +107,30 @@ class StaticDeviceStep:
 
     @property
     def shapes(self) -> Collection[tuple[int, int]]:
-        """Shapes (bucket of nodes, bucket of rows or 0 for any) so far."""
+        """Shapes used so far: (bucket of nodes, bucket of rows or 0 for any)."""
         return self._functions.keys()
 
     def is_for(self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]) -> bool:
-        """Whether these are the steps of this drafter, decided by this margin, ended by these tokens."""
+        """Whether these steps belong to this drafter, tie margin and set of end tokens."""
         is_same = self._drafting is drafting and self._tie_margin == tie_margin
         return is_same and self._eos_ids == frozenset(eos_ids)
 
     def fits(self, budget: DraftBudget, root: int = 0) -> bool:
-        """Whether the budget allows the draft, and the root is no prompt's token without a logit."""
+        """Whether the budget allows the draft, and the root has a logit (some prompt tokens have none)."""
         is_shallow = self.topology.max_depth <= budget.max_depth
         has_logit = root < self._target.vocab_size
         return is_shallow and has_logit and (self.topology.is_chain or not budget.chain_only)
 
     def run(self, root: int, cache: StaticTreeCache, room: int) -> tuple[DraftTree, Acceptance]:
-        """Take a step: append the accepted rows to the cache, and let the drafter learn.
+        """Run a step: append the accepted rows to the cache and let the drafter learn.
 
         Args:
             root: the last committed token.
-            cache: everything before it.
+            cache: the rows before it.
             room: most tokens to emit.
 
         Returns:
-            The draft, and what was accepted, as from `verify`.
+            The draft and the acceptance, as from `verify`.
 
         Raises:
             InvalidLogitsError: as in `verify`.
@@ -147,14 +148,14 @@ class StaticDeviceStep:
         return DraftTree(token_ids, self.topology), acceptance
 
     def warm_up(self, cache: StaticTreeCache) -> None:
-        """Run a step after the cache's rows, and forget it."""
+        """Run a step after the cache's rows and undo it."""
         length, undo = cache.length, self._drafting.snapshot()
         self.run(0, cache, room=1)
         cache.keep(length, ())
         undo()
 
     def _step(self, view: StaticView) -> torch.Tensor:
-        """Return the columns above, int32 [N, 5]."""
+        """Return the columns defined above, int32 [N, 5]."""
         target, drafting = self._target, self._drafting
         num_nodes, num_padded = self.topology.num_nodes, len(self._padded_depths)
         token_ids = drafting.fill(self._root)  # [N]
@@ -163,7 +164,7 @@ class StaticDeviceStep:
         count = min(max(drafting.num_candidates, 2), logits.shape[1])
         values, candidates = top_k(logits, count)  # [N, k], [N, k]
         values = values.float()
-        chosen = logits.argmax(dim=-1)  # [N]: of equals the first, as plain decoding takes
+        chosen = logits.argmax(dim=-1)  # [N]: the first of equal logits, as in plain decoding
         is_open = torch.zeros_like(chosen, dtype=torch.bool)
         if self._tie_margin and count > 1:
             size = values[:, 0].abs().clamp(min=LEAST_SIZE)  # as `tie_gap`
@@ -172,7 +173,7 @@ class StaticDeviceStep:
         ends_text = torch.isin(token_ids, self._ends) & ~is_root
         goes_on = ~is_open & ~ends_text & (self._depths < self._room)
         matches = (token_ids == chosen[self._parents]) & goes_on[self._parents]
-        is_accepted = ((matches | is_root) | ~self._sees).all(dim=1)  # all on the way match
+        is_accepted = ((matches | is_root) | ~self._sees).all(dim=1)  # the whole path matches
         last = (is_accepted * self._orders).argmax(dim=0, keepdim=True)  # [1]
         sources = self._paths[last][0] + view.start  # [D + 1]
         move_rows(sources, view.rows_after_start(len(sources)), view)
@@ -181,7 +182,7 @@ class StaticDeviceStep:
         return torch.stack([*numbers, values[:, 0].view(torch.int32)], dim=1)
 
     def _read(self, packed: torch.Tensor, room: int) -> Acceptance:
-        """Return what the host needs to know: no candidates, since the drafter has learned from them."""
+        """Return the acceptance, without candidates, from which the drafter has learned already."""
         last = int(packed[0, LAST_ACCEPTED])
         path = self.topology.path_to(last)
         node_tokens, chosen = packed[:, TOKEN].tolist(), packed[:, CHOSEN].tolist()

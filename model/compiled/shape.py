@@ -1,10 +1,10 @@
-"""A function of tensors, compiled for one shape, and called again without asking anything twice.
+"""A function of tensors, compiled for one shape; repeated calls skip torch's guard checks.
 
-A call of what `torch.compile` returns looks up a thousand things about the model, which takes as long as
-a small model's pass, and collects its weights one by one through all its modules, which takes
-a fifth. Within a text neither changes. So a call in a text goes through torch, and others give the same
-code the same inputs but for the step's own. If that call has found code and inputs as they were in the last
-text, so are those of other shapes.
+A call of a function from `torch.compile` checks about a thousand guards on the model, which takes
+as long as a small model's pass, and collects the weights through all modules, which takes a fifth
+of that. Within a text neither changes. So one call in a text goes through torch; later calls run
+the same code on the same inputs, except for the step's own arguments. If that one call finds code
+and inputs as in the last text, those of other shapes are unchanged too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 
 
 class Again:
-    """A call of compiled code, made again with other arguments.
+    """A repeatable call of compiled code, with new arguments each time.
 
     Args:
-        code: what is called.
-        inputs: of the call.
-        places: of arguments among the inputs, and which arguments they are.
-        output: place of the result among the code's results; None if there is none.
+        code: the compiled code.
+        inputs: inputs of the first call.
+        places: for each argument among the inputs, its place there and its index.
+        output: index of the result among the code's results; None if there is no result.
         has_graphs: whether the code is replayed as a CUDA graph.
     """
 
@@ -43,7 +43,7 @@ class Again:
         self._has_graphs = has_graphs
 
     def __call__(self, arguments: Sequence[object]) -> torch.Tensor | None:
-        """Return the result of a call with other arguments of the same shapes."""
+        """Return the result for other arguments of the same shapes."""
         _begin(self._has_graphs)
         given = list(self._inputs)
         for place, index in self._places.items():
@@ -52,7 +52,7 @@ class Again:
         return None if self._output is None else _own(found[self._output], self._has_graphs)
 
     def is_like(self, other: Again) -> bool:
-        """Whether another call gives the same code the same inputs, but for the step's own."""
+        """Whether both calls have the same code and the same inputs, apart from the arguments."""
         return (
             (self._code, self._places, self._output) == (other._code, other._places, other._output)
             and len(self._inputs) == len(other._inputs)
@@ -66,13 +66,13 @@ class Again:
 
 
 class CompiledShape:
-    """A function, compiled when it is first called.
+    """A function that is compiled at its first call.
 
     Args:
-        function: of arguments and things that stay, such as a cache's view; returns one tensor, or None, and
-            changes nothing but tensors.
-        backend: torch.compile's.
-        has_dynamic_lengths: whether dimensions may be symbols; those that are marked dynamic always are.
+        function: takes arguments and constant objects, such as a cache's view; returns one tensor
+            or None, and changes nothing but tensors.
+        backend: backend of torch.compile.
+        has_dynamic_lengths: whether dimensions may be symbolic; those marked dynamic always are.
         has_graphs: whether the code is replayed as a CUDA graph.
     """
 
@@ -101,14 +101,14 @@ class CompiledShape:
         """Call the function through torch.
 
         Returns:
-            Its result, and what calls it again with other arguments of the same shapes and the same
-            others, as long as the model stays as it is; None where torch does more than to run the code
-            on the arguments.
+            Its result, and an `Again` for further calls with arguments of the same shapes, valid
+            while the model is unchanged; None if torch does more than run the code on the
+            arguments.
         """
         self._last, self._is_new = None, False
         result = self._through_torch(arguments, others)
         if self._is_new:
-            # What traced the function refers to itself and to its callers, with all that they hold.
+            # The tracer is in a reference cycle that keeps its callers and all their objects alive.
             gc.collect()
         last, self._last = self._last, None
         return _own(result, self._has_graphs), last and self._again(arguments, result, *last)
@@ -121,8 +121,8 @@ class CompiledShape:
         inputs: Sequence[Any],
         results: Sequence[Any],
     ) -> Again | None:
-        """Return what calls the code of the last call again, None where that is not all there is to do."""
-        # Of each tensor among the arguments, where it is among the inputs.
+        """Return a callable that reruns the last call's code; None if that would not be the whole call."""
+        # For each tensor argument, its place among the inputs.
         tensors = {index for index, value in enumerate(arguments) if torch.is_tensor(value)}
         index_of = {id(arguments[index]): index for index in tensors}
         places = {
@@ -132,7 +132,7 @@ class CompiledShape:
         }
         outputs = [place for place, value in enumerate(results) if value is result]
         if len(places) != len(tensors) or set(places.values()) != tensors:
-            return None  # one that is not used, or used twice
+            return None  # an argument is unused, or used twice
         if result is not None and not outputs:
             return None
         output = None if result is None else outputs[0]
@@ -146,10 +146,10 @@ class CompiledShape:
         return result
 
     def _compile(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        """Compile for torch, which calls this when it has traced the function."""
+        """Compile a traced graph; torch calls this."""
         self._is_new = True
         if self._backend == "inductor":
-            # Without graphs, calling kernels from Python takes as long as a small model's kernels.
+            # Without graphs, calling kernels from Python takes as long as the kernels of a small model.
             option = "triton.cudagraphs" if self._has_graphs else "cpp_wrapper"
             code = torch._inductor.compile(graph, examples, options={option: True})
         else:
@@ -169,13 +169,15 @@ def _begin(has_graphs: bool) -> None:
 
 
 def _own(result: torch.Tensor | None, has_graphs: bool) -> torch.Tensor | None:
-    """Return a result that stays: the next replay writes over the graph's own output."""
+    """Return a result that the next replay does not overwrite: graphs reuse their output."""
     return result.clone() if has_graphs and result is not None else result
 
 
 def _copied(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function as another: torch keeps what it compiled with a function's code, and
-    tries one shape after the other at every call, which takes longer than a small model's pass.
+    """Return a copy of a function with a code object of its own.
+
+    Torch stores compiled shapes with the code object and tries them one by one at every call, which
+    takes longer than a small model's pass.
     """
     code = function.__code__.replace()
     return FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)

@@ -1,12 +1,12 @@
-"""Static shapes: a target model whose every step runs through one of a few fixed shapes.
+"""Static shapes: a target model whose steps each run in one of a few fixed shapes.
 
-A GPU waits for the host when each step launches a thousand small kernels. `torch.compile` and CUDA
-graphs take that cost away, but they need shapes and addresses that stay. So a draft is padded to a
-bucket of nodes, the cache shows a bucket of rows, and what changes from step to step (the length of
+A GPU idles while the host launches a thousand small kernels for each step. `torch.compile` and CUDA
+graphs remove that cost, but they need fixed shapes and addresses. So a draft is padded to a bucket
+of nodes, the cache shows a bucket of rows, and whatever changes from step to step (the length of
 the text, the tree's mask) is a tensor. Within a bucket nothing is compiled again.
 
-`StaticTarget` is that path without a compiler, and `CompiledTarget` the same path through one. The
-prompt is read as without either: its lengths are too many for a graph each, and it is read once.
+`StaticTarget` is that path without a compiler, `CompiledTarget` the same path with one. The prompt
+is read as by `TargetModel`: it is read once, and has too many lengths for a graph each.
 
 Shapes: N nodes of a draft, P nodes of its bucket, M cache rows of a bucket, H key-value heads, D
 head dimension, V vocabulary.
@@ -31,18 +31,18 @@ from .cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from .device_step import StaticDeviceStep
 from .shape import Again, CompiledShape
 
-# Kernels work in tiles of 8 rows, and every bucket is compiled; 88 holds the paper's 81 nodes.
+# Kernels work in tiles of 8 rows, and each bucket costs a compilation; 88 holds the paper's 81 nodes.
 NODE_BUCKETS = (1, 4, 8, 16, 32, 48, 64, 88, 128)
-NODE_STEP = 64  # beyond them
+NODE_STEP = 64  # between larger buckets
 SHORTEST_LENGTH = 512
-# Compiled shapes of one function after which torch, with no more than a warning, stops compiling it.
+# After this many shapes of one function torch stops compiling it, with only a warning.
 MAX_SHAPES = 256
-# Drafters whose steps on the device are kept, with what was compiled for them.
+# Device steps are kept, with their compiled code, for this many drafters.
 MAX_DEVICE_STEPS = 4
 
 
 def node_bucket(num_nodes: int) -> int:
-    """Return how many nodes a draft of `num_nodes` is padded to."""
+    """Return the number of nodes to which a draft is padded."""
     for bucket in NODE_BUCKETS:
         if num_nodes <= bucket:
             return bucket
@@ -50,7 +50,7 @@ def node_bucket(num_nodes: int) -> int:
 
 
 def length_bucket(num_rows: int) -> int:
-    """Return how many cache rows a pass sees that reads and writes `num_rows`: a power of two."""
+    """Return the cache rows shown to a pass that reads and writes `num_rows`: a power of two."""
     return max(SHORTEST_LENGTH, 1 << (num_rows - 1).bit_length())
 
 
@@ -80,11 +80,11 @@ class StaticTarget(TargetModel):
         self._has_dynamic_lengths = False
         self._storage: StaticStorage | None = None
         self._lent: Callable[[], StaticTreeCache | None] = lambda: None
-        # Weak, since some drafters make a new topology at every step.
+        # Weak keys, since some drafters make a new topology at every step.
         self._padded: weakref.WeakKeyDictionary[TreeTopology, tuple[torch.Tensor, torch.Tensor]] = (
             weakref.WeakKeyDictionary()
         )
-        # What runs a pass of a shape: buckets of nodes and of rows (0: all).
+        # The function for a pass of each shape: (bucket of nodes, bucket of rows or 0 for any).
         self._functions: dict[tuple[int, int], Any] = {}
         self._device_steps: list[StaticDeviceStep] = []  # of the last drafters
         self._expected: set[int] = set()  # sizes of drafts that may come
@@ -93,7 +93,7 @@ class StaticTarget(TargetModel):
     def new_cache(self, capacity: int) -> StaticTreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree).
 
-        The rows of the last cache are used again once it is gone, since graphs hold addresses.
+        It reuses the rows of the last cache once that is freed, since graphs hold addresses.
         """
         # A padded tree writes beyond its nodes.
         num_rows = length_bucket(capacity + NODE_STEP)
@@ -107,7 +107,7 @@ class StaticTarget(TargetModel):
         return cache
 
     def padded_size(self, num_nodes: int) -> int:
-        """Return the rows of a pass over a draft of so many nodes."""
+        """Return the rows of a pass over a draft of this many nodes."""
         return node_bucket(num_nodes)
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
@@ -128,9 +128,10 @@ class StaticTarget(TargetModel):
 
     @torch.inference_mode()
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
-        """Run drafts of these sizes, of all that were seen so far and, where an automatic budget
-        asked for costs, of those it chooses from, after texts of up to `num_tokens` tokens, one of
-        every bucket: what is compiled there is not compiled within a timed step.
+        """Compile ahead, so that no timed step compiles.
+
+        Runs drafts after a text of every length bucket up to `num_tokens` tokens: drafts of these
+        sizes, of all sizes seen so far and, with an automatic budget, of the sizes it chooses from.
         """
         buckets = {
             1,
@@ -143,7 +144,7 @@ class StaticTarget(TargetModel):
             length = length_bucket(bucket)
             longest = length if self._has_dynamic_lengths else length_bucket(num_tokens + bucket)
             while length <= longest:
-                # The shortest text of its bucket of lengths: a longer one may not fit the context.
+                # The shortest text of its length bucket: a longer one may not fit the context.
                 cache.keep(max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0, ())
                 self.forward(tree, cache)
                 length *= 2
@@ -156,22 +157,22 @@ class StaticTarget(TargetModel):
 
     @property
     def num_late_shapes(self) -> int:
-        """Shapes (bucket of nodes, bucket of rows) that the last warm-up did not know; 0 before it."""
+        """Number of shapes first used after the last warm-up; 0 before it."""
         return 0 if self._num_warm is None else len(self.shapes) - self._num_warm
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """Shapes (bucket of nodes, bucket of rows or 0 for any) so far, of passes and of whole steps."""
+        """Shapes used so far by passes and whole steps: (bucket of nodes, bucket of rows or 0 for any)."""
         return [*self._functions, *(shape for step in self._device_steps for shape in step.shapes)]
 
     def will_draft(self, num_nodes: Collection[int]) -> None:
-        """Take note of sizes of drafts that may come: the next warm-up runs them."""
+        """Note sizes of drafts that may come; the next warm-up runs them."""
         self._expected |= set(num_nodes)
 
     def device_step(
         self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
     ) -> StaticDeviceStep | None:
-        """Return a drafter's steps whole on the device."""
+        """Return a drafter's steps that run whole on the device."""
         for step in self._device_steps:
             if step.is_for(drafting, tie_margin, eos_ids):
                 return step
@@ -187,13 +188,13 @@ class StaticTarget(TargetModel):
         cache: StaticTreeCache,
         num_padded: int,
     ) -> torch.Tensor:
-        """Call a function of a pass over `num_padded` rows after the cache's.
+        """Call a function for a pass over `num_padded` rows after those of the cache.
 
         Args:
             function: takes the arguments, then the view of the cache.
-            functions: what stands for it in each shape so far.
-            arguments: of the function.
-            cache: the rows before.
+            functions: its compiled versions by shape; missing ones are added.
+            arguments: the function's arguments.
+            cache: the rows before the pass.
             num_padded: a bucket of nodes.
         """
         view = cache.storage.view(self._length_shown(cache.length + num_padded))
@@ -205,18 +206,18 @@ class StaticTarget(TargetModel):
         return result
 
     def as_one(self, function: Callable[..., torch.Tensor | None]) -> Any:
-        """Return what `_run` runs in one shape: here the function itself."""
+        """Return the function as `_run` calls it in one shape; here unchanged."""
         return function
 
     def _run(
         self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
     ) -> Any:
-        """Call what `as_one` returned, in a pass over so many rows."""
+        """Call a function from `as_one`, in a pass over this many rows."""
         with self.kernels(num_rows):
             return function(*arguments, view)
 
     def _length_shown(self, num_rows: int) -> int:
-        """Return how many cache rows a pass sees that reads and writes `num_rows`."""
+        """Return the cache rows shown to a pass that reads and writes `num_rows`."""
         if self._has_dynamic_lengths:
             return -(-num_rows // NODE_STEP) * NODE_STEP
         return length_bucket(num_rows)
@@ -239,7 +240,7 @@ class StaticTarget(TargetModel):
             self.cache_argument: view,
         }
         if "cache_position" in self._parameters:
-            # transformers 4.57 would ask the cache for its length as a number.
+            # Without it, transformers 4.57 asks the cache for its length as a number.
             arguments["cache_position"] = view.rows_after_start(num_padded)
         logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0]
@@ -249,12 +250,10 @@ class StaticTarget(TargetModel):
         move_rows(sources, targets, view)
 
     def padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return depths [P] and additive mask [P, P] of a tree whose padding sees itself and is
-        seen by no node.
-        """
+        """Return depths [P] and additive mask [P, P] of a padded tree; padding is seen only by itself."""
         if topology not in self._padded:
-            # numpy: a topology may be new at every step, and a handful of torch's operations take as
-            # long as a layer of a small model.
+            # numpy: a topology may be new at every step, and a few torch operations take as long as
+            # a layer of a small model.
             num_nodes, num_padded = topology.num_nodes, self.padded_size(topology.num_nodes)
             sees = np.eye(num_padded, dtype=bool)  # [P, P]
             sees[:num_nodes, :num_nodes] = topology.ancestor_mask.numpy()
@@ -270,14 +269,15 @@ class StaticTarget(TargetModel):
 class CompiledTarget(StaticTarget):
     """A target model whose steps are compiled, and on a GPU replayed as CUDA graphs.
 
-    A shape is compiled when it first occurs, which takes seconds to minutes: see `warm_up`. Hooks that a
-    layer gets after that are not seen; weights, buffers and attributes that change are.
+    A shape is compiled at its first use, which takes seconds to minutes: see `warm_up`. Later
+    changes of weights, buffers and attributes are noticed; hooks added later are not.
 
     Args:
         model: as for `TargetModel`.
-        backend: torch.compile's; "eager" and "aot_eager" trace without generating code.
-        has_dynamic_lengths: whether code compiled for one length of the text serves all lengths. None:
-            on a CPU, where every row shown costs time; graphs on a GPU need lengths in buckets.
+        backend: backend of torch.compile; "eager" and "aot_eager" trace without generating code.
+        has_dynamic_lengths: whether code compiled for one length of the text serves all lengths.
+            None: yes on a CPU, where every row shown takes time; no on a GPU, whose graphs need
+            length buckets.
         use_kernels: as for `TargetModel`.
     """
 
@@ -300,15 +300,15 @@ class CompiledTarget(StaticTarget):
         self._has_graphs = is_cuda and backend == "inductor"
         self._backend = backend
         self._moves: dict[int, CompiledShape] = {}  # by the number of rows
-        # What runs again in this text: functions with views that torch has found to be as they were compiled.
+        # Calls that this text may repeat: torch has checked their function and view.
         self._known: dict[tuple[CompiledShape, StaticView], Again] = {}
-        # The same of the last text, of which it is not known yet whether the model is still the same.
+        # The same from the last text; the model may have changed since.
         self._before: dict[tuple[CompiledShape, StaticView], Again] = {}
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
     ) -> Iterator[PromptChunk]:
-        """As `TargetModel.prefill`; the model may have changed since the last prompt."""
+        """Read the prompt as `TargetModel.prefill`; allows for changes of the model since the last one."""
         assert isinstance(cache, StaticTreeCache)
         start = cache.storage.start
         self._before = {key: again for key, again in self._known.items() if key[1].start is start}
@@ -317,18 +317,18 @@ class CompiledTarget(StaticTarget):
 
     @property
     def num_compiled(self) -> int:
-        """Functions that were compiled so far."""
+        """Functions compiled so far."""
         return len(self.shapes) + len(self._moves)
 
     def as_one(self, function: Callable[..., torch.Tensor | None]) -> CompiledShape:
-        """Return the function, compiled, for one shape."""
+        """Return the function to compile for one shape."""
         return CompiledShape(function, self._backend, self._has_dynamic_lengths, self._has_graphs)
 
     def _run(
         self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
     ) -> Any:
-        """Call what `as_one` returned: through torch until a call is found to be as it was in the last text,
-        and with every new view.
+        """Call a function from `as_one`: through torch until a call equals one of the last text,
+        and for new views.
         """
         key = (function, view)
         again = self._known.get(key)

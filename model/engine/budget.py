@@ -75,7 +75,7 @@ class DraftBudget:
 
     Attributes:
         max_depth: depth of the deepest node allowed: the context left after the root. 0 allows the root alone.
-        chain_only: whether the model can verify chains only (see `target`).
+        chain_only: whether the model verifies chains only (`TargetModel.chain_only_at`).
         cost_curve: time of a step by its number of nodes; only for drafters with `wants_costs`, else None.
     """
 

@@ -139,7 +139,7 @@ def token_rule(
     seed: int | None,
     processors: Sequence[Processor],
 ) -> TokenRule | None:
-    """Return the rule that chooses tokens; None for plain argmax."""
+    """Return the rule that chooses tokens; None for argmax."""
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature: got {temperature}; allowed: 0 (greedy) or more")
     if top_k < 0 or not 0 < top_p <= 1:

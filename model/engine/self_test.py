@@ -111,10 +111,8 @@ def self_test(target: TargetModel, prefix_length: int = PREFIX_LENGTH) -> float:
         )
     if limit is not None:
         prefix_length = min(prefix_length, limit - CHAIN.num_nodes - 1)
-    with (
-        target.lock,
-        _short_windows(target.config),
-    ):  # other threads must not decode with short windows
+    # Locked: other threads must not decode with short windows.
+    with target.lock, _short_windows(target.config):
         chain = compare(target, Probe.random(target.vocab_size, True, prefix_length))
         if not chain.is_exact:
             raise UnsupportedModelError(f"{kind}: a verified chain is not lossless: {chain}")

@@ -2,10 +2,9 @@
 
 Decoding calls transformers' models here only; caches, support checks and attention functions have
 modules of their own (`model.engine.cache`, `model.engine.support`, `model.kernels.attention`). A
-tree goes
-into the model as an additive 4-D float mask (a dict of masks for models with `layer_types`),
-explicit positions and a `TreeCache`. What the model can verify is read from its config and proved
-by `model.engine.self_test`.
+tree goes into the model as an additive 4-D float mask (a dict of masks for models with
+`layer_types`), explicit positions and a `TreeCache`. What the model can verify is read from its
+config and proved by `model.engine.self_test`.
 
 Shapes: N nodes, T cached tokens, V vocabulary, L tokens of a plain pass, C prompt tokens in a
 chunk.

@@ -20,7 +20,7 @@
 
 namespace few_rows {
 
-// Rows, keys, and vectors of a value: so many that their sums fit into registers.
+// Rows, keys, and vectors of a value whose sums together fit into registers.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int MOST_ROWS = 4;
 #else

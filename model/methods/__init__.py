@@ -1,1 +1,1 @@
-"""The methods: one folder each, and the registry that names them."""
+"""The methods, one folder each, and the registry that names them."""

@@ -1,6 +1,6 @@
 """The table of methods.
 
-To add one: a folder with a `drafter.py` (a config dataclass and a `Drafter`), and a line here.
+To add one, write a folder with a `drafter.py` (a config dataclass and a `Drafter`) and a line here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ..engine.drafter import Drafter
 from ..options import unknown_name
 
-# Where the drafter of each method is, seen from this package.
+# Module and class of each method's drafter, relative to this package.
 METHODS: dict[str, str] = {
     "vanilla": ".vanilla.drafter:VanillaDrafter",
     "recycling": ".recycling.drafter:RecyclingDrafter",
@@ -30,7 +30,7 @@ class Method:
 
     Attributes:
         name: its name in `METHODS`.
-        drafter_class: what drafts.
+        drafter_class: its drafter.
     """
 
     name: str

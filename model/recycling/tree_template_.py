@@ -1,6 +1,4 @@
-"""The import path of TokenRecycling's own scripts: `choose_tree_template`, kept for code written
-against it.
-"""
+"""The published TokenRecycling import path of `choose_tree_template`, kept for existing code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of decoding share: a checked target of a family, a drafter, and the referee's tokens."""
+"""Shared by tests of decoding: a checked target of a family, a drafter, and the referee's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of every method and of runs: what their fields do not allow is refused, by name.
+"""Options of every method and of runs: a value that a field does not allow is refused by name.
 
 Run: pytest tests/model/test_options.py
 """

@@ -1,1 +1,1 @@
-"""What several methods need to grow a tree: best-first growth, acceptance rates, backoff."""
+"""Tree growth shared by several methods: best-first growth, learned acceptance, backoff."""

@@ -1,4 +1,4 @@
-"""How often guesses of a kind came true, learned while decoding."""
+"""Acceptance rates of the kinds of guesses, learned while decoding."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-# Observations that a rate rests on, at most.
+# Most observations that a rate is averaged over.
 MEMORY = 400.0
 
 
 class AcceptanceRates:
-    """How often guesses of a kind came true, learned while decoding.
+    """Acceptance rates of the kinds of guesses, learned while decoding.
 
     Args:
-        prior: the rate of each kind before anything is known of it.
-        strength: how many observations the prior is worth.
-        memory: observations that the estimate rests on; older ones fade, as the text changes.
+        prior: the initial rate of each kind.
+        strength: number of observations that the prior counts for.
+        memory: most observations that a rate is averaged over; older ones fade, as the text changes.
 
     Attributes:
-        array: the rates, and the observations they rest on, float64 [2, kinds], to write into.
-        rates: the first row, whose numbers are read one by one in a third of numpy's time.
+        array: rates and numbers of observations, float64 [2, kinds], writable.
+        rates: view of the first row that reads single numbers in a third of numpy's time.
     """
 
     def __init__(
@@ -36,24 +36,24 @@ class AcceptanceRates:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was observed."""
+        """Forget all observations."""
         self.array[:] = self._prior, [self._strength] * len(self._prior)
 
     def learn(self, kind: int, came_true: bool) -> None:
-        """Take note of one guess."""
+        """Count one guess."""
         weight = min(self._weights[kind] + 1.0, self._memory)
         self._weights[kind] = weight
         self.rates[kind] += (came_true - self.rates[kind]) / weight
 
     def state(self) -> torch.Tensor:
-        """Return rates and weights, float64 [2, kinds]."""
+        """Return rates and numbers of observations, float64 [2, kinds]."""
         return torch.from_numpy(self.array.copy())
 
     def load_state(self, state: torch.Tensor) -> None:
-        """Take over what `state` returned.
+        """Load a `state`.
 
         Raises:
-            ValueError: if it is not of as many kinds, or not rates and weights.
+            ValueError: if the number of kinds differs, or a value is not allowed.
         """
         expected = (2, len(self._prior))
         if tuple(state.shape) != expected or state.dtype != torch.float64:

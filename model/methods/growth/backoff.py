@@ -1,29 +1,29 @@
-"""When drafts that do not pay are tried again: what they would bring is only known by trying."""
+"""Backoff: when to try drafts again that did not pay, since only trying shows whether they would."""
 
 from __future__ import annotations
 
-# Steps without a draft before it is tried again: at first and, doubled by every try in vain, at last.
+# Steps without a draft before a new try: at first and, doubled after every failed try, at most.
 FIRST_WAIT, LONGEST_WAIT = 100, 1600
 
 
 class Backoff:
-    """Asked before every step, whether it drafts."""
+    """Decides before every step whether it drafts."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget tries in vain."""
+        """Forget failed tries."""
         self._num_skipped = 0
         self._wait = FIRST_WAIT
 
     @property
     def is_waiting(self) -> bool:
-        """Whether drafts did not pay in the last step that asked."""
+        """Whether drafts did not pay at the last decision."""
         return self._num_skipped > 0 or self._wait > FIRST_WAIT
 
     def allow(self, pays: bool) -> bool:
-        """Return whether the step under way drafts: where that pays and, now and then, where it does not."""
+        """Return whether the current step drafts: if that pays and, now and then, if it does not."""
         if pays:
             self.reset()
             return True

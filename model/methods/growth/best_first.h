@@ -1,7 +1,6 @@
-// Trees grown best first (best_first.py); how many nodes are worth
-// what they cost, as model/engine/budget.py; and what guesses turned out to be worth. After a pass over the model nothing is left of
-// a step's objects in the processor's caches, so that Python spends most of a step waiting for memory; here a step
-// touches a few arrays.
+// Best-first growth of trees (best_first.py), the choice of their size (as in model/engine/budget.py), and learned
+// acceptance rates. A pass of the model evicts a step's objects from the processor's caches, so Python spends most
+// of a step waiting for memory; here a step touches only a few arrays.
 //
 // Shapes: N nodes of a tree, k tokens in a row.
 
@@ -28,7 +27,7 @@ struct Guess {
   }
 };
 
-// Milliseconds of a step with so many nodes, rising; none: all nodes are drawn.
+// Milliseconds of a step by its number of nodes, rising; if empty, trees grow to the limit.
 struct Prices {
   int64_t count;
   const int64_t* sizes;
@@ -36,7 +35,7 @@ struct Prices {
   double margin;
 };
 
-// Rates of kinds of guesses, and the observations they rest on; arrays are Python's.
+// Acceptance rates by kind of guess, and their numbers of observations; Python owns the array.
 struct Rates {
   double* rates;    // [2, num_kinds]
   int64_t num_kinds;
@@ -51,7 +50,7 @@ struct Rates {
   }
 };
 
-// The buckets of probabilities; edges are minus probabilities, rising.
+// Buckets of probabilities; edges are negated probabilities, rising.
 struct Buckets {
   const double* minus_edges;  // [count - 1]
   int64_t count;
@@ -60,18 +59,18 @@ struct Buckets {
     return std::lower_bound(minus_edges, minus_edges + count - 1, minus_probability) - minus_edges;
   }
 
-  // The weights of the k largest logits, which are to each other as their probabilities; returns their sum.
+  // Compute weights of the k largest logits, proportional to their probabilities; return the sum.
   double weigh(const double* logits, int64_t k, double* weights) const {
     double total = 0.0;
     for (int64_t i = 0; i < k; ++i) total += weights[i] = std::exp(logits[i] - logits[0]);
     return total;
   }
 
-  // The code of a weight among weights of this sum.
+  // Return the code of a weight, given the sum of all weights.
   int32_t code(double weight, double total) const { return 1 + of(weight / -total); }
 };
 
-// Trees of a source, which has guesses: `guess(context, guesses)` puts those at a context behind others, the likeliest
+// A tree from the guesses of a source: `guess(context, guesses)` appends the guesses at a context, the likeliest
 // first; `follow(context, token)` returns the context after one more token.
 template <typename Source, typename Context>
 class Growth {
@@ -96,17 +95,17 @@ class Growth {
     return 1 + drawn;
   }
 
-  // Put the first N nodes in order depth first: tokens, parents and kinds [N], the root first.
+  // Write the first N nodes in depth-first order: tokens, parents and kinds [N], the root first.
   void put_in_order(int64_t N, int32_t* tokens, int32_t* parents, int32_t* kinds) {
     order_.clear();
     place(0, -1, N, tokens, parents, kinds);
   }
 
-  // Depth of a node of the tree in order.
+  // Depth of a node, by its index in depth-first order.
   int64_t depth_of(int64_t node) const { return nodes_[order_[node]].depth; }
 
-  // Say of every guess after an accepted node, drafted or only considered, if it came true: path [count] in the tree in
-  // order, and the tokens [count] that came after its nodes.
+  // Learn from every guess after an accepted node, drafted or only considered: path [count] in depth-first order,
+  // and the tokens [count] emitted after its nodes.
   void teach(const Rates& rates, const int64_t* path, const int32_t* tokens, int64_t count) const {
     std::vector<int32_t> following(nodes_.size(), -1);
     for (int64_t i = 0; i < count; ++i) following[order_[path[i]]] = tokens[i];
@@ -123,13 +122,13 @@ class Growth {
     Context context;
   };
 
-  // A node that waits in the heap for its guesses, or for the next of them to become its child.
+  // A node in the heap that waits for its guesses, or for its next guess to become a child.
   struct Waiting {
-    double negative;  // minus the probability that the child is accepted; without guesses, that the node is
+    double negative;  // minus the acceptance probability of the next child; of the node itself before it has guesses
     int64_t number;
     int32_t parent;
     double reached;
-    int64_t first_guess, num_guesses;  // NOWHERE: not asked for yet
+    int64_t first_guess, num_guesses;  // NOWHERE: no guesses yet
 
     bool operator<(const Waiting& other) const {  // comes later
       return negative != other.negative ? negative > other.negative : number > other.number;
@@ -140,7 +139,7 @@ class Growth {
     heap_.push({negative, next_number_++, parent, reached, first_guess, num_guesses});
   }
 
-  // Add the next node; return the probability that it is accepted, -1 if there is none.
+  // Add the next node; return its acceptance probability, -1 if there is none.
   double next() {
     while (!heap_.empty() && num_left_ > 0) {
       const Waiting top = heap_.top();
@@ -166,7 +165,7 @@ class Growth {
     return -1.0;
   }
 
-  // Grow as long as a larger tree could pay; return how many drafted nodes are worth what they cost.
+  // Grow while a larger tree could pay; return the best number of drafted nodes.
   int64_t worth(const Prices& costs) {
     double tokens = 1.0, gain = 1.0, best_rate = costs.margin / costs.milliseconds[0];
     int64_t num_read = 0, best = 0;
@@ -218,8 +217,8 @@ class Growth {
 
   Source* source_ = nullptr;
   std::vector<Node> nodes_;     // in the order of growth
-  std::vector<int32_t> order_;  // of each node of the tree, its number there
-  std::vector<Guess> guesses_;  // of all nodes that were asked
+  std::vector<int32_t> order_;  // by depth-first index: the number in nodes_
+  std::vector<Guess> guesses_;  // of all nodes that have them
   std::priority_queue<Waiting> heap_;
   int64_t next_number_ = 0, num_left_ = 0, max_depth_ = 0;
   bool chain_only_ = false;

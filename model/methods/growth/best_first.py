@@ -1,7 +1,7 @@
 """Draft trees grown best first, by C++ (`best_first.h`): always the node most likely to be accepted.
 
-A source says, for a node's context, which tokens may follow and how probable each is. A node is
-accepted if its whole path is, so that its probability is the product along the path. Growing in the
+For a node's context, a source gives the possible next tokens with their probabilities. A node is
+accepted if its whole path is, so its probability is the product along the path. Growing in falling
 order of these probabilities gives nested trees: the first n nodes are the best tree of n nodes, and
 the number to keep is chosen while growing (`model.engine.budget`).
 """
@@ -20,28 +20,28 @@ from ...engine.budget import MARGIN, DraftBudget
 from ...engine.tree import DraftTree
 from ...machine.build import BuildError, built
 
-# Probabilities are kept as codes: 0 is no row yet, b + 1 a probability in bucket b.
+# Probabilities are stored as codes: 0 for no row yet, b + 1 for a probability in bucket b.
 EDGES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01, 0.004)
 CENTRES = (0.95, 0.82, 0.67, 0.52, 0.37, 0.25, 0.155, 0.093, 0.055, 0.03, 0.015, 0.007, 0.002)
-# Of minus a probability: these rise.
+# Edges of negated probabilities, which rise.
 MINUS_EDGES = tuple(-edge for edge in EDGES)
 
 HEADER = Path(__file__).with_name("best_first.h")
-# The same numbers as Python's: a product that is added is rounded first.
+# No fused multiply-add, so that numbers equal Python's.
 OPTIONS = ("-ffp-contract=off",)
 POINTER, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-# Of a function that grows a tree; it returns N.
+# Argument types of a function that grows a tree; it returns N.
 GROW_ARGUMENTS = (
     *(POINTER, FLAG, NUMBER, NUMBER, FLAG),
     *(NUMBER, POINTER, POINTER, ctypes.c_double),
     *(POINTER, POINTER, POINTER),
 )
-# Result and arguments of functions, by name.
+# Result and argument types of functions, by name.
 Functions = Mapping[str, tuple[type | None, tuple[type, ...]]]
 
 
 def loaded(source: Path, what: str, functions: Functions) -> ctypes.CDLL:
-    """Return the library of a C++ file that grows trees, built if need be (`model.machine.build`).
+    """Return the library of a C++ file that grows trees, built if needed (`model.machine.build`).
 
     Raises:
         ValueError: if it cannot be built or loaded here.
@@ -59,14 +59,14 @@ def loaded(source: Path, what: str, functions: Functions) -> ctypes.CDLL:
 
 
 class Growth:
-    """The last tree that a C++ source has grown.
+    """The last tree grown by a C++ source.
 
     Args:
         grow: a function of `GROW_ARGUMENTS`.
         source: its first argument.
 
     Attributes:
-        tokens, parents: of the tree's nodes, then whatever was there.
+        tokens, parents: of the tree's nodes; later entries are meaningless.
     """
 
     def __init__(self, grow: Callable[..., int], source: int) -> None:
@@ -82,15 +82,14 @@ class Growth:
         device: torch.device,
         sources: Sequence[str] | None = None,
     ) -> DraftTree:
-        """Return the tree of the most probable nodes: at most `num_drafted`, and as many as are worth
-        their cost.
+        """Return the tree of the most probable nodes: as many as are worth their cost, at most `num_drafted`.
 
         Args:
-            root: last committed token.
-            num_drafted: drafted nodes, at most.
-            budget: its limits; without costs all nodes are worth theirs.
-            device: of the token ids.
-            sources: where guesses of each kind come from; None where all have one source.
+            root: the last committed token.
+            num_drafted: most drafted nodes.
+            budget: limits; without a cost curve the tree grows to `num_drafted`.
+            device: device of the token ids.
+            sources: the source of each kind of guess; None if there is only one.
         """
         if len(self.tokens) <= num_drafted:
             zeros = bytes((1 + num_drafted) * self.tokens.itemsize)
@@ -109,10 +108,10 @@ class Growth:
 
 
 def flat(kind: str, rows: Sequence[Sequence[float]]) -> array[float]:
-    """Return the numbers of all rows, one row after the other."""
+    """Return the numbers of all rows in one array."""
     return array(kind, chain.from_iterable(rows))
 
 
 def address(values: array[int] | array[float]) -> int:
-    """Return where the numbers are, for a function of C++."""
+    """Return the address of the numbers, for C++."""
     return values.buffer_info()[0]

@@ -1,4 +1,4 @@
-"""How far a chain of guesses comes true, learned while decoding: what makes its length pay."""
+"""Learned acceptance of chains: how far a chain of guesses is right, and which length pays."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from operator import mul
 from ...engine.budget import CostCurve
 from .acceptance_rates import AcceptanceRates
 
-# Share of right guesses before anything is known; soon replaced by what is seen.
+# Initial share of right guesses; soon replaced by observations.
 PRIOR = 0.5
 
 
 class ChainAcceptance:
-    """For every kind of chain and every place in it, how often that guess is right after the others.
+    """For every kind of chain and place in it: how often that guess is right if all before it were.
 
     Args:
-        num_kinds: kinds of chains, such as lengths of the match behind them.
-        length: longest chain.
+        num_kinds: number of kinds of chains, such as lengths of the match before them.
+        length: length of the longest chain.
     """
 
     def __init__(self, num_kinds: int, length: int) -> None:
@@ -27,12 +27,12 @@ class ChainAcceptance:
         self._rates = AcceptanceRates([PRIOR] * (num_kinds * length))
 
     def paying(self, kind: int, length: int, cost_curve: CostCurve) -> int:
-        """Return how many guesses of a chain of this kind, at most `length`, are worth what they cost."""
+        """Return the best number of guesses for a chain of this kind, at most `length`."""
         first = self._first(kind)
         return cost_curve.best_size(accumulate(self._rates.rates[first : first + length], mul))
 
     def learn(self, kind: int, guess: Sequence[int], tokens: Sequence[int]) -> None:
-        """Compare a chain with the tokens that came."""
+        """Compare a chain with the emitted tokens."""
         first = self._first(kind)
         for place, (guessed, token) in enumerate(zip(guess, tokens, strict=False)):
             self._rates.learn(first + place, guessed == token)
@@ -40,7 +40,7 @@ class ChainAcceptance:
                 break
 
     def reset(self) -> None:
-        """Forget what was learned."""
+        """Forget everything learned."""
         self._rates.reset()
 
     def _first(self, kind: int) -> int:

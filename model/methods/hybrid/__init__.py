@@ -1,1 +1,1 @@
-"""All sources in one tree."""
+"""Hybrid: one tree from all sources of guesses."""

@@ -1,6 +1,6 @@
-// The candidate pool of the hybrid (candidate_pool.py): Python takes ten times as long.
+// The candidate pool of the hybrid (candidate_pool.py); the same in Python takes ten times as long.
 //
-// The arrays of rows, rates and counts are Python's, which saves and loads them; the text and the tree under way are kept
+// Python owns the arrays of rows, rates and counts, and saves and loads them; the text and the current tree are kept
 // here.
 //
 // Shapes: N nodes of a tree, k tokens in a row, S sketches, E records of nodes, V vocabulary.
@@ -24,12 +24,12 @@ constexpr int64_t LONGEST_MATCH = 24;
 
 }  // namespace
 
-// What Python knows and keeps; arrays belong to it.
+// Settings and arrays of Python, which owns the arrays.
 struct Shared {
   int64_t num_slots, k, vocab_size;
-  int64_t num_buckets, num_codes, first_of_row;  // of probabilities; codes in an entry; what the first one's is larger by
+  int64_t num_buckets, num_codes, first_of_row;  // of probabilities; of codes; added to a first token's code
   int64_t num_match_weights, num_frequent, first_frequent, num_kinds;
-  int64_t num_records, num_probes, num_compared, num_steps;  // of likeness
+  int64_t num_records, num_probes, num_compared, num_steps;  // of similarity
   int64_t state_length;
   double in_text_weight, most_observations, largest_logit, logit_steps;
   const double* minus_edges;     // [num_buckets - 1], rising
@@ -39,9 +39,9 @@ struct Shared {
   const double* neighbour_weights;  // [num_steps]
   int64_t* keys;                 // [num_slots]
   int32_t* rows;                 // [num_slots, k]
-  double* rates;                 // [2, num_kinds]: rates, and the weights they rest on
-  int32_t* counts;               // [V], of tokens written
-  // Of records of verified nodes, each at its number modulo E: states before and after the token.
+  double* rates;                 // [2, num_kinds]: rates and numbers of observations
+  int32_t* counts;               // [V], of emitted tokens
+  // Records of verified nodes, each at its number modulo E: states before and after the token.
   int8_t* before;                // [E, S]
   int8_t* after;                 // [E, S]
   int32_t* record_tokens;        // [E]
@@ -65,7 +65,7 @@ int64_t hash_of(const int32_t* tokens, int count) {
   return sum == ~uint64_t{0} ? 1546275796 : static_cast<int64_t>(sum);
 }
 
-// Up to LONGEST_KEY tokens, the newest last.
+// The last tokens, up to LONGEST_KEY, the newest last.
 struct Last {
   std::array<int32_t, LONGEST_KEY> tokens;
   int count = 0;
@@ -81,24 +81,24 @@ struct Last {
   }
 };
 
-// An earlier place in the text: the token that followed there, and how many before it agree.
+// An earlier place in the text: the position of the token that followed, and how many tokens before it agree.
 struct Match {
   int64_t position = NOWHERE, length = 0;
 };
 
-// A record of the last token after the likest state, and how much alike the states are.
+// The record of the last token with the most similar state before it, and that similarity.
 struct Neighbour {
   int64_t number = NOWHERE, likeness = 0;
 };
 
-// What a node's guesses depend on.
+// The context on which a node's guesses depend.
 struct Context {
   Last last;
   Match match;
   Neighbour neighbour;
 };
 
-// The text, and where each n-gram of it was last.
+// The text, and the last place of each n-gram.
 class SuffixIndex {
  public:
   std::vector<int32_t> text;
@@ -109,11 +109,11 @@ class SuffixIndex {
   void clear() {
     for (const int32_t token : text) is_in_text[token] = false;
     text.clear();
-    entries_ = std::vector<Entry>(1024);  // a long text's are given back
+    entries_ = std::vector<Entry>(1024);  // frees the memory of a long text
     num_entries_ = 0;
   }
 
-  // An n-gram is known when its continuation exists, so that no end of the text finds itself.
+  // An n-gram is indexed once its continuation exists, so that no suffix of the text finds itself.
   void append(int32_t token) {
     const Last last = end(LONGEST_KEY);
     for (int length = last.count; length > 0; --length) put(last.from_end(length), length, text.size());
@@ -161,7 +161,7 @@ class SuffixIndex {
     int64_t position = NOWHERE;
   };
 
-  // Where an n-gram is, or would be.
+  // Return the slot of an n-gram, or the slot it would get.
   size_t place_of(const int32_t* ngram, int length) const {
     const size_t last_place = entries_.size() - 1;
     size_t place = hash_of(ngram, length) & last_place;
@@ -195,9 +195,9 @@ class SuffixIndex {
 
 using State = std::vector<int8_t>;  // [S]; empty: not known
 
-// Probes of nodes [N, S], in the middle of logits that take `row_step` numbers a node, every `step`-th of them.
+// Sketches of nodes [N, S] inside their logits: every `step`-th number, rows `row_step` apart.
 struct Probes {
-  const float* values;  // none: the nodes have no states
+  const float* values;  // null: the nodes have no states
   int64_t row_step, step;
 };
 
@@ -206,7 +206,7 @@ class Neighbours {
  public:
   explicit Neighbours(const Shared& shared) : shared_(shared) {}
 
-  // Work out the states of N nodes.
+  // Compute the states of N nodes.
   void read(const Probes& sketches, int64_t N) {
     const int64_t S = shared_.num_probes;
     whole_.resize(S);
@@ -231,7 +231,7 @@ class Neighbours {
     }
   }
 
-  // State of a node that was read last.
+  // State of a node of the last `read`.
   const int8_t* state(int64_t node) const { return states_.data() + node * shared_.num_probes; }
 
   void add(int32_t token, const int8_t* before, const int8_t* after, const int32_t* row) const {
@@ -285,7 +285,7 @@ struct CandidatePool {
   Buckets buckets;
   SuffixIndex index;
   Neighbours neighbours;
-  State end;  // after the text's last token but one
+  State end;  // state after the text's last token but one
   Growth<CandidatePool, Context> growth;
   std::vector<int32_t> frequent;  // the most frequent first
 
@@ -298,7 +298,7 @@ struct CandidatePool {
     reload();
   }
 
-  // Take over counts and records that Python has changed.
+  // Rebuild from counts and records that Python has changed.
   void reload() {
     end.clear();
     frequent.clear();
@@ -313,7 +313,7 @@ struct CandidatePool {
     rank(token);
   }
 
-  // Make rows of the k likeliest of `width` tokens after each of N nodes: entries [N, k].
+  // Make rows from the k likeliest of `width` tokens after each of N nodes: entries [N, k].
   const int32_t* rows_of(int64_t N, const int32_t* tokens, const double* logits, int64_t width) {
     const int64_t k = shared.k;
     weights_.resize(k);
@@ -327,7 +327,7 @@ struct CandidatePool {
     return rows_.data();
   }
 
-  // Write a row after `count` tokens that end at `last`, under all lengths of key.
+  // Write the row of a context of `count` tokens that ends at `last`, under keys of all lengths.
   void write(const int32_t* last, int count, const int32_t* row) {
     for (int length = 1; length <= count; ++length) {
       const int64_t key = hash_of(last - length, length), slot = key & (shared.num_slots - 1);
@@ -336,13 +336,13 @@ struct CandidatePool {
     }
   }
 
-  // Add the record of a node whose state was read last; its parent is one of these, or (-1) the end of the text.
+  // Add the record of a node of the last `read`; its parent is one of these nodes, or -1 for the end of the text.
   void record(int32_t token, int64_t parent, int64_t node, const int32_t* row) const {
     if (parent < 0 && end.empty()) return;
     neighbours.add(token, parent < 0 ? end.data() : neighbours.state(parent), neighbours.state(node), row);
   }
 
-  // Take the state of a node for that after the text's last token but one.
+  // Use the state of a node as that after the text's last token but one.
   void remember_end(int64_t node) {
     const int8_t* state = neighbours.state(node);
     end.assign(state, state + shared.num_probes);
@@ -356,7 +356,7 @@ struct CandidatePool {
     return after;
   }
 
-  // Pool what the sources say about the token after a context.
+  // Pool the candidates of all sources for the token after a context.
   void guess(const Context& context, std::vector<Guess>& guesses) {
     weights_.clear();
     tokens_.clear();
@@ -416,7 +416,7 @@ struct CandidatePool {
   }
 
  private:
-  // Put a token where its count says, if it is among the most frequent; of equal counts the larger id comes first.
+  // Move a token to its rank if it is among the most frequent; of equal counts the larger id comes first.
   void rank(int32_t token) {
     const auto comes_before = [this](int32_t a, int32_t b) {
       return shared.counts[a] != shared.counts[b] ? shared.counts[a] > shared.counts[b] : a > b;
@@ -429,7 +429,7 @@ struct CandidatePool {
     if (static_cast<int64_t>(frequent.size()) > shared.num_frequent) frequent.pop_back();
   }
 
-  std::vector<int32_t> tokens_;  // proposal for at a node, and their weights
+  std::vector<int32_t> tokens_;  // candidates at a node, and their weights
   std::vector<double> weights_;
   std::vector<int32_t> rows_;
 };
@@ -453,7 +453,7 @@ void pool_append(CandidatePool* pool, const int32_t* tokens, int64_t count) {
   pool->end.clear();
 }
 
-// Rows after the tokens of a text from `begin` on: token ids and logits [count - begin, k], and sketches.
+// Write rows for the tokens of a text from `begin` on: token ids and logits [count - begin, k], and sketches.
 void pool_write_rows(
     CandidatePool* pool, const int32_t* text, int64_t begin, int64_t count, const int32_t* token_ids, const double* logits,
     const float* sketches, int64_t row_step, int64_t step) {
@@ -468,7 +468,7 @@ void pool_write_rows(
   pool->remember_end(count - begin - 1);
 }
 
-// Grow a tree at the end of the text: tokens, parents and kinds [N], the root first; returns N.
+// Grow a tree at the end of the text: tokens, parents and kinds [N], the root first; return N.
 int64_t pool_grow(
     CandidatePool* pool, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_prices,
     const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
@@ -482,8 +482,8 @@ int64_t pool_grow(
   return N;
 }
 
-// Learn from the last tree, N nodes: tokens and parents [N], the accepted path and the tokens that came along it, and
-// the likeliest `width` tokens after every node with their logits [N, width], and sketches.
+// Learn from the last tree of N nodes: tokens and parents [N], the accepted path and its emitted tokens, the
+// likeliest `width` tokens after every node with their logits [N, width], and sketches.
 void pool_learn(
     CandidatePool* pool, int64_t N, const int32_t* tokens, const int32_t* parents, const int64_t* path, int64_t path_length,
     const int32_t* emitted, int64_t num_emitted, const int32_t* token_ids, const double* logits, int64_t width,
@@ -502,7 +502,7 @@ void pool_learn(
     const Last& last = contexts[node];
     pool->write(last.from_end(0), std::min(LONGEST_ROW_KEY, last.count), rows + node * k);
   };
-  // Of equal contexts the last written wins: the accepted nodes, and of others the deeper one.
+  // Of equal contexts the last written wins: accepted nodes, and among the others the deeper one.
   std::vector<int64_t> others;
   for (int64_t node = 0; node < N; ++node) {
     if (std::find(path, path + path_length, node) == path + path_length) others.push_back(node);

@@ -1,6 +1,7 @@
-"""The candidate pool of the hybrid: what every source proposes for the next token, and trees of the best proposes.
+"""The candidate pool of the hybrid: the sources' candidates for the next token, pooled, and trees of the best.
 
-The text, trees and proposes are those of C++ (`candidate_pool.cpp`), which writes into the arrays kept here.
+C++ (`candidate_pool.cpp`) keeps the text and grows the trees; it reads and writes the arrays kept
+here.
 
 Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S sketches, V vocabulary.
 """
@@ -42,12 +43,12 @@ from .row_tables import FIRST, NUM_CODES, RowTables
 ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4
 MATCH_OFFSET, MATCH_SLOPE = 1.0, 0.08
 IN_TEXT_WEIGHT = math.exp(0.4)
-# How much more a neighbour's row counts than one of tokens, by how much alike the states are. Slopes of 1
-# to 3, and 0.3 more throughout, change the tokens of a step by 0.2% at most (480 questions).
+# Extra weight of a neighbour's row over a row found by tokens, by similarity of the states. Slopes
+# of 1 to 3, and 0.3 more throughout, change the tokens per step by at most 0.2% (480 questions).
 LIKENESS_SLOPE, LIKENESS_CENTRE = 2.0, 0.5
-# How much a match of m tokens counts, by m; longer ones count as the last.
+# Weight of a match by its length m; longer ones count as the last.
 MATCH_STEPS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 7, 8, 8, 8, 8, *(9,) * 8, 10)
-# Weight of a row's entry by its code: a probability's bucket, those of the row's first token last.
+# Weight of a row's entry by its code: the bucket of its probability; the codes of first tokens come last.
 ROW_WEIGHTS = tuple(
     math.exp(ROW_OFFSET + bonus) * centre**ROW_SLOPE
     for bonus in (0.0, FIRST_BONUS)
@@ -58,12 +59,12 @@ NEIGHBOUR_WEIGHTS = tuple(
     math.exp(LIKENESS_SLOPE * ((step + 0.5) / NUM_STEPS - LIKENESS_CENTRE))
     for step in range(NUM_STEPS)
 )
-# What a pooled probability is worth depends on who agreed on it. A kind of guess is one of these and
-# a bucket of the probability.
+# The acceptance rate at a pooled probability depends on which sources agree. A kind of guess is one
+# of these and a bucket of the probability.
 SOURCES = ("rows", "text", "rows and text")
 NUM_BUCKETS = len(CENTRES)
 KIND_CENTRES = CENTRES * len(SOURCES)
-# Frequent tokens, guessed where there is no source, are one kind for each rank.
+# Frequent tokens, guessed if no source knows the context, are one kind for each rank.
 FIRST_FREQUENT = len(KIND_CENTRES)
 FREQUENT_PRIORS = tuple(0.05 / (1 + rank) for rank in range(NUM_TOKENS))
 KIND_SOURCES = (
@@ -74,7 +75,7 @@ SOURCE = Path(__file__).with_name("candidate_pool.cpp")
 
 
 class _Shared(ctypes.Structure):
-    """As `Shared` in `candidate_pool.cpp`."""
+    """The struct `Shared` of `candidate_pool.cpp`."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_slots", "k", "vocab_size")),
@@ -114,13 +115,13 @@ def library_of_pool() -> ctypes.CDLL:
 
 
 class CandidatePool:
-    """All sources, and what their guesses were worth.
+    """All sources, and the learned acceptance of their guesses.
 
     Args:
         num_slots: slots of the table of rows.
         k: tokens in a row.
         vocab_size: V.
-        num_neighbours: records that are compared for a node; 0: none.
+        num_neighbours: number of records compared for a node; 0: none.
     """
 
     def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
@@ -141,7 +142,7 @@ class CandidatePool:
         doubles = (IN_TEXT_WEIGHT, MEMORY, LARGEST_LOGIT, LOGIT_STEPS)
         numbers = (*sizes, *kinds, *records, *doubles)
         shared = _Shared(*numbers, *(values.ctypes.data for values in arrays))
-        self._arrays = arrays  # which C++ reads and writes
+        self._arrays = arrays  # kept alive: C++ reads and writes them
         self._pool = library.pool_new(ctypes.byref(shared))
         weakref.finalize(self, library.pool_free, self._pool)
         self._growth = Growth(library.pool_grow, self._pool)
@@ -159,9 +160,7 @@ class CandidatePool:
         logits: Sequence[Sequence[float]],
         sketches: torch.Tensor | None = None,
     ) -> None:
-        """Make rows of what follows each token of a text from `begin` on: k tokens and their logits, and
-        the sketches of all [C, S].
-        """
+        """Write rows for the tokens of a text from `begin` on: k tokens and logits after each; sketches [C, S]."""
         tokens, rows = array("i", text), flat("i", token_ids)
         values = flat("d", logits)
         self._library.pool_write_rows(
@@ -172,15 +171,13 @@ class CandidatePool:
     def grow(
         self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
     ) -> DraftTree:
-        """Return the tree of the most probable nodes: at most `num_nodes`, without the root, and as many
-        as are worth what they cost.
+        """Return the tree of the most probable nodes: as many as are worth their cost, at most
+        `num_nodes` drafted.
         """
         return self._growth.grow(root, num_nodes, budget, device, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
-        """Learn from the last tree that was grown: what guesses were worth, a row of every node, the
-        accepted path last, and the new tokens.
-        """
+        """Learn from the last tree: acceptance of its guesses, rows (the accepted path's last), and new tokens."""
         tokens, parents = self._growth.tokens, self._growth.parents
         path, emitted = array("q", acceptance.path), array("i", acceptance.tokens)
         token_ids, logits = acceptance.candidates
@@ -193,12 +190,12 @@ class CandidatePool:
         )
 
     def append(self, tokens: Iterable[int]) -> None:
-        """Take over new tokens of the text, of whose states nothing is known."""
+        """Append new tokens of the text whose states are unknown."""
         new = array("i", tokens)
         self._library.pool_append(self._pool, address(new), len(new))
 
     def reset(self) -> None:
-        """Forget the rows, the states, and what guesses were worth."""
+        """Forget the rows, the states and the learned acceptance."""
         self.tables.reset()
         self.neighbours.reset()
         self._rates.reset()
@@ -206,12 +203,12 @@ class CandidatePool:
         self._library.pool_reload(self._pool)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the rows, the states, what guesses were worth, and the counts of tokens."""
+        """Return the rows, the states, the learned acceptance and the counts of tokens."""
         learned = {"rates": self._rates.state(), "counts": self._frequent.state().clone()}
         return {**self.tables.memory(), **self.neighbours.memory(), **learned}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned; all of it or, if something does not fit, nothing.
+        """Load a `memory`, as a whole or, if anything does not fit, not at all.
 
         Raises:
             ValueError: if shapes or values do not fit.
@@ -219,7 +216,7 @@ class CandidatePool:
         self.tables.check_memory(tensors, self._vocab_size)
         self.neighbours.check_memory(tensors)
         self._frequent.check_state(tensors["counts"])
-        self._rates.load_state(tensors["rates"])  # which checks it, too
+        self._rates.load_state(tensors["rates"])  # checks it, too
         self._frequent.load_state(tensors["counts"])
         self.tables.load_memory(tensors)
         self.neighbours.load_memory(tensors)
@@ -227,7 +224,7 @@ class CandidatePool:
 
 
 def _places(sketches: torch.Tensor | None) -> tuple[int | None, int, int]:
-    """Return where sketches [N, S] begin, and how far nodes and sketches are apart; nowhere, of none."""
+    """Return the address and strides of sketches [N, S]; no address if there are none."""
     if sketches is None:
         return None, 0, 0
     return sketches.data_ptr(), sketches.stride(0), sketches.stride(1)

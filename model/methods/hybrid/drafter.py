@@ -1,12 +1,13 @@
-"""Hybrid: every source proposes for every node, and one calibrated probability decides.
+"""Hybrid: several sources propose candidates for every node; one calibrated probability ranks them.
 
-Sources are rows of likely next tokens, recycled from every verified node (rejected ones included) and
-keyed by the last one, two and three tokens, the row of the node with the same token before which the
-model was in the likest state, and the place in the text that agrees with its end. A candidate's weight
-is a product over the sources that name it (a product of experts), a little larger for a token of the
-text, normalised over the node's candidates and the outcome "none of these". Where no source knows a
-context, the tokens written most often stand in. The tree takes the nodes with the largest probability
-of being accepted, as many as pay on this device.
+There are three sources. Rows of likely next tokens are recycled from every verified node, rejected
+ones included, and keyed by the last one, two and three tokens. Among nodes verified with the same
+token, the one whose state was most similar also proposes its row. And the earlier place in the text
+that agrees with its end proposes the token that followed. A candidate's weight is a product over
+the sources that name it (a product of experts), a little larger for a token of the text, normalised
+over the node's candidates and the outcome "none of these". If no source knows a context, the most
+frequent tokens are used. The tree takes the nodes with the largest probability of being accepted,
+as many as pay on this device.
 
 Sources: Token Recycling (arXiv 2408.08696) for the rows; log-linear pooling of expert opinions
 (Genest and Zidek 1986); prompt lookup and suffix automata (arXiv 2411.10666) for the text's own past;
@@ -68,11 +69,11 @@ class HybridConfig:
         check_options(self)
         if not 8 <= self.table_bits <= 24:
             raise ValueError(f"table_bits: got {self.table_bits}; allowed: 8 to 24")
-        library_of_pool()  # now: where it cannot be built, no weights need load
+        library_of_pool()  # fail before any weights load if it cannot be built
 
 
 class HybridDrafter(CostAwareDrafter):
-    """Drafts the tree on which all sources agree best."""
+    """Drafts the most probable tree from all sources."""
 
     config_class = HybridConfig
 
@@ -90,7 +91,7 @@ class HybridDrafter(CostAwareDrafter):
             2**config.table_bits, self.num_candidates, vocab_size, config.neighbours
         )
         self.wants_sketches = config.neighbours > 0
-        self._before: tuple[int, ...] = ()  # last tokens of the prompt's chunks so far
+        self._before: tuple[int, ...] = ()  # last tokens of the prompt chunks read so far
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Index the prompt."""
@@ -98,7 +99,7 @@ class HybridDrafter(CostAwareDrafter):
         self._before = ()
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        """Make rows of a chunk of the prompt."""
+        """Write rows for a chunk of the prompt."""
         values, top_ids = top_k(logits, self.num_candidates)
         text = (*self._before, *token_ids)
         sketches = state_sketch(logits).cpu() if self.wants_sketches else None
@@ -113,7 +114,7 @@ class HybridDrafter(CostAwareDrafter):
         return self._pool.grow(context[-1], self.config.num_nodes, limits, self.device)
 
     def observe(self, step: VerifiedStep) -> None:
-        """Make rows of every node, the accepted path last, and index the new tokens."""
+        """Write rows for every node, the accepted path last, and index the new tokens."""
         self._pool.learn(step.tree, step.acceptance)
 
     def skip(self, tokens: Sequence[int]) -> None:
@@ -121,7 +122,7 @@ class HybridDrafter(CostAwareDrafter):
         self._pool.append(tokens)
 
     def reset(self) -> None:
-        """Forget the rows, and what guesses were worth."""
+        """Forget the rows, the states and the learned acceptance."""
         self._pool.reset()
 
     def describe(self) -> str:
@@ -134,11 +135,11 @@ class HybridDrafter(CostAwareDrafter):
         return f"{text}; counts of tokens: {counts:.1f} MB"
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the rows, the states, what guesses were worth, and the counts of tokens."""
+        """Return the rows, the states, the learned acceptance and the counts of tokens."""
         return self._pool.memory()
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over saved tables.
+        """Load saved tables.
 
         Raises:
             ValueError: if names, shapes or values do not fit.

@@ -1,7 +1,7 @@
-"""The tokens written most often: what to draft where nothing else is known.
+"""The most frequent tokens, drafted where no source knows the context.
 
-Few of them are accepted, but a verified node brings a row, so that a budget of nodes that is not
-filled is wasted.
+Few of them are accepted, but every verified node gives a row, so unused nodes of the budget would
+be wasted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ NUM_TOKENS = 8
 
 
 class FrequentTokens:
-    """Counts of emitted tokens; C++ counts, and ranks them.
+    """Counts of emitted tokens; C++ counts and ranks them.
 
     Args:
         vocab_size: V.
@@ -26,11 +26,11 @@ class FrequentTokens:
         self._counts.zero_()
 
     def state(self) -> torch.Tensor:
-        """Return the counts, int32 [V], to read and write."""
+        """Return the counts, int32 [V], writable."""
         return self._counts
 
     def check_state(self, counts: torch.Tensor) -> None:
-        """Raise ValueError if this is not what `state` returns."""
+        """Raise ValueError if these cannot be counts from `state`."""
         if counts.shape != self._counts.shape or counts.dtype != self._counts.dtype:
             raise ValueError(
                 f"matrix: got counts {counts.dtype} of shape {list(counts.shape)}; allowed: "
@@ -40,5 +40,5 @@ class FrequentTokens:
             raise ValueError("matrix: holds counts below 0")
 
     def load_state(self, counts: torch.Tensor) -> None:
-        """Take over what `state` returned and `check_state` allows."""
+        """Load counts that `check_state` allows."""
         self._counts.copy_(counts)

@@ -1,10 +1,12 @@
-"""Rows of likely next tokens, found by the token and by how much the model's state before it is alike.
+"""Rows of likely next tokens, found by the token and by the similarity of the model's state before it.
 
-A row of the last one to three tokens knows no more of its context than these. The state after the token before
-knows all of it: of the nodes verified with the same token, the one before which the model was in the likest state
-says best what follows. States are compared by their sketches (`engine.read_out`), which every pass brings along.
+A row keyed by the last one to three tokens depends on these alone; the model's state depends on the
+whole context. So among the nodes verified with the same token, the one with the most similar state
+before it predicts best. States are compared by their sketches (`model.engine.read_out`), which
+every pass provides.
 
-A ring of records, one for each verified node, so that memory is bounded: the newest overwrites the oldest.
+Records, one for each verified node, form a ring of bounded memory: the newest overwrites the
+oldest.
 
 Shapes: E records, k entries in a row, S sketches, V vocabulary, N nodes.
 """
@@ -19,28 +21,28 @@ import torch
 from ...engine.read_out import sketch_ids
 from .row_tables import check_entries
 
-# Records, at most, and what they and the tokens take with the default k: beside 10 MB of rows of tokens, the
+# Most records, and most bytes of records and tokens: with 10 MB of row tables at the default k, the
 # hybrid stays within 16 MB.
 NUM_RECORDS, MOST_BYTES = 2**15, 6 * 2**20
-# Of a token: its latest record, its count (int32) and whether it is in the text (one byte).
+# Per token: its latest record (8), its count (int32), and whether it is in the text (one byte).
 BYTES_OF_TOKEN = 8 + 4 + 1
 NOBODY = -1
-# Length of a state, whose numbers thus fit int8.
+# Euclidean length of a state, so that its numbers fit int8.
 LENGTH = 127
-# Likeness, a cosine from 0 (and below) to 1, in steps.
+# Similarity: a cosine from 0 (or below) to 1, in this many steps.
 NUM_STEPS = 16
-# Logits count up to this size, in steps of 1 / LOGIT_STEPS.
+# Logits are cut at this size and rounded to 1 / LOGIT_STEPS.
 LARGEST_LOGIT, LOGIT_STEPS = 1000.0, 256.0
 NAMES = ("states_before", "states_after", "state_tokens", "state_rows")
 
 
 class Neighbours:
-    """Verified nodes: each with its token, the states before and after it, and its row.
+    """Records of verified nodes: token, states before and after it, and row.
 
-    A record has a number; they count up, and a record stands at its number modulo E.
+    Records are numbered in order; each is stored at its number modulo E.
 
     Args:
-        num_compared: of the records with a token, the newest that are compared; 0 keeps none.
+        num_compared: how many of a token's newest records are compared; 0 keeps none.
         k: entries in a row.
         vocab_size: V.
     """
@@ -48,21 +50,21 @@ class Neighbours:
     def __init__(self, num_compared: int, k: int, vocab_size: int) -> None:
         num_probes = len(sketch_ids(vocab_size))
         bytes_of_record = 2 * num_probes + 4 + 4 * k + 8
-        bytes_left = MOST_BYTES - vocab_size * BYTES_OF_TOKEN - 8  # of the count
+        bytes_left = MOST_BYTES - vocab_size * BYTES_OF_TOKEN - 8  # 8 for the count
         num_records = max(1, min(NUM_RECORDS, bytes_left // bytes_of_record))
         self._num_records = num_records = num_records if num_compared else 0
         self._before = np.zeros((num_records, num_probes), dtype=np.int8)
         self._after = np.zeros((num_records, num_probes), dtype=np.int8)
         self._tokens = np.zeros(num_records, dtype=np.int32)
         self._rows = np.zeros((num_records, k), dtype=np.int32)
-        self._previous = np.full(num_records, NOBODY)  # with the same token, by number
+        self._previous = np.full(num_records, NOBODY)  # last record with the same token
         self._latest = np.full(vocab_size, NOBODY)  # by token
-        self._count = np.zeros(1, dtype=np.int64)  # of all records so far
+        self._count = np.zeros(1, dtype=np.int64)  # number of all records so far
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """States before and after [E, S], tokens [E], rows [E, k], previous [E], latest [V] and the
-        count [1], to write into.
+        """States before and after [E, S], tokens [E], rows [E, k], previous [E], latest [V], count
+        [1]; writable.
         """
         states = (self._before, self._after)
         return (*states, self._tokens, self._rows, self._previous, self._latest, self._count)
@@ -112,7 +114,7 @@ class Neighbours:
         check_entries(rows, vocab_size)
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned and `check_memory` allows."""
+        """Load a `memory` that `check_memory` allows."""
         self.reset()
         count = len(tensors[NAMES[0]])
         kept: tuple[np.ndarray, ...] = (self._before, self._after, self._tokens, self._rows)

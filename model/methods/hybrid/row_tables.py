@@ -1,8 +1,8 @@
 """Rows of likely next tokens, found by the last one, two or three tokens of their context.
 
-A fixed-size hash table: a row overwrites whatever its slot held, so that memory is bounded and the
-newest row wins. A stored key tells a hit from a collision. A row's entry holds a token and a code of
-its probability in one number, so that a lookup is one short list.
+A hash table of fixed size: a row overwrites whatever its slot held, so memory is bounded and the
+newest row wins. The stored key distinguishes a hit from a collision. An entry of a row holds a
+token and the code of its probability in one number.
 
 Shapes: S slots, k entries in a row.
 """
@@ -24,7 +24,7 @@ assert 2 * FIRST <= NUM_CODES
 
 
 def check_entries(rows: torch.Tensor, vocab_size: int) -> None:
-    """Raise ValueError if entries of rows [rows, k] hold no tokens of the vocabulary, or no codes."""
+    """Raise ValueError if an entry of rows [rows, k] has a token outside the vocabulary or an invalid code."""
     if not rows.numel():
         return
     if not 0 <= int(rows.min()) <= int(rows.max()) < vocab_size * NUM_CODES:
@@ -34,23 +34,23 @@ def check_entries(rows: torch.Tensor, vocab_size: int) -> None:
 
 
 class RowTables:
-    """The rows of all three lengths of key, in one table.
+    """The rows for keys of all three lengths, in one table.
 
     Args:
-        num_slots: slots S, a power of two.
+        num_slots: number of slots S, a power of two.
         k: entries in a row.
     """
 
     def __init__(self, num_slots: int, k: int) -> None:
         self._last_slot = num_slots - 1
-        # A key is Python's hash of a tuple of tokens, 64 bits, the same in every process; its lowest
+        # A key is Python's 64-bit hash of a tuple of tokens, the same in every process; its lowest
         # bits choose the slot. 0: empty.
         self._keys = np.zeros(num_slots, dtype=np.int64)
         self._rows = np.zeros((num_slots, k), dtype=np.int32)
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys [S] and rows [S, k], to write into."""
+        """Keys [S] and rows [S, k], writable."""
         return self._keys, self._rows
 
     @property
@@ -64,7 +64,7 @@ class RowTables:
         self._rows.fill(0)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return what is in use: U keys as int64 [U], and their rows as int32 [U, k]."""
+        """Return the slots in use: U keys, int64 [U], and their rows, int32 [U, k]."""
         used = np.flatnonzero(self._keys)
         return {
             "keys": torch.from_numpy(self._keys[used]),
@@ -86,9 +86,7 @@ class RowTables:
         check_entries(rows, vocab_size)
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned and `check_memory` allows; of a larger table, what finds a
-        slot.
-        """
+        """Load a `memory` that `check_memory` allows; from a larger table, as many rows as find a slot."""
         self.reset()
         keys = tensors["keys"].numpy()
         slots = keys & self._last_slot

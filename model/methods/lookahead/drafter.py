@@ -1,10 +1,9 @@
-"""Lookahead decoding: a Jacobi window makes n-grams, a pool keeps them, matching ones are verified
-as guesses.
+"""Lookahead decoding: a Jacobi window makes n-grams, a pool keeps them, and matching ones are guessed.
 
 Window and guesses are one draft tree. The window has W columns and N-1 rows (N is the n-gram's
 length, `level`). Row 0 is a chain under the root: column 0 is the root itself, column j hangs from
 column j-1. Node (row i, column j) hangs from (row i-1, column j). The prediction after the last row
-of a column completes an n-gram of the pool. Every step the window moves one position on. Guesses
+of a column completes an n-gram of the pool. Every step moves the window on by one position. Guesses
 are the pool's n-grams that begin with the root's token, chains under the root; with several alike
 the longest accepted path wins.
 
@@ -29,8 +28,7 @@ from ...engine.tree import DraftTree
 from ...options import budget_option, check_options, option
 from ..growth.backoff import Backoff
 
-# For the automatic budget: drafted tokens accepted in a step, before anything is known; steps that
-# their mean is taken over.
+# For the automatic budget: the initial mean of accepted drafted tokens per step, and the steps it averages over.
 FIRST_GAIN, MEMORY = 1.0, 32
 
 
@@ -53,7 +51,7 @@ class LookaheadConfig:
 
 
 class _Nodes(NamedTuple):
-    """Nodes of a tree: tokens and parents; and of the window's columns the node in its last row."""
+    """Nodes of a tree: tokens, parents, and the last row's node of each window column."""
 
     tokens: list[int]
     parents: list[int]
@@ -79,24 +77,22 @@ class LookaheadDrafter(CostAwareDrafter):
         self.reset()
 
     def reset(self) -> None:
-        """Forget how often drafts paid; the window and the pool are each text's own."""
+        """Forget the learned gain; the window and the pool belong to one text and `start` clears them."""
         self._gain = FIRST_GAIN
         self._backoff.reset()
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Feed the pool from the prompt and begin a window of random prompt tokens (the same every
-        time).
-        """
+        """Fill the pool from the prompt and begin a window of random prompt tokens (from a fixed seed)."""
         level = self.config.level
         self._pool = {}
         for begin in range(len(prompt_ids) - level + 1):
             self._add_ngram(prompt_ids[begin], tuple(prompt_ids[begin + 1 : begin + level]))
-        # One column more for every row still to fill: each step that adds a row drops a column.
+        # One more column for every row still to fill: each step that adds a row drops a column.
         num_columns = self.config.window + level - 3
         self._rows = [random.Random(0).choices(prompt_ids, k=num_columns)]
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return window and guesses; the best guess alone where only a chain can be verified."""
+        """Return window and guesses; only the best guess if the model verifies chains only."""
         tokens, parents, last_nodes = self._nodes(context[-1], budget)
         cost_curve = budget.cost_curve
         if cost_curve and not self._backoff.allow(self._pays(len(tokens), cost_curve)):
@@ -121,7 +117,7 @@ class LookaheadDrafter(CostAwareDrafter):
         return _Nodes(tokens, parents, window.last_nodes)
 
     def observe(self, step: VerifiedStep) -> None:
-        """Move the window on by one position; a full one gives W new n-grams."""
+        """Move the window on by one position; a full window gives W new n-grams."""
         if step.tree.topology.num_nodes > 1:
             self._gain += (len(step.acceptance.tokens) - 1 - self._gain) / MEMORY
         if not self._last_nodes:
@@ -137,11 +133,11 @@ class LookaheadDrafter(CostAwareDrafter):
         self._rows[0] = self._rows[0][1:]
 
     def _pays(self, num_nodes: int, cost_curve: CostCurve) -> bool:
-        """Whether window and guesses as a whole pay, so many nodes: they cannot be had in part."""
+        """Whether window and guesses pay as a whole; they cannot be drafted in part."""
         return (1.0 + self._gain) / cost_curve.of(num_nodes) > 1.0 / cost_curve.milliseconds[0]
 
     def _window_within(self, max_depth: int) -> _Nodes:
-        """Return the window's nodes, or none of them where its depth does not fit."""
+        """Return the window's nodes, or none if its depth does not fit."""
         heads = self._rows[0]
         if len(heads) + len(self._rows) - 1 > max_depth:
             return _Nodes([], [], [])

@@ -1,1 +1,1 @@
-"""Prompt lookup decoding."""
+"""PLD: prompt lookup decoding."""

@@ -1,9 +1,9 @@
-"""PLD, prompt lookup decoding: continue as the text did after the same n-gram before.
+"""PLD, prompt lookup decoding: continue as the text did after an earlier copy of its last n-gram.
 
-The last n tokens (3, then 2, then 1) are looked up in the prompt and the output so far; what
-followed their match is proposed as a chain. Every n-gram is indexed once, so a step costs O(1) in
-the length of the context. Which match: the first (as in Spec-Bench's and transformers' prompt
-lookup) or the latest, which a study found to accept slightly more (+1% to +5%).
+The last n tokens (3, then 2, then 1) are looked up in the prompt and the output so far; the tokens
+after the match are proposed as a chain. Every n-gram is indexed once, so a step costs O(1) in the
+length of the context. The match is the first one (as in Spec-Bench and transformers) or the latest,
+which a study found to accept slightly more (+1% to +5%).
 
 Source: A. Saxena, Prompt Lookup Decoding, 2023 (github.com/apoorvumang/prompt-lookup-decoding).
 """
@@ -54,7 +54,7 @@ class PldDrafter(CostAwareDrafter):
         super().__init__(config, vocab_size, device)
         self.max_nodes = 1 + config.num_pred_tokens
         self.wants_costs = config.budget == "auto"
-        # By the length of the n-gram behind it.
+        # A chain's kind is the length of the matched n-gram.
         self._rates = ChainAcceptance(config.max_ngram_size, config.num_pred_tokens)
         self._guess: list[int] = []
         self._ngram_size = 0
@@ -84,7 +84,7 @@ class PldDrafter(CostAwareDrafter):
         return DraftTree.chain([text[-1], *self._guess[:drafted]], self.device)
 
     def observe(self, step: VerifiedStep) -> None:
-        """Index the new tokens, and learn how far the guess was right, drafted or not."""
+        """Index the new tokens and learn how far the guess was right, drafted or not."""
         self._rates.learn(self._ngram_size - 1, self._guess, step.acceptance.tokens)
         self._append(step.acceptance.tokens)
 

@@ -14,14 +14,15 @@ from .tree_template import TreeTemplate
 
 
 class AdjacencyMatrix:
-    """int32 [V, k], held where it was written last, and copied when the other side reads it.
+    """int32 [V, k], kept on the side that wrote last and copied when the other side reads it.
 
-    Rows not seen yet hold token id 0, as in the published code: even such nodes bring useful rows.
+    Rows not written yet hold token id 0, as in the published code: even such nodes give useful
+    rows.
 
     Args:
         vocab_size: V.
         k: successors kept for a token.
-        device: of the target model; a CPU shares the host's memory.
+        device: device of the target model; a CPU shares the host's memory.
     """
 
     def __init__(self, vocab_size: int, k: int, device: torch.device) -> None:
@@ -29,7 +30,7 @@ class AdjacencyMatrix:
         self._place = device
         self._is_shared = device.type == "cpu"
         self._device: torch.Tensor | None = None
-        self._is_on_device = False  # whether the device's is the newer one
+        self._is_on_device = False  # whether the device's copy is the newer one
 
     @property
     def host(self) -> np.ndarray:
@@ -54,12 +55,11 @@ class AdjacencyMatrix:
 
 
 class DeviceTemplate:
-    """Token Recycling within a step, for `model.compiled.device_step`: the template is filled, and rows written,
-    on the device.
+    """Token Recycling on the device, for `model.compiled.device_step`: fills the template and writes rows.
 
     Args:
-        matrix: the drafter's.
-        template: of every draft.
+        matrix: the drafter's matrix.
+        template: shape of every draft.
         device: of the target model.
     """
 
@@ -79,11 +79,11 @@ class DeviceTemplate:
             torch._dynamo.mark_static_address(tensor)
 
     def begin_step(self) -> None:
-        """Bring rows that the host has written to the device."""
+        """Copy rows that the host has written to the device."""
         self._matrix = self._source.device
 
     def fill(self, root: torch.Tensor) -> torch.Tensor:
-        """Return the tokens [N]: a level more is right after every look at all parents."""
+        """Return the tokens [N]; each pass over all nodes completes one more level."""
         token_ids = root.expand(len(self._order))
         for _ in range(self.topology.max_depth):
             filled = self._matrix[token_ids[self._parents], self._ranks].long()
@@ -95,7 +95,7 @@ class DeviceTemplate:
     ) -> None:
         """Write the row of every node; of nodes with the same token an accepted one wins, else the last.
 
-        Device code writes in any order, so that nodes with the same token all write the winner's row.
+        Device code writes in any order, so all nodes with the same token write the winner's row.
         """
         order = self._order + is_accepted * len(self._order)  # [N]
         is_same = token_ids[:, None] == token_ids[None]  # [N, N]
@@ -103,7 +103,7 @@ class DeviceTemplate:
         self._matrix[token_ids] = candidates[winners].int()
 
     def snapshot(self) -> Callable[[], None]:
-        """Return what puts the matrix back as it is now."""
+        """Return a function that restores the matrix as it is now."""
         saved = self._source.device.clone()
 
         def undo() -> None:

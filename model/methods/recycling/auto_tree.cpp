@@ -1,6 +1,6 @@
-// The guesses of `--tree-version auto` (auto_tree.py): Python takes four to seven times as long.
+// The guesses of `--tree-version auto` (auto_tree.py); the same in Python takes four to seven times as long.
 //
-// The matrix, codes and rates are Python's, which saves and loads them; the tree under way is kept here.
+// Python owns the matrix, codes and rates, and saves and loads them; the current tree is kept here.
 //
 // Shapes: N nodes of a tree, V vocabulary, k successors kept for a token.
 
@@ -14,7 +14,7 @@
 
 using namespace best_first;
 
-// What Python knows and keeps; arrays belong to it.
+// Settings and arrays of Python, which owns the arrays.
 struct Shared {
   int64_t vocab_size, k, num_buckets, num_kinds, is_average;
   double most_observations;
@@ -25,7 +25,7 @@ struct Shared {
   double* rates;              // [2, num_kinds]: rates, and the observations they rest on
 };
 
-// The tokens of prompt and answer, and which stood right after which.
+// The tokens of prompt and answer, and their pairs of neighbours.
 class TextSoFar {
  public:
   static constexpr int64_t NUM_LEVELS = 4;
@@ -40,7 +40,7 @@ class TextSoFar {
 
   void append(const int32_t* tokens, int64_t count, bool is_answer) {
     for (int64_t i = 0; i < count; ++i) {
-      // A token without a logit is nobody's successor.
+      // A token without a logit is never a successor.
       if (tokens[i] < int64_t(levels_.size())) levels_[tokens[i]] = is_answer ? OF_ANSWER : OF_PROMPT;
       pairs_.insert(pair(last_, tokens[i]));
       last_ = tokens[i];
@@ -76,7 +76,7 @@ struct RowGuesses {
 
   int32_t follow(int32_t, int32_t token) const { return token; }
 
-  // A kind of guess is a rank, a bucket of its probability and how familiar the text is with it.
+  // A kind of guess is a rank, a bucket of its probability and a level: where the text has named the token.
   void guess(int32_t token, std::vector<Guess>& guesses) const {
     const int64_t k = shared.k;
     const uint8_t* codes = shared.codes + token * k;
@@ -140,7 +140,7 @@ RowGuesses* rows_new(const Shared* shared) { return new RowGuesses(*shared); }
 
 void rows_free(RowGuesses* rows) { delete rows; }
 
-// Grow a tree: tokens, parents and kinds [N], the root first; returns N.
+// Grow a tree: tokens, parents and kinds [N], the root first; return N.
 int64_t rows_grow(
     RowGuesses* rows, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_prices,
     const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
@@ -159,13 +159,13 @@ void rows_start(RowGuesses* rows, const int32_t* tokens, int64_t count) {
 // Add tokens of the answer.
 void rows_append(RowGuesses* rows, const int32_t* tokens, int64_t count) { rows->text.append(tokens, count, true); }
 
-// Learn what the last tree's guesses were worth, from the accepted path and the tokens that came along it.
+// Learn the acceptance of the last tree's guesses from the accepted path and its emitted tokens.
 void rows_teach(RowGuesses* rows, const int64_t* path, const int32_t* tokens, int64_t count) {
   rows->growth.teach(rows->rates, path, tokens, count);
 }
 
-// Write rows of nodes, those in `order` [count], one after the other: tokens of all, and their likeliest successors with
-// their logits, `width` of each, k of which are written.
+// Write the rows of the nodes in `order` [count], one by one: the tokens of all nodes, and for each node `width`
+// likely successors with their logits, k of which are written.
 void rows_write(
     RowGuesses* rows, const int32_t* tokens, const int64_t* order, int64_t count, const int32_t* successors,
     const double* logits, int64_t width) {

@@ -1,8 +1,8 @@
-"""How probable the successors in the adjacency matrix are: what `--tree-version auto` knows.
+"""Probabilities of the successors in the adjacency matrix, for `--tree-version auto`.
 
-Beside every successor stands a coded probability. The model gives it for one context; a row can average over
-the contexts in which its token stood. How often a successor of such a rank and code came true is learned while
-decoding, apart for successors that the text has already named.
+Every successor is stored with a coded probability. The model gives it for one context; a row can
+average over the contexts of its token. How often successors of a rank and code are accepted is
+learned while decoding, separately for successors that the text has already named.
 
 Shapes: V vocabulary, k successors kept for a token.
 """
@@ -37,16 +37,15 @@ from ..growth.best_first import (
     loaded,
 )
 
-# A stored probability is of another context with the same last token: it promises about half.
+# A stored probability comes from another context with the same last token, so about half of it is expected.
 TRUST = 0.5
-# How familiar a successor is: the text has not named it, only the prompt has, the answer has, or it has stood
-# right after the token before.
+# Levels of a successor: not in the text, only in the prompt, in the answer, or seen right after this token.
 NUM_LEVELS = 4
 SOURCE = Path(__file__).with_name("auto_tree.cpp")
 
 
 class _Shared(ctypes.Structure):
-    """As `Shared` in `auto_tree.cpp`."""
+    """The struct `Shared` of `auto_tree.cpp`."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("vocab_size", "k", "num_buckets", "num_kinds")),
@@ -73,11 +72,11 @@ def library_of_guesses() -> ctypes.CDLL:
 
 
 class AutoTree:
-    """Coded probabilities beside the matrix, and what they turned out to be worth.
+    """Coded probabilities beside the matrix, and their learned acceptance.
 
     Args:
         matrix: the adjacency matrix, int32 [V, k], which is written here too.
-        is_average: whether half of a row is what it was, and half what is new; else the new takes its place.
+        is_average: whether a written row is half the old and half the new one; else the new one replaces it.
     """
 
     def __init__(self, matrix: np.ndarray, is_average: bool) -> None:
@@ -88,7 +87,7 @@ class AutoTree:
         priors = [TRUST * centre for _ in range(k) for centre in CENTRES for _ in range(NUM_LEVELS)]
         self._rates = AcceptanceRates(priors)
         self._library = library = library_of_guesses()
-        # Kept here, since C++ reads and writes them.
+        # Kept alive here, since C++ reads them.
         constants = (np.array(MINUS_EDGES), np.array(CENTRES))
         self._arrays = (*constants, matrix, self._codes, self._rates.array)
         sizes = (*matrix.shape, len(CENTRES), len(self._rates.rates))
@@ -101,26 +100,24 @@ class AutoTree:
         self._is_grown = False
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Begin a text; a tree of the last one that was never verified is forgotten."""
+        """Begin a text; forget an unverified tree of the last one."""
         self._is_grown = False
         tokens = array("i", prompt_ids)
         self._library.rows_start(self._rows, address(tokens), len(tokens))
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Take over new tokens of the text, of whose successors nothing is known."""
+        """Append new tokens of the text, whose successors are unknown."""
         new = array("i", tokens)
         self._library.rows_append(self._rows, address(new), len(new))
 
     def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
-        """Return the tree of the most probable nodes that are worth what they cost."""
+        """Return the tree of the most probable nodes that are worth their cost."""
         self._check(root)
         self._is_grown = True
         return self._growth.grow(root, MAX_MEASURED_NODES - 1, budget, device)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
-        """Learn what the guesses of the last tree were worth, the new tokens, and the rows of these nodes, in
-        this order.
-        """
+        """Learn acceptance from the last tree, append the new tokens, and write the rows of nodes in this order."""
         if self._is_grown:
             path, tokens = array("q", acceptance.path), array("i", acceptance.tokens)
             count = min(len(path), len(tokens))
@@ -135,7 +132,7 @@ class AutoTree:
         successors: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
     ) -> None:
-        """Write rows of tokens, one after the other: k successors each, and what their logits say."""
+        """Write rows of tokens, one by one: k successors each, and the codes of their probabilities."""
         self._write_nodes(tokens, array("q", range(len(tokens))), successors, logits)
 
     def _write_nodes(
@@ -168,7 +165,7 @@ class AutoTree:
         return {"codes": torch.from_numpy(self._codes.copy()), "rates": self._rates.state()}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned.
+        """Load a `memory`.
 
         Raises:
             ValueError: if shapes, types or values do not fit.

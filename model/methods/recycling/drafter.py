@@ -1,4 +1,4 @@
-"""Token Recycling: the candidate tokens that decoding throws away are kept and drafted from.
+"""Token Recycling: keeps the candidate tokens that decoding throws away, and drafts from them.
 
 An adjacency matrix holds, for every token of the vocabulary, the top-k tokens predicted after its
 last occurrence. A step fills a static tree template from it, level by level (`child =
@@ -44,9 +44,9 @@ AUTO = "auto"
 class RecyclingConfig:
     """Options of Token Recycling.
 
-    With `policy="original"` the drafter does what the published code does: the prompt is not
-    harvested, rows are written in tree order after every step but the one that stops, warm-up
-    passes count, and nothing is ever reset.
+    `policy="original"` reproduces the published code: the prompt is not harvested, rows are written
+    in tree order after every step but the one that stops, warm-up passes count, and nothing is ever
+    reset.
     """
 
     output_id_topk: int = option(8, "successors kept for each token (k)", least=1)
@@ -91,11 +91,11 @@ class RecyclingConfig:
         elif self.policy == "original":
             raise ValueError("tree_version: got auto with policy original, whose tree is static")
         if self.write_back == "average" or self.tree_version == AUTO:
-            library_of_guesses()  # now: where it cannot be built, no weights need load
+            library_of_guesses()  # fail before any weights load if it cannot be built
 
     @property
     def write_back(self) -> str:
-        """The policy: what was given, else what suits the tree."""
+        """The policy given, else the default for the kind of tree."""
         if self.policy is not None:
             return self.policy
         return "average" if self.tree_version == AUTO else "accepted-last"
@@ -110,9 +110,7 @@ class _Level(NamedTuple):
 
 
 class RecyclingDrafter(CostAwareDrafter):
-    """Drafts from the adjacency matrix: a static tree, or with `tree_version="auto"` the tree that
-    pays.
-    """
+    """Drafts from the adjacency matrix: a static tree, or with `tree_version="auto"` the best-paying tree."""
 
     config_class = RecyclingConfig
     auto_options = MappingProxyType({"tree_version": AUTO})
@@ -128,8 +126,8 @@ class RecyclingDrafter(CostAwareDrafter):
             self.harvests_prompt = not self._is_original
         self.is_cold = config.start == "cold"
         if self._is_original:
-            # The published loop stops once more than max_new_tokens + 1 tokens stand; the steps beyond
-            # the limit still write rows that later questions draft from.
+            # The published loop stops after more than max_new_tokens + 1 tokens; its steps beyond
+            # the limit still write rows for later questions.
             self.quirks = Quirks(overrun=2, keeps_warmup=True)
         self._guesses: AutoTree | None = None
         self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device)
@@ -147,14 +145,13 @@ class RecyclingDrafter(CostAwareDrafter):
 
     @property
     def _matrix(self) -> np.ndarray:
-        """The matrix on the host: filling a tree there takes microseconds, and verification brings the
-        rows to write in its one transfer.
-        """
+        """The matrix on the host: filling a tree takes microseconds, and verification transfers the new rows."""
         return self._adjacency.host
 
     def on_device(self) -> DeviceTemplate | None:
-        """Return the static template's part of whole steps; not where rows are written in another way: the
-        published order depends on why a text stops.
+        """Return the static template's part of whole steps; None for policies that write rows differently.
+
+        The published policy, for example, depends on why a text stops.
         """
         if self._guesses or self._is_original or self._writes_accepted_only:
             return None
@@ -168,8 +165,8 @@ class RecyclingDrafter(CostAwareDrafter):
             self._guesses.start(prompt_ids)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Fill the template from the matrix, level by level; or grow a tree as long as it pays."""
-        if context[-1] >= self.vocab_size:  # some prompts' tokens have no logit, and no row
+        """Fill the template from the matrix, level by level, or grow a tree while it pays."""
+        if context[-1] >= self.vocab_size:  # some prompt tokens have no logit and no row
             return DraftTree.chain(context[-1:], self.device)
         if self._guesses and self.wants_costs:  # --tree-version auto
             return self._guesses.grow(context[-1], budget, self.device)
@@ -195,9 +192,7 @@ class RecyclingDrafter(CostAwareDrafter):
             self._matrix[token] = row
 
     def observe(self, step: VerifiedStep) -> None:
-        """Write back the top-k after every node; of nodes with the same token the last one written
-        wins.
-        """
+        """Write back the top-k after every node; of nodes with the same token the last one written wins."""
         acceptance, k = step.acceptance, self.config.output_id_topk
         order = acceptance.path
         if not self._writes_accepted_only:
@@ -216,7 +211,7 @@ class RecyclingDrafter(CostAwareDrafter):
             self._matrix[tokens[node]] = token_ids[node][:k]
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Take over new tokens of the text."""
+        """Append new tokens of the text."""
         if self._guesses:
             self._guesses.append(tokens)
 
@@ -227,12 +222,12 @@ class RecyclingDrafter(CostAwareDrafter):
             self._guesses.reset()
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the matrix, int32 [V, k], and what `auto` knows beside it."""
+        """Return the matrix, int32 [V, k], and the probabilities and rates of `auto`."""
         extra = self._guesses.memory() if self._guesses else {}
         return {"adjacency": torch.from_numpy(self._matrix.copy()), **extra}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over a saved matrix.
+        """Load a saved matrix.
 
         Raises:
             ValueError: if vocabulary, k, type or token ids do not fit.
@@ -261,9 +256,7 @@ class RecyclingDrafter(CostAwareDrafter):
 
     @staticmethod
     def _stops_after_update(step: VerifiedStep) -> bool:
-        """Whether the published code would have written rows before it stopped: end of text as
-        bonus token.
-        """
+        """Whether the published code writes rows in this last step: if the end of text is the bonus token."""
         is_bonus = len(step.acceptance.tokens) == len(step.acceptance.path)
         return step.stop_reason == "eos" and is_bonus
 

@@ -1,4 +1,4 @@
-"""Tree templates of Token Recycling: which ranks of the adjacency matrix become which nodes.
+"""Tree templates of Token Recycling: the rank in the adjacency matrix for each node of a draft.
 
 A template is a list of rank paths: `[0, 2]` is the third most likely successor of the most likely
 successor of the root. Named templates are the JSON files in `templates/`; any other JSON file of
@@ -17,9 +17,9 @@ from ...engine.tree import TreeTopology
 from ...options import unknown_name
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
-# A template is verified by one forward pass; far larger ones are a mistake or an attack on memory.
+# A template is verified in one forward pass; far larger ones are a mistake or an attack on memory.
 MAX_PATHS = 4096
-# A file of the most paths, all deep, is smaller by far.
+# A valid file, even with the most paths, is far smaller.
 MAX_BYTES = 16 * 2**20
 
 
@@ -28,11 +28,10 @@ class TreeTemplate:
 
     Args:
         paths: rank paths without the root, in any order; sorted here by depth.
-        name: how errors call it.
+        name: its name in errors.
 
     Raises:
-        ValueError: naming the wrong path: empty, not whole numbers >= 0, twice, or without its
-            ancestor.
+        ValueError: naming the wrong path: empty, not of integers >= 0, duplicated, or without its ancestor.
     """
 
     def __init__(self, paths: Sequence[Sequence[int]], name: str) -> None:

@@ -1,16 +1,16 @@
-"""SAMD: continue where the text's end was seen before, else draft another method's tree.
+"""SAMD: continue from where the text's end occurred before, else draft another method's tree.
 
 A suffix automaton over prompt and answer finds the longest suffix that occurred earlier (dynamic);
-another one, built beforehand, the longest that occurs in a corpus (static). What followed there is
-a chain of guesses, the longer the longer the match. A short match promises little: then the tree of
-the fallback method is drafted, which learns from every step all the same.
+another, built beforehand, finds the longest that occurs in a corpus (static). The tokens that
+followed there become a chain of guesses; a longer match gives a longer chain. After a short match
+the tree of the fallback method is drafted instead; the fallback learns from every step.
 
 Source: Y. Hu et al., SAM Decoding: Speculative Decoding via Suffix Automaton, arXiv 2411.10666
 (l_threshold -> `threshold`, l_bias -> `bias`, 5 each). SAM[TR] of the paper is the fallback
-`recycling`, with a corpus given as `automaton`; the paper's SAM alone, which has no tree to fall
-back to and no bias, is the fallback `none`. The length of a chain by its match is from the authors'
-code (alpha -> `tokens_per_match`). The latest occurrence is ours: measured beside the first, it
-accepted more tokens with fewer nodes.
+`recycling`, with a corpus given as `automaton`; the paper's SAM alone, without a tree and without
+bias, is the fallback `none`. The chain length by match length is from the authors' code (alpha ->
+`tokens_per_match`). Using the latest occurrence is ours: it accepted more tokens with fewer nodes
+than the first one.
 
 Shapes: C prompt tokens in a chunk, V vocabulary.
 """
@@ -35,7 +35,7 @@ from .static_automaton import Follower, StaticAutomaton
 from .suffix_automaton import SuffixAutomaton
 
 FALLBACKS = ("recycling", "none")
-# Matches from this length on are of one kind to the automatic budget.
+# The automatic budget treats all matches from this length on as one kind.
 LONGEST_KIND = 16
 FALLBACK_OPTIONS = ("output_id_topk", "tree_version", "start")
 
@@ -88,7 +88,7 @@ class SamdConfig:
                 )
 
     def fallback_config(self) -> object:
-        """Return the config of the fallback: what was given, else what the budget asks for."""
+        """Return the fallback's config: the given options, else those that fit the budget."""
         cls = drafter_class(self.fallback)
         given = {name: getattr(self, name) for name in FALLBACK_OPTIONS}
         options = dict(cls.auto_options) if self.budget == "auto" else {}
@@ -97,11 +97,11 @@ class SamdConfig:
 
 
 class _Chain(NamedTuple):
-    """A continuation that was found.
+    """A continuation found in the text or the corpus.
 
     Attributes:
         tokens: the guesses.
-        length: tokens of the match, the bias taken off.
+        length: length of the match, less the bias.
         source: where it was found, "text" or "corpus".
     """
 
@@ -147,7 +147,7 @@ class SamdDrafter(CostAwareDrafter):
         self._rates = ChainAcceptance(LONGEST_KIND, config.num_pred_tokens)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Read the prompt into the text's automaton, and follow it through the corpus's."""
+        """Add the prompt to the text's automaton and follow it through that of the corpus."""
         self._text = SuffixAutomaton(prefers_latest=self.config.match == "latest")
         self._follower = Follower(self._corpus) if self._corpus is not None else None
         self._extend(prompt_ids)
@@ -160,7 +160,7 @@ class SamdDrafter(CostAwareDrafter):
             self._fallback.observe_prompt(token_ids, logits)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return the chain after the match if that is long enough, and pays, else the fallback's tree."""
+        """Return the chain after the match if that is long enough and pays, else the fallback's tree."""
         chain = self._best_chain(min(self.config.num_pred_tokens, budget.max_depth))
         self._chain = chain if chain.length >= self._threshold and chain.tokens else None
         drafted = len(chain.tokens) if self._chain else 0
@@ -190,7 +190,7 @@ class SamdDrafter(CostAwareDrafter):
             self._fallback.skip(tokens)
 
     def reset(self) -> None:
-        """Clear the fallback's memory and how far chains came true; the corpus stays."""
+        """Clear the fallback's memory and the learned acceptance of chains; the corpus stays."""
         self._rates.reset()
         if self._fallback:
             self._fallback.reset()
@@ -205,7 +205,7 @@ class SamdDrafter(CostAwareDrafter):
         return self._fallback.memory() if self._fallback else {}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over the fallback's memory.
+        """Load the fallback's memory.
 
         Raises:
             ValueError: if it does not fit the fallback, or there is none.
@@ -226,7 +226,7 @@ class SamdDrafter(CostAwareDrafter):
             self._follower.extend(tokens)
 
     def _best_chain(self, max_tokens: int) -> _Chain:
-        """Return what follows the longer match; one in the corpus counts as shorter by the bias."""
+        """Return the continuation of the longer match; a corpus match counts as shorter by the bias."""
         length, tokens = self._text.match(max_tokens)
         chain = _Chain(tokens, length, "text")
         if self._follower:

@@ -1,7 +1,6 @@
 """The suffix automaton of a corpus: built once, saved as arrays, followed token by token.
 
-Documents are set apart by a token that no text holds, so that no match and no draft runs from one
-into the next.
+Documents are separated by a token that no text holds, so that no match and no draft crosses from one to the next.
 
 Shapes: n corpus tokens (boundaries included), S states, E transitions.
 """
@@ -25,7 +24,7 @@ FORMAT = "suffix-automaton-1"
 
 
 class StaticAutomaton:
-    """A read-only suffix automaton; shared by all that follow a text through it.
+    """A read-only suffix automaton, shared by all followers.
 
     Args:
         arrays: int32 arrays by name: `tokens` [n], `links`, `lengths` and `ends` [S], and the
@@ -83,7 +82,7 @@ class StaticAutomaton:
 
     @staticmethod
     def load(file: str) -> StaticAutomaton:
-        """Load a saved automaton; the last one stays in memory, as long as its file is the same.
+        """Load a saved automaton; the last one stays in memory while its file is unchanged.
 
         Raises:
             ValueError: if the file cannot be read, or is not a saved automaton.
@@ -93,7 +92,7 @@ class StaticAutomaton:
 
 @lru_cache(maxsize=1)
 def _loaded(file: str, state: tuple[object, ...]) -> StaticAutomaton:
-    """Load a saved automaton whose file is in this state."""
+    """Load a saved automaton; `state` is the file's fingerprint, for the cache."""
     try:
         with safe_open(file, framework="numpy") as content:
             is_ours = (content.metadata() or {}).get("format") == FORMAT
@@ -124,7 +123,7 @@ class Follower:
         self.length = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Go on with these tokens: amortised constant time each."""
+        """Follow these tokens, in amortised constant time each."""
         automaton = self._automaton
         for token in tokens:
             state = automaton.step(self._state, token)
@@ -137,8 +136,9 @@ class Follower:
                 self.length += 1
 
     def match(self, max_tokens: int) -> Match:
-        """Return where the text's end was seen first in the corpus, with up to `max_tokens` of what
-        followed in that document.
+        """Return the first occurrence of the text's end in the corpus.
+
+        Its continuation is up to `max_tokens` tokens that followed in that document.
         """
         if not self.length:
             return Match(0, [])
@@ -150,7 +150,7 @@ class Follower:
 
 
 def _check(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError unless the arrays are an automaton that can be followed safely."""
+    """Raise ValueError unless the arrays form an automaton that is safe to follow."""
     if set(arrays) != set(NAMES):
         raise ValueError(f"got arrays {sorted(arrays)}; allowed: {', '.join(NAMES)}")
     if any(array.dtype != np.int32 or array.ndim != 1 for array in arrays.values()):
@@ -169,7 +169,7 @@ def _check(arrays: Mapping[str, np.ndarray]) -> None:
         and links[0] == -1
         and lengths[0] == 0
         and _within(links[1:], 0, num_states)
-        # Links lead to shorter strings, so that following them ends.
+        # Links lead to shorter strings, so following them ends.
         and bool((lengths[links[1:]] < lengths[1:]).all())
         and _within(tokens, BOUNDARY, np.iinfo(np.int32).max)
     )

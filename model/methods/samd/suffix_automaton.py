@@ -1,4 +1,4 @@
-"""A suffix automaton that grows token by token, and says where the text's end was seen before.
+"""A suffix automaton that grows token by token and finds earlier occurrences of the text's end.
 
 A state stands for a set of suffixes that occur at the same places; following links from the last
 state walks the suffixes of the text from the longest to the empty one. Appending a token takes
@@ -35,9 +35,9 @@ class SuffixAutomaton:
 
     Args:
         tokens: the text to begin with.
-        prefers_latest: whether a match continues as where it was last the longest, not where it
-            first occurred. Keeping the very last occurrence of every suffix would not be constant
-            time; this is, and comes close.
+        prefers_latest: whether a match continues from the place where it was last the longest
+            match, not from its first occurrence. Tracking the true last occurrence of every suffix
+            would not be constant time; this is, and comes close.
 
     Attributes:
         text: the tokens so far.
@@ -64,7 +64,7 @@ class SuffixAutomaton:
             self._append(token)
 
     def match(self, max_tokens: int) -> Match:
-        """Return the longest suffix that occurs earlier, with up to `max_tokens` of what followed."""
+        """Return the longest suffix that occurs earlier, with up to `max_tokens` that followed it."""
         if self._last == ROOT:
             return Match(0, [])
         state = self.links[self._last]
@@ -90,7 +90,7 @@ class SuffixAutomaton:
         if lengths[after] == lengths[state] + 1:
             links[new] = after
             return
-        # The shorter strings of `after` now occur at one place more than its longer ones.
+        # The shorter strings of `after` now occur at one more place than its longer ones.
         split = self._add_state(dict(transitions[after]), lengths[state] + 1, self.ends[after])
         links[split] = links[after]
         links[after] = links[new] = split

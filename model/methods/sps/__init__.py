@@ -1,1 +1,1 @@
-"""Speculative sampling with a smaller draft model."""
+"""SpS: speculative sampling with a smaller draft model."""

@@ -15,10 +15,10 @@ from ...machine.files import written_state
 
 
 def check_draft_model(name: str, vocab_size: int) -> None:
-    """Check what can be known of a draft model without its weights.
+    """Check a draft model as far as possible without its weights.
 
     Raises:
-        ValueError: if it is not there, or has not as many tokens as the target model.
+        ValueError: if it does not exist, or its vocabulary size is not the target model's.
     """
     looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
     if looks_local and not Path(name).is_dir():
@@ -35,12 +35,12 @@ def check_draft_model(name: str, vocab_size: int) -> None:
 
 
 def load_draft_model(name: str, dtype: str, device: torch.device) -> TargetModel:
-    """Load a draft model; the last one stays loaded, as long as the files in its folder are the same.
+    """Load a draft model; the last one stays loaded while the files in its folder are unchanged.
 
     Raises:
-        ValueError: if its weights cannot be loaded, or it cannot be rolled back.
+        ValueError: if its weights cannot be loaded, or its cache cannot be rolled back.
     """
-    # With its number: "cuda" and "cuda:0" are one device.
+    # Make the index explicit: "cuda" and "cuda:0" are one device.
     return _loaded(name, dtype, torch.empty(0, device=device).device, written_state(name))
 
 
@@ -53,10 +53,10 @@ def _loaded(name: str, dtype: str, device: torch.device, state: tuple[object, ..
 
 
 def _read(load: Callable[..., Any], name: str, **options: object) -> Any:
-    """Load something of a draft model."""
+    """Load a part of a draft model; raises ValueError."""
     try:
         return load(name, **options)
-    # transformers raises many types for a missing, broken or unknown model.
+    # transformers raises many types of errors for a missing, broken or unknown model.
     except Exception as error:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"draft_model {name}: cannot be loaded: {cause}") from error

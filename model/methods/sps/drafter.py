@@ -1,12 +1,11 @@
-"""SpS, speculative sampling: a smaller model of the same vocabulary writes the guesses.
+"""SpS, speculative sampling: a smaller model with the same vocabulary makes the guesses.
 
-The classic baseline. The draft model continues the text greedily by a few tokens, a chain that the
-target model verifies. Guesses are certain (one token, not a distribution), so that the one rule of
-verification keeps greedy decoding and sampling exact; the accept/reject ratio of the papers, which
-sampled guesses need, is not.
+The classic baseline. The draft model continues the text greedily by a few tokens; the target model
+verifies this chain. Guesses are deterministic (one token, not a distribution), so the common
+verification keeps greedy decoding and sampling exact. The papers' accept/reject ratio, which
+sampled guesses need, is not needed.
 
-The draft model has a KV cache of its own. What verification rejects is rolled back, so that every
-token of the text is read once.
+The draft model has a KV cache of its own. Rejected tokens are rolled back, so every token of the text is read once.
 
 Source: Y. Leviathan et al., Fast Inference from Transformers via Speculative Decoding, arXiv
 2211.17192; C. Chen et al., Accelerating LLM Decoding with Speculative Sampling, arXiv 2302.01318
@@ -36,9 +35,9 @@ from ..growth.backoff import Backoff
 from ..growth.chain_acceptance import ChainAcceptance
 from .draft_model import check_draft_model, load_draft_model
 
-# Rows that the draft model's cache gains when it is full: it is not told how long the text gets.
+# The draft model's cache grows by this many rows when it is full: the text's final length is unknown.
 MORE_ROWS = 512
-# Tokens that a draft begins with in one pass: the last guess, if it was right, and the one after it.
+# Most tokens in the first pass of a draft: the last guess, if it was right, and the token after it.
 MOST_UNREAD = 2
 
 
@@ -54,7 +53,7 @@ class SpsConfig:
     budget: str = budget_option("fixed")
 
     def __post_init__(self) -> None:
-        """Validate what needs no file.
+        """Validate as far as possible without files.
 
         Raises:
             ValueError: naming the option, what was given and what is allowed.
@@ -63,7 +62,7 @@ class SpsConfig:
 
 
 class SpsDrafter(CostAwareDrafter):
-    """Drafts what a smaller model would write.
+    """Drafts the greedy continuation of a smaller model.
 
     Raises:
         ValueError: if the draft model is missing, cannot be loaded or has another vocabulary.
@@ -90,11 +89,11 @@ class SpsDrafter(CostAwareDrafter):
 
     @torch.inference_mode()
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Read the prompt up to its last token; where drafting does not pay, the first draft will."""
+        """Read the prompt up to its last token, or, if drafting does not pay now, leave it to the first draft."""
         limit = self._model.context_limit(len(prompt_ids))
         self._context_limit = math.inf if limit is None else limit
         if max(prompt_ids) >= self._num_tokens:
-            self._context_limit = 0  # a token without a logit, which the draft model lacks
+            self._context_limit = 0  # a prompt token without a logit, unknown to the draft model
         self._cache = self._model.new_cache(len(prompt_ids) + MORE_ROWS)
         if not self._backoff.is_waiting and len(prompt_ids) <= self._context_limit:
             self._read(prompt_ids, self._cache)
@@ -116,7 +115,7 @@ class SpsDrafter(CostAwareDrafter):
         unread = DraftTree.chain(context[cache.length :], self.device)
         guesses = [unread.token_ids[-1:]]
         for _ in range(length):
-            # Stays on the device: the next guess does not wait for the host.
+            # Stays on the device, so that the next guess does not wait for the host.
             guess = self._model.forward(unread, cache)[-1:].argmax(dim=-1)
             guesses.append(guess)
             unread = DraftTree(guess, TreeTopology.chain(1))
@@ -138,7 +137,7 @@ class SpsDrafter(CostAwareDrafter):
         self._backoff.reset()
 
     def draft_costs(self) -> CostModel:
-        """Return what the draft model's passes cost: one is taken for every guess."""
+        """Return the costs of the draft model's passes, one for every guess."""
         return step_costs(self._model)
 
     def describe(self) -> str:
@@ -147,7 +146,7 @@ class SpsDrafter(CostAwareDrafter):
         return f"draft model of {parameters / 1e6:.1f}M parameters, {self._model.dtype}"
 
     def _paying(self, length: int, cost_curve: CostCurve) -> int:
-        """Return how many guesses are worth what they cost; now and then one that is not, to learn."""
+        """Return the best number of guesses; now and then 1 where none pays, to keep learning."""
         paying = self._rates.paying(0, length, cost_curve)
         return (paying or 1) if self._backoff.allow(paying > 0) else 0
 

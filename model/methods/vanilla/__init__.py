@@ -1,1 +1,1 @@
-"""Plain decoding: the empty draft."""
+"""Vanilla: plain decoding, as the empty draft."""

@@ -1,4 +1,4 @@
-"""Vanilla: plain autoregressive decoding as the empty draft, through the same loop as every method."""
+"""Vanilla: plain autoregressive decoding, as the empty draft in the loop of every method."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...engine.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class VanillaConfig:
-    """Nothing to configure."""
+    """Vanilla has no options."""
 
 
 class VanillaDrafter(Drafter):
-    """Proposes the root alone."""
+    """Drafts nothing: the tree is the root alone."""
 
     config_class = VanillaConfig
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return the root without a guess."""
+        """Return the root alone."""
         return DraftTree.chain([context[-1]], self.device)

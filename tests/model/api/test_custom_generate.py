@@ -1,6 +1,6 @@
-"""`custom_generate`: what comes back, what lives on, what is refused.
+"""`custom_generate`: outputs, state between calls, refusals.
 
-That tokens equal those of `generate` is in `test_custom_generate_laws.py`.
+`test_custom_generate_laws.py` tests that tokens equal those of `generate`.
 
 Run: pytest tests/model/api/test_custom_generate.py
 """
@@ -104,7 +104,7 @@ def test_tensors_that_leave_a_call_may_be_written_and_derived() -> None:
 
 
 class Watch(StoppingCriteria):
-    """Notes what it is asked about; ends the text at a length."""
+    """Records the texts it is asked about; ends the text at a length."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -112,7 +112,7 @@ class Watch(StoppingCriteria):
         self.num_scores: list[int] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Return whether the text has its length [1]."""
+        """Return whether the text has reached that length [1]."""
         self.asked.append(input_ids[0].tolist())
         self.num_scores.append(len(scores))
         return torch.tensor([input_ids.shape[1] >= self.length])
@@ -150,7 +150,7 @@ def test_the_reason_to_stop_is_said() -> None:
 
 
 class Pieces(BaseStreamer):
-    """Collects what it is given."""
+    """Collects the tokens it is given."""
 
     def __init__(self) -> None:
         self.pieces: list[list[int]] = []
@@ -220,7 +220,7 @@ def num_differing() -> int:
     for seed in range(2):
         target = model_with_twins(seed, 2)
         ids = torch.tensor([random_ids(20, seed=seed, vocab_size=64)])
-        # Penalties below 1 let tokens come again: twins stay twins.
+        # Penalties below 1 favour repeated tokens: twins stay twins.
         options = {
             "attention_mask": torch.ones_like(ids),
             "max_new_tokens": 20,

@@ -1,7 +1,7 @@
-"""The law of `custom_generate`: every method gives what `generate` gives, whatever was asked for.
+"""The law of `custom_generate`: with any method and options the tokens equal those of `generate`.
 
-Families, methods and option sets are all combined; in float32 nothing may differ. Sampling begins
-with the same seed of torch's global generator, as a user would set it.
+All families, methods and option sets are combined; in float32 nothing may differ. Sampling starts
+from the same seed of torch's global generator.
 
 Run: pytest tests/model/api/test_custom_generate_laws.py
 """
@@ -83,7 +83,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def tokens_of(
     model: PreTrainedModel, options: Mapping[str, Any], decode: Speculative | None = None
 ) -> list[int]:
-    """Return what `generate` returns, plainly or with a method."""
+    """Return the tokens of `generate`, with or without a method."""
     inputs = PADDED if "attention_mask" in options else PROMPT
     arguments = {"attention_mask": torch.ones_like(inputs), "max_new_tokens": NUM_TOKENS}
     if "generation_config" in options:

@@ -1,4 +1,4 @@
-"""The library object: prompts in, text out, and what lives from one prompt to the next.
+"""The library object: prompts in, text out, and state kept from prompt to prompt.
 
 Run: pytest tests/model/api/test_decoder.py
 """
@@ -51,7 +51,7 @@ def test_an_answer_is_that_of_generate_with_all_its_figures(method: str) -> None
     decoder = decoder_for(method, model, tokenizer)
     prompt_ids = tokenizer(PROMPT).input_ids
     expected = referee(decoder.target, prompt_ids, 20, eos_id=2)
-    for _ in range(2):  # with what the first answer taught, and its rows
+    for _ in range(2):  # the second time with the first answer's memory and cache
         output = decoder.generate(PROMPT, max_new_tokens=20)
         assert output.token_ids == expected
         assert output.sequences.tolist() == [prompt_ids + expected]
@@ -285,7 +285,7 @@ def test_a_cold_start_learns_from_the_same_prompt_again() -> None:
 )
 def test_a_wrong_option_of_a_method_is_one_clear_error(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        SpeculativeDecoder(None, **options)  # type: ignore[arg-type]  # found before the model is
+        SpeculativeDecoder(None, **options)  # type: ignore[arg-type]  # refused before the model is used
 
 
 def test_a_wrong_value_of_a_method_is_found_before_the_weights_load(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_packages_names_are_there_and_no_others() -> None:
 def test_measuring_draws_nothing_from_the_users_generator(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Else the first sampled text on a machine is another than the second, from one seed."""
+    """Otherwise the first sampled text on a machine would differ from the second, with one seed."""
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     monkeypatch.setattr(kernel_choice, "FEWEST_WEIGHTS", 0)
     monkeypatch.setattr(attention, "FEWEST_WEIGHTS", 0)

@@ -1,4 +1,4 @@
-"""Streamed text: pieces that never break a character, and together are the whole.
+"""Streamed text: pieces never split a character, and joined they are the whole text.
 
 Run: pytest tests/model/api/test_text_stream.py
 """
@@ -20,7 +20,7 @@ TEXT = "Naïve café — 日本語のテキスト, 👩‍🚀 and 🏳️‍�
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
-    """Return a tokenizer that spells unknown characters in bytes, and spaces in its own way."""
+    """Return a tokenizer with byte fallback and its own treatment of spaces."""
     words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁a", "b", "c"]
     model = models.BPE({word: index for index, word in enumerate(words)}, [], byte_fallback=True)
     tokenizer = Tokenizer(model)

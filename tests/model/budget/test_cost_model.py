@@ -1,4 +1,4 @@
-"""CostCurve decide how many nodes are drafted; costs are measured once and kept.
+"""Cost curves decide the number of drafted nodes; costs are measured once and kept.
 
 Run: pytest tests/model/budget/test_cost_model.py
 """
@@ -84,7 +84,7 @@ def decoded(
     num_steps: int,
     plain_milliseconds: float = 1.0,
 ) -> CostModel:
-    """Return costs after so many steps over this many nodes, and the plain ones that they ask for."""
+    """Return costs after this many steps of this many nodes, and the root-only steps that the switch asks for."""
     for _ in range(num_steps):
         while costs.switch.is_resting:
             costs.learn(1, 1, CONTEXTS[0], int(plain_milliseconds * 1e6))
@@ -153,7 +153,7 @@ def test_short_passes_are_measured_in_a_row(
     taken: list[float] = []
 
     def time_pass(*_: object) -> float:
-        """One of ten takes as long as is said, or each does."""
+        """Take the given time, in one of ten calls or in each."""
         taken.append(milliseconds if len(taken) % num_passes == 0 else 3.0)
         return taken[-1]
 

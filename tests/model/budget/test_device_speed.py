@@ -1,4 +1,4 @@
-"""What drafting adds to a step is told from what the device is just now.
+"""The extra time of drafting is separated from the device's changing speed.
 
 Run: pytest tests/model/budget/test_device_speed.py
 """
@@ -16,13 +16,13 @@ EXTRA = 1.3
 
 
 def followed(extra: float, num_steps: int, period: int, seed: int = 0) -> DeviceSpeed:
-    """Return what was learned from noisy steps on a device whose speed wanders by a fifth.
+    """Return the filter after noisy steps on a device whose speed varies by a fifth.
 
     Args:
         extra: how much longer drafting steps take than the curve says.
-        num_steps: of decoding.
-        period: drafting steps between two plain ones.
-        seed: of the noise.
+        num_steps: number of steps.
+        period: drafting steps between two root-only steps.
+        seed: seed of the noise.
     """
     source, device_speed, speed = random.Random(seed), DeviceSpeed(), 0.0
     for number in range(num_steps):

@@ -1,4 +1,4 @@
-"""Where drafting loses, steps are plain for a while; where it wins, nearly none is.
+"""Where drafting loses, steps are root-only for a while; where it wins, hardly any are.
 
 Run: pytest tests/model/budget/test_switch.py
 """
@@ -13,9 +13,7 @@ from model.budget.switch import FIRST_BALANCE, LONGEST_REST, REST, DraftingSwitc
 
 
 def shares(saved: list[float]) -> tuple[float, float]:
-    """Return the share of plain steps, and plain steps saved by each step, where drafting saves so
-    much in turn.
-    """
+    """Return the share of root-only steps, and the root-only steps saved per step, for savings that repeat."""
     switch, num_plain, total = DraftingSwitch(), 0, 0.0
     for amount in saved:
         if switch.is_resting:

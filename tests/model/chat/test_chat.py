@@ -31,7 +31,7 @@ Script = Callable[..., None]
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Return a function that says what the user types; an exception stands for a key."""
+    """Return a function that sets the user's input; an exception stands for a key."""
 
     def say(*lines: str | type[BaseException]) -> None:
         script = iter(lines)
@@ -134,7 +134,7 @@ def fake_dialogue(*pieces: StreamPiece, on_piece: Callable[[], None] = lambda: N
 
 
 def piece_of(text: str, num_tokens: int = 1, reason: str | None = None) -> StreamPiece:
-    """Return what a step of so many tokens adds."""
+    """Return the piece of a step of this many tokens."""
     record: Any = SimpleNamespace(stop_reason=reason)
     return StreamPiece(text, [0] * num_tokens, record)
 

@@ -1,4 +1,4 @@
-"""The chat as a user has it: a process on a pseudo-terminal, keys and all.
+"""The chat as a user runs it: a process on a pseudo-terminal, with real keys.
 
 Run: pytest tests/model/chat/test_chat_process.py
 """
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 LONG = 4000
 PATIENCE = 60  # seconds without a byte until the test gives up
 # Makes the pseudo-terminal on standard input the one whose keys send signals to the chat.
-# A shell in a terminal lets Ctrl-C through; whoever started the tests in the background may have had it ignored.
+# A shell in a terminal enables Ctrl-C; tests started in the background may have inherited it as ignored.
 TAKE_TERMINAL = """
 import fcntl, os, signal, sys, termios
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -88,7 +88,7 @@ class Terminal:
         return bool(self._unread or select.select([self._ours], [], [], seconds)[0])
 
     def read_until(self, pattern: str) -> str:
-        """Return what appears up to the first match of a pattern; the rest is read later."""
+        """Return the output up to the first match of a pattern; the rest is read later."""
         while not (found := re.search(pattern, self._unread)):
             is_there = select.select([self._ours], [], [], PATIENCE)[0]
             assert is_there, f"no {pattern!r} in {self._unread!r}"
@@ -125,7 +125,7 @@ def test_a_whole_chat(terminal: Terminal) -> None:
     stopped = r"\[recycling: \d+ tokens .*, stopped\]"
     for message in ("hello", "and again"):
         terminal.type(f"{message}\n")
-        # Both colours: two steps have come. More cannot be written until they are read.
+        # Both colours: two steps were written. No more can be written until they are read.
         begun = terminal.read_until(r"\x1b\[36m(.|\n)*\x1b\[35m")
         terminal.type("\x03")
         ended = terminal.read_until(stopped)
@@ -138,8 +138,8 @@ def test_a_whole_chat(terminal: Terminal) -> None:
     terminal.read_until("> ")
     terminal.type("half a line")
     terminal.read_until("half a line")  # the line is being read now
-    # Python's readline sees a Ctrl-C only while it waits for a key, and loses one that comes while it takes one
-    # in: a person presses it again.
+    # Python's readline notices Ctrl-C only while it waits for a key, and loses it while it reads
+    # one: a person presses it again.
     for _ in range(3):
         time.sleep(1.0)
         terminal.type("\x03")

@@ -1,4 +1,4 @@
-"""A conversation: every turn is what plain decoding says after the same messages.
+"""A conversation: every turn equals plain decoding after the same messages.
 
 Run: pytest tests/model/chat/test_dialogue.py
 """

@@ -1,4 +1,4 @@
-"""What is checked before a chat begins, and the matrix that goes in and out.
+"""Set-up of a chat: checks before it begins, and loading and saving the matrix.
 
 Run: pytest tests/model/chat/test_setup.py
 """
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail when the weights would load."""
+    """Fail if the weights would load."""
     monkeypatch.setattr(
         chat_setup, "load_target", lambda *_: pytest.fail("the weights were about to load")
     )

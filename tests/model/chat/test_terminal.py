@@ -1,4 +1,4 @@
-"""What the chat writes to a terminal: harmless text, colours only where they show, Ctrl-C.
+"""Terminal output of the chat: safe text, colours only where they show, Ctrl-C.
 
 Run: pytest tests/model/chat/test_terminal.py
 """

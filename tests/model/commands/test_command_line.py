@@ -1,4 +1,4 @@
-"""How a command ends: one line on stderr, and the code that the error has.
+"""How a command ends: one line on stderr and the exit code of the error.
 
 Run: pytest tests/model/commands/test_command_line.py
 """
@@ -41,7 +41,7 @@ def test_an_error_is_one_line_and_its_code(
     "words", [["--name", ""], ["--name="], ["--names", "a", ""], ["--names", ""], ["--path", ""]]
 )
 def test_an_empty_value_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """It would pass for an option that was not given."""
+    """It would look like an option that was not given."""
     parser = OptionParser(prog="x")
     parser.add_argument("--name")
     parser.add_argument("--names", nargs="+")

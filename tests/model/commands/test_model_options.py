@@ -1,4 +1,4 @@
-"""The options of a model: the demo model is the default where it is, and elsewhere one must be given.
+"""Model options: the demo model is the default if it exists; otherwise a model must be given.
 
 Run: pytest tests/model/commands/test_model_options.py
 """

@@ -1,4 +1,4 @@
-"""Whole steps on the device accept, keep and learn what the host would.
+"""Whole steps on the device accept, keep and learn the same as steps on the host.
 
 Run: pytest tests/model/compiled/test_device_step.py
 """
@@ -47,7 +47,7 @@ def assert_same(
     prompt: Sequence[int],
     **options: object,
 ) -> Generation:
-    """Decode in both ways, and compare all that they leave."""
+    """Decode in both ways, and compare all results and state."""
     answers = []
     for drafter in (whole, host):
         answers.append(generate(target, drafter, prompt, **options))
@@ -63,7 +63,7 @@ def assert_same(
 
 @pytest.fixture
 def count_device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that every whole step adds its root to."""
+    """Return a list to which every whole step adds its root."""
     roots: list[int] = []
     run = StaticDeviceStep.run
 

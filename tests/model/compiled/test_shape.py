@@ -1,4 +1,4 @@
-"""What runs again without torch's look-ups gives what the function gives, or goes through torch.
+"""Calls repeated without torch's guard checks give the function's results, or go through torch.
 
 Run: pytest tests/model/compiled/test_shape.py
 """
@@ -23,7 +23,7 @@ def nothing_is_compiled() -> Iterator[None]:
 def counted(
     monkeypatch: pytest.MonkeyPatch, function: Callable[..., torch.Tensor | None]
 ) -> tuple[CompiledShape, list[None]]:
-    """Return a shape, and a list that grows with every call through torch."""
+    """Return a compiled shape, and a list that grows with every call through torch."""
     calls: list[None] = []
     shape = CompiledShape(function, "eager", has_dynamic_lengths=False, has_graphs=False)
     through_torch = shape._through_torch

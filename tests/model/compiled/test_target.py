@@ -1,4 +1,4 @@
-"""Static shapes: padding changes no logits, and a text that grows compiles nothing anew.
+"""Static shapes: padding changes no logits, and a growing text compiles nothing again.
 
 Run: pytest tests/model/compiled/test_target.py
 """
@@ -39,7 +39,7 @@ NUM_NEW = 40
 
 @pytest.fixture(params=[False, True], ids=["buckets", "any length"])
 def compiled(request: pytest.FixtureRequest) -> Iterator[CompiledTarget]:
-    """Return a target whose steps are traced but not turned into other code."""
+    """Return a target whose steps are traced without generating code."""
     torch._dynamo.reset()
     yield CompiledTarget(SMALL.build(), backend="eager", has_dynamic_lengths=request.param)
     torch._dynamo.reset()

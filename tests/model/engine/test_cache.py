@@ -1,4 +1,4 @@
-"""The tree cache holds, after `keep`, what a fresh cache of the kept text holds.
+"""After `keep` the tree cache equals a fresh cache of the kept text.
 
 Run: pytest tests/model/engine/test_cache.py
 """

@@ -1,4 +1,4 @@
-"""What a decoder asks of its model: unchanged since, and its alone for a pass, whatever threads do.
+"""A decoder's model must be unchanged since it was loaded, and is locked for each pass.
 
 Run: pytest tests/model/engine/test_decoder_and_model.py
 """
@@ -122,7 +122,7 @@ def test_a_decoder_may_be_made_while_another_decodes(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_torchs_default_device_need_not_be_the_models(method: str) -> None:
-    """Nor the host's, as after torch.set_default_device("cuda")."""
+    """It need not be the host either, as after torch.set_default_device("cuda")."""
     model, prompt = known(LLAMA).build(), random_ids(20)
     options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
     expected = decoder_for(method, model).generate(prompt, **options).token_ids

@@ -1,4 +1,4 @@
-"""Laws of every method: what `start`, `reset`, `memory` and `propose` promise.
+"""Laws of every method for `start`, `reset`, `memory` and `propose`.
 
 Run: pytest tests/model/engine/test_drafter.py
 """

@@ -1,4 +1,4 @@
-"""Long texts: the cache is as large as the text needs, and 16,000 tokens decode as any other.
+"""Long texts: the cache is as large as the text needs, and 16,000 tokens decode exactly.
 
 Run: pytest tests/model/engine/test_long_context.py
 """

@@ -113,14 +113,14 @@ def test_a_prompt_may_hold_tokens_that_have_no_logit(
     prompt: list[int], kind: type[TargetModel]
 ) -> None:
     model = known(LLAMA).build()
-    # Those of images in Llama 3.2 Vision, say: a model reads them and never writes one.
+    # Such as image tokens in Llama 3.2 Vision: a model reads them and never emits one.
     model.set_input_embeddings(torch.nn.Embedding(VOCAB + 8, model.config.hidden_size))
     target = kind(model)
     expected = referee(target, prompt, 12)
     for method in METHODS:
         for options in ({}, *MORE_OPTIONS.get(method, ())):
             drafter = drafter_for(method, target, **options)
-            for _ in range(2):  # the second time with what the first one left
+            for _ in range(2):  # the second time with the first one's state
                 answer = generate(target, drafter, prompt, max_new_tokens=12)
                 assert answer.token_ids == expected, (method, options)
 
@@ -204,7 +204,7 @@ def test_a_prompt_is_harvested_when_asked_or_where_the_head_is_cheap(
 
 
 class EveryOtherRests(CostModel):
-    """Costs under which every other step is plain."""
+    """Costs under which every other step is root-only."""
 
     def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
         """Rest after every step that was no rest."""

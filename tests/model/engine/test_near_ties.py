@@ -27,8 +27,8 @@ def model_with_twins(
 ) -> TargetModel:
     """Return a random Llama whose output rows `stride * i` and `stride * i + 1` are near-equal.
 
-    Up to so many queries attend by the kernel for few. All logits are smaller by the shift. Twins differ
-    by the share `noise`.
+    Passes of up to `most_queries` rows use our attention kernel. All logits are lower by `shift`.
+    Twins differ by the share `noise`.
     """
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -53,7 +53,7 @@ def model_with_twins(
 
 
 def tokens_of(target: TargetModel, method: str, prompt: list[int]) -> list[int]:
-    """Return what a method decodes."""
+    """Return the tokens of a method."""
     drafter = drafter_for(method, target)
     generation = generate(target, drafter, prompt, max_new_tokens=NUM_TOKENS)
     assert sum(generation.accept_lengths) == len(generation.token_ids)
@@ -83,7 +83,7 @@ def test_near_ties_fall_as_in_plain_decoding(stride: int, most_queries: int) -> 
 
 @pytest.mark.parametrize("shift", [4.0, 6.0])
 def test_near_ties_at_a_logit_of_nothing_are_near_ties(shift: float) -> None:
-    """The largest logits lie around 0, where a share of them is less than what rounds."""
+    """The largest logits are near 0, where a share of them is less than their rounding."""
     assert num_differing(2, shift=shift) == 0
 
 

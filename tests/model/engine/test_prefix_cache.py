@@ -1,4 +1,4 @@
-"""The cache of the last text: a known beginning is not read again, and changes no token.
+"""The cache of the last text: a known beginning is not read again, and no token changes.
 
 Run: pytest tests/model/engine/test_prefix_cache.py
 """

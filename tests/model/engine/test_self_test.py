@@ -1,4 +1,4 @@
-"""The self-test passes right models, and notices every kind of bug that it is there for.
+"""The self-test passes right models and notices every kind of bug that it is meant for.
 
 Run: pytest tests/model/engine/test_self_test.py
 """
@@ -28,7 +28,7 @@ from model.engine.tree import TreeTopology
 from tests.model.decoded import drafter_for, random_ids, referee
 from tests.model.families.family import Family
 
-FLOOR = 1e-2  # logits; a bug is worth more, rounding in float32 far less
+FLOOR = 1e-2  # in logits; bugs make larger errors, rounding in float32 far smaller ones
 
 
 def fresh(config: str = "LlamaConfig", **options: object) -> TargetModel:
@@ -157,7 +157,7 @@ def test_half_precision_allows_some_roundings_where_the_loop_has_none(
 
 
 def test_windows_over_key_indices_are_declared_however_wide() -> None:
-    """The self-test's text is shorter than the window, which the model makes for itself."""
+    """The self-test's text is shorter than the window, which the model itself makes."""
     layers = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
     target = fresh("GPTNeoConfig", **layers, window_size=64)
     self_test(target)

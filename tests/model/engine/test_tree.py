@@ -1,4 +1,4 @@
-"""Draft trees: what follows from the parents, and what is refused.
+"""Draft trees: everything derived from the parents, and refusals.
 
 Run: pytest tests/model/engine/test_tree.py
 """

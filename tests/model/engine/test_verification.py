@@ -76,7 +76,7 @@ def test_text_ends_at_the_first_end_token_and_at_the_limit(seed: int) -> None:
 
 
 class Script:
-    """A rule that says the next token from a list and records what it was asked with."""
+    """A rule that takes the next token from a list and records its arguments."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens)
@@ -181,7 +181,7 @@ def test_what_travels_from_a_device_is_what_the_host_reads(
 
 @pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float32).min])
 def test_ruled_out_tokens_are_no_measure_of_rounding(masked: float) -> None:
-    """Else every token of a model that rules some out would be decoded twice under a processor."""
+    """Otherwise a model that rules tokens out would decode every token twice under a processor."""
     rule = GreedyRule([lambda _, scores: scores / 1.05])
     logits = torch.tensor([3.0, 1.0, masked, masked])
     assert rule.choose(logits, [0], tie_margin=1e-4) == 0

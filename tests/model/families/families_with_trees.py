@@ -45,7 +45,7 @@ LONGROPE = {
 
 TREES = [
     Family("Llama, grouped heads", "LlamaConfig"),
-    # A text no longer than what it keeps: beyond it leaves out other keys in every pass.
+    # Texts stay within its window: beyond it, each pass drops other keys.
     Family(
         "Doge, short window",
         "DogeConfig",

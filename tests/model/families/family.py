@@ -1,6 +1,6 @@
 """A tiny random model of one family, built from a config.
 
-Weights are drawn wide, so that logits differ well and a wrong mask or position shows.
+Weights have a large spread, so that logits differ clearly and a wrong mask or position shows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 IS_VERSION_4 = VERSION < (5, 0)
 VOCAB = 67
-# Wide enough that two tokens rarely have close logits, narrow enough that attention is no argmax.
+# Large enough that close logits are rare, small enough that attention is not an argmax.
 WEIGHT_STD = 0.3
 
 # Names that most configs share; a family overrides or ignores them.
@@ -39,10 +39,10 @@ BASE: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Family:
-    """A model family and what the engine does with it.
+    """A model family, and how the engine supports it.
 
     Attributes:
-        name: how tests and docs call it.
+        name: its name in tests and docs.
         config: name of the config class in transformers.
         options: overrides of `BASE`.
         outcome: "trees", "chains" or "refused".
@@ -50,8 +50,8 @@ class Family:
         outcome_in_4: the outcome in transformers 4.57, where it differs; "absent" if 4.57 lacks it.
         without: names of `BASE` that this config does not take.
         note: what is unusual about it, for the docs.
-        right_since: the minor version of transformers 5 from which its own passes over a text are right; before,
-            the model is refused.
+        right_since: the minor version of transformers 5 since which its own passes are right; older
+            ones are refused.
     """
 
     name: str

@@ -59,7 +59,7 @@ def with_section(text: str) -> str:
 
 
 def _verdict(family: Family) -> str:
-    """Return what is done with a family, with the older version's verdict where that differs."""
+    """Return a family's verdict, with that of the older version if it differs."""
     verdict = OUTCOMES[family.outcome]
     is_other = family.outcome_in_4 not in ("", "absent", family.outcome)
     return verdict + (f" ({OUTCOMES[family.outcome_in_4]} in 4.57)" if is_other else "")

@@ -1,4 +1,4 @@
-"""Exchanged attention: transformers' own bits with grouped heads, its tokens with the kernel, no trace.
+"""Swapped attention: grouped heads give transformers' bits, the kernel its tokens; the model stays unchanged.
 
 Run: pytest tests/model/kernels/test_attention.py
 """
@@ -62,7 +62,7 @@ needs_kernel = pytest.mark.usefixtures("_kernel")
 
 
 def count_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the query length of every call of a registered attention."""
+    """Return a list of the query lengths of all calls of a registered attention."""
     calls: list[int] = []
     function = AttentionInterface._global_mapping[name]
 
@@ -75,12 +75,12 @@ def count_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def target_using(name: str, most_queries: int, dtype: torch.dtype = torch.float32) -> TargetModel:
-    """Return a target of a family that attends by the kernel with up to so many queries."""
+    """Return a target of a family that uses the kernel for up to this many queries."""
     return target_of(known(name).build(), most_queries, dtype)
 
 
 def target_of(model: PreTrainedModel, most_queries: int, dtype: torch.dtype) -> TargetModel:
-    """Return a target that attends by the kernel with up to so many queries."""
+    """Return a target that uses the kernel for up to this many queries."""
     target = TargetModel(model.to(dtype))
     is_plain = dtype != torch.float32
     target.__dict__["attention"] = Attention(target.config, True, most_queries, is_plain)

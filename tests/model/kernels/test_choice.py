@@ -1,4 +1,4 @@
-"""The choice of kernels: which layers may use others, what is faster is used, measured once.
+"""The choice of kernels: suitable layers, the fastest kernel is used, measured once.
 
 Run: pytest tests/model/kernels/test_choice.py
 """
@@ -40,7 +40,7 @@ def layer_of(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Linear
 
 
 def noisy(layer: nn.Linear) -> Forward:
-    """Return a layer's function that is off by far more than rounding."""
+    """Return a layer's function whose error is far larger than rounding."""
     return lambda rows: layer.weight.new_tensor(1.5) * nn.functional.linear(rows, layer.weight)
 
 
@@ -59,7 +59,7 @@ def test_layers_that_are_not_plain_stay_as_they_are() -> None:
 
 
 def given_ratios(monkeypatch: pytest.MonkeyPatch, **ratios: dict[int, float]) -> list[Kernel]:
-    """Return a kernel of each name that takes these shares of a layer's time; those of copies are copies."""
+    """Return a kernel for each name that takes these shares of a layer's time; "copy" in the name: a copy."""
 
     def ratio(some: Sequence[Named], others: object, rows: torch.Tensor) -> float:
         return ratios[some[0].name][rows.shape[1]]
@@ -81,7 +81,7 @@ FASTER = {1: 0.5, 2: 0.94, 4: 0.96, 8: 1.2, 16: 0.3, 32: 1.0, 64: 0.949, 96: 2.0
 
 
 def names(chosen: dict[int, Kernel]) -> dict[int, str]:
-    """Return the names of what was chosen, by rows."""
+    """Return the names of the chosen kernels, by rows."""
     return {n: kernel.name for n, kernel in chosen.items()}
 
 

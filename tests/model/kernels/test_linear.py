@@ -38,7 +38,7 @@ SIZE = (24, 40)
 
 @pytest.fixture(params=KERNELS.values(), ids=KERNELS)
 def kernel(request: pytest.FixtureRequest) -> Kernel:
-    """Return each kernel that can be had here."""
+    """Return each kernel that is available here."""
     kernel: Kernel = request.param
     if kernel is FEW_ROWS and not short_pass_kernel():
         pytest.skip("the kernel for few rows cannot be built here")
@@ -69,7 +69,7 @@ def target_using(name: str, kernel: Kernel, rows: Sequence[int] = ROWS[1:]) -> T
 
 @pytest.fixture(params=[False, True], ids=["as it is", "without blocks for half precision"])
 def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this processor be itself, or one for which oneDNN packs float32 alone."""
+    """Test as this processor, and as one for which oneDNN packs only float32."""
     if request.param:
         monkeypatch.setattr(module, "has_blocks", lambda dtype: dtype == torch.float32)
 
@@ -126,7 +126,7 @@ def test_a_copied_model_computes_with_its_own_weights(kernel: Kernel) -> None:
 
 
 def noisy(layer: nn.Linear) -> module.Forward:
-    """Return a layer's function that is off by far more than rounding."""
+    """Return a layer's function whose error is far larger than rounding."""
     return lambda rows: layer.weight.new_tensor(1.5) * nn.functional.linear(rows, layer.weight)
 
 

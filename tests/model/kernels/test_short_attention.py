@@ -67,7 +67,7 @@ def random_inputs(name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Te
 
 
 def random_mask(n: int, num_keys: int) -> torch.Tensor:
-    """Return what each query sees, a key at least: boolean [1, 1, n, T]."""
+    """Return a random mask in which each query sees at least one key: boolean [1, 1, n, T]."""
     generator = torch.Generator().manual_seed(n)
     mask = torch.rand(1, 1, n, num_keys, generator=generator) < 0.6
     mask[..., 0] = True

@@ -1,4 +1,4 @@
-"""The kernel for few rows: exact, the same bits for any number of rows, and its absence is said.
+"""The kernel for few rows: exact, the same bits for any number of rows, and a message if it is missing.
 
 Run: pytest tests/model/kernels/test_short_pass.py
 """

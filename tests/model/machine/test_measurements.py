@@ -1,4 +1,4 @@
-"""What was measured is kept on disk where there is a place for it, and is no reason to fail.
+"""Measurements are kept on disk if there is a folder for them; a missing folder is no error.
 
 Run: pytest tests/model/machine/test_measurements.py
 """

@@ -1,4 +1,4 @@
-"""Free memory is the machine's, or what is left of a container's where that is less.
+"""Free memory is the machine's, or that of its container if less.
 
 Run: pytest tests/model/machine/test_memory.py
 """

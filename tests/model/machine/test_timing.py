@@ -1,4 +1,4 @@
-"""Times of calls by a clock that the calls themselves move.
+"""Timing of calls, with a clock that the calls themselves advance.
 
 Run: pytest tests/model/machine/test_timing.py
 """
@@ -14,7 +14,7 @@ from model.machine.timing import interleaved_medians, seconds_of
 
 
 class Clock:
-    """A clock that moves where it is told to."""
+    """A clock that moves only when told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Lookahead decoding: window and guesses are the tree that the paper's mask describes.
+"""Lookahead decoding: window and guesses form the tree of the paper's mask.
 
 Run: pytest tests/model/methods/test_lookahead.py
 """

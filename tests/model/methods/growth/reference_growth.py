@@ -1,9 +1,9 @@
-"""Draft trees grown best first, plainly: the reference that `best_first.h` is held to.
+"""Best-first growth in simple Python: the reference for `best_first.h`.
 
 A drafter says, for a node's context, which tokens may follow and how probable each is. A node is
 accepted if its whole path is, so that its probability is the product along the path. Growing in the
 order of these probabilities gives nested trees: the first n nodes are the best tree of n nodes, and
-the number to keep can be chosen while growing (`model.budget.cost_model`).
+the number to keep can be chosen while growing (`model.engine.budget`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Growth(Generic[Context]):
         return DraftTree.from_lists(tokens, tuple(parents), device, names)
 
     def teach(self, rates: AcceptanceRates, acceptance: Acceptance) -> None:
-        """Say of every guess after an accepted node, drafted or only considered, if it came true."""
+        """Teach the rates every guess after an accepted node, drafted or only considered."""
         path = (self._order[node] for node in acceptance.path)
         following = dict(zip(path, acceptance.tokens, strict=False))
         for node in range(1, len(self.tokens)):

@@ -9,7 +9,7 @@ from model.methods.growth.backoff import FIRST_WAIT, LONGEST_WAIT, Backoff
 
 
 def waits(backoff: Backoff, count: int) -> list[int]:
-    """Return how many steps pass without a draft before each of so many tries in vain."""
+    """Return the number of steps without a draft before each of this many failed tries."""
     found = []
     for _ in range(count):
         skipped = 0

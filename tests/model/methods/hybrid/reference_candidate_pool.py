@@ -1,6 +1,6 @@
-"""The candidate pool of the hybrid: what every source proposes for the next token, and trees of the best proposes.
+"""The candidate pool of the hybrid in simple Python.
 
-The reference that `candidate_pool.cpp` is held to, node by node and number by number.
+The reference for `candidate_pool.cpp`, equal in every node and number.
 
 Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S sketches, V vocabulary.
 """
@@ -46,14 +46,14 @@ from tests.model.methods.hybrid.reference_tables import (
 
 
 class _Context(NamedTuple):
-    """What a node's guesses depend on.
+    """The context on which a node's guesses depend.
 
     Attributes:
         last: last tokens of its path, itself included, at most `LONGEST_KEY`.
-        match: the place in the text that agrees with them.
-        neighbour: record of the last token after the likest state, if there is one; the state after
-            the token is not known yet, and the record's stands in.
-        likeness: of the two states.
+        match: the earlier place in the text that agrees with them.
+        neighbour: the record of the last token with the most similar state before it, if any; its
+            state after the token is used for the node's, which is not known yet.
+        likeness: similarity of the two states.
     """
 
     last: tuple[int, ...]
@@ -63,7 +63,7 @@ class _Context(NamedTuple):
 
 
 class ReferenceMarket:
-    """All sources, and what their guesses were worth.
+    """All sources, and the learned acceptance of their guesses.
 
     Args:
         num_slots: slots of the table of rows.
@@ -95,9 +95,7 @@ class ReferenceMarket:
         logits: Sequence[Sequence[float]],
         sketches: torch.Tensor | None = None,
     ) -> None:
-        """Make rows of what follows each token of a text from `begin` on: k tokens and their logits, and
-        the sketches of all [C, S].
-        """
+        """Write rows for the tokens of a text from `begin` on: k tokens and logits after each; sketches [C, S]."""
         rows = [row_of(*row) for row in zip(token_ids, logits, strict=True)]
         for end, row in zip(range(begin + 1, len(text) + 1), rows, strict=True):
             self.tables.write(tuple(text[max(0, end - LONGEST_ROW_KEY) : end]), row)
@@ -109,8 +107,8 @@ class ReferenceMarket:
     def grow(
         self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
     ) -> DraftTree:
-        """Return the tree of the most probable nodes: at most `num_nodes`, without the root, and as many
-        as are worth what they cost.
+        """Return the tree of the most probable nodes: as many as are worth their cost, at most
+        `num_nodes` drafted.
         """
         self._growth = growth = Growth(
             *(root, self._context_at_end(), self._guesses, self._follow),
@@ -123,9 +121,7 @@ class ReferenceMarket:
         return growth.tree(num_drafted, device, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
-        """Learn from the last tree that was grown: what guesses were worth, a row of every node, the
-        accepted path last, and the new tokens.
-        """
+        """Learn from the last tree: acceptance of its guesses, rows (the accepted path's last), and new tokens."""
         self._growth.teach(self._rates, acceptance)
         tokens, parents = acceptance.node_tokens, tree.topology.parents
         contexts = [tuple(self._index.text[-LONGEST_ROW_KEY:])]
@@ -145,14 +141,14 @@ class ReferenceMarket:
         self._end = end
 
     def append(self, tokens: Iterable[int]) -> None:
-        """Take over new tokens of the text, of whose states nothing is known."""
+        """Append new tokens of the text whose states are unknown."""
         tokens = list(tokens)
         self._index.append(tokens)
         self._frequent.append(tokens)
         self._end = None
 
     def reset(self) -> None:
-        """Forget the rows, the states, and what guesses were worth."""
+        """Forget the rows, the states and the learned acceptance."""
         self.tables.reset()
         self.neighbours.reset()
         self._rates.reset()
@@ -160,12 +156,12 @@ class ReferenceMarket:
         self._end = None
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the rows, the states, what guesses were worth, and the counts of tokens."""
+        """Return the rows, the states, the learned acceptance and the counts of tokens."""
         learned = {"rates": self._rates.state(), "counts": self._frequent.state().clone()}
         return {**self.tables.memory(), **self.neighbours.memory(), **learned}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned; all of it or, if something does not fit, nothing.
+        """Load a `memory`, as a whole or, if anything does not fit, not at all.
 
         Raises:
             ValueError: if shapes or values do not fit.
@@ -197,7 +193,7 @@ class ReferenceMarket:
         return _Context(last, self._index.match_end(), *self.neighbours.find(last[-1], self._end))
 
     def _guesses(self, context: _Context) -> list[Guess]:
-        """Pool what the sources say about the token after a context."""
+        """Pool the candidates of all sources for the token after a context."""
         weights: dict[int, float] = {}
         for row in self.tables.find(context.last[-LONGEST_ROW_KEY:]):
             for entry in row:

@@ -1,4 +1,4 @@
-"""Where the text said the same before: the latest continuation of its last tokens.
+"""Earlier places in the text that agree with its end, and the token that followed there last.
 
 Prompt and output of one sequence are indexed by their n-grams, n = 1 to 4, each with the position
 that followed it last.

@@ -1,4 +1,4 @@
-"""The tables of the hybrid in Python, plainly: what the reference of its candidate pool reads and writes."""
+"""The hybrid's tables in simple Python, for the reference of its candidate pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.model.methods.growth.reference_growth import probability_codes
 
 
 def row_of(tokens: Sequence[int], logits: Sequence[float]) -> list[int]:
-    """Return the entries of k likely next tokens, whose logits fall."""
+    """Return the entries of k likely next tokens, with logits in falling order."""
     entries = [
         token * NUM_CODES + code
         for token, code in zip(tokens, probability_codes(logits), strict=True)
@@ -120,8 +120,8 @@ def states_of(sketches: torch.Tensor) -> np.ndarray:
     """Return the states of sketches [N, S]: their differences from the mean, in whole numbers and of length
     `LENGTH`, int8 [N, S].
 
-    What all logits share says nothing, since probabilities do not depend on it, and a token that a model
-    rules out (minus infinity) says nothing either. All sums are of whole numbers.
+    The mean carries no information, since probabilities do not depend on it, nor does a token that
+    a model rules out (minus infinity). All sums are of integers.
     """
     values: np.ndarray = sketches.numpy()
     values = np.where(np.isfinite(values), values, np.float32(0))

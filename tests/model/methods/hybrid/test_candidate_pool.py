@@ -1,4 +1,4 @@
-"""The candidate pool in C++ does what the one in Python does: equal trees, equal memory, after any text.
+"""The candidate pools in C++ and in Python agree: equal trees, equal memory, after any text.
 
 Run: pytest tests/model/methods/hybrid/test_candidate_pool.py
 """
@@ -26,7 +26,7 @@ SIZES = (1, 2, 4, 6, 8, 12, 24)
 
 
 class Pair:
-    """Both markets, told the same; what they say is compared."""
+    """Both candidate pools with the same input; their outputs are compared."""
 
     def __init__(self, seed: int, k: int, vocab_size: int, num_slots: int) -> None:
         self.source = random.Random(seed)
@@ -48,7 +48,7 @@ class Pair:
         return CostCurve(SIZES, tuple(costs))
 
     def verified(self, tree: DraftTree) -> Acceptance:
-        """Return what a model with random logits accepts, along the tree more often than not."""
+        """Return the acceptance of a model with random logits, which mostly follow the tree."""
         num_nodes = tree.topology.num_nodes
         logits = torch.randn(
             num_nodes,

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True, params=[ReferenceMarket, CandidatePool], ids=["Python", "C++"])
 def _pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test with both markets."""
+    """Run every test with both candidate pools."""
     monkeypatch.setattr(module, "CandidatePool", request.param)
 
 
@@ -111,7 +111,7 @@ def test_saving_between_texts_changes_no_draft() -> None:
 
 
 def test_memory_that_does_not_fit_changes_nothing() -> None:
-    """The last part that is looked at does not: states, where the drafter keeps none."""
+    """The last part checked does not fit: states, while the drafter keeps none."""
     target = target_of("Llama, grouped heads")
     drafters = [
         drafter_for("hybrid", target, budget="fixed", neighbours=count) for count in (32, 0)

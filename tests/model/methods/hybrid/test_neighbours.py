@@ -1,4 +1,4 @@
-"""Neighbours: the likest state is found among the newest records, in a memory that is bounded.
+"""Neighbours: the most similar state among the newest records is found, in bounded memory.
 
 Run: pytest tests/model/methods/hybrid/test_neighbours.py
 """
@@ -59,7 +59,7 @@ def filled(seed: int, num_compared: int, count: int) -> tuple[Neighbours, list[A
 
 
 def slowly_found(added: list[Added], token: int, state: np.ndarray, num_compared: int) -> int:
-    """Return what `find` should, by looking at everything that was ever added."""
+    """Return the expected result of `find`, by searching everything that was ever added."""
     here = range(max(0, len(added) - NUM_RECORDS), len(added))
     numbers = [number for number in here if added[number].token == token][-num_compared:]
     product = {number: int(state.astype(int) @ added[number].before) for number in numbers}

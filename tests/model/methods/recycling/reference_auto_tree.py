@@ -1,8 +1,8 @@
-"""What `--tree-version auto` knows, plainly: the reference that `auto_tree.cpp` is held to.
+"""The probabilities of `--tree-version auto` in simple Python: the reference for `auto_tree.cpp`.
 
-Beside every successor stands a coded probability. The model gives it for one context; a row can average over
-the contexts in which its token stood. How often a successor of such a rank and code came true is learned while
-decoding, apart for successors that the text has already named.
+Every successor is stored with a coded probability. The model gives it for one context; a row can
+average over the contexts of its token. How often successors of a rank and code are accepted is
+learned while decoding, separately for successors that the text has already named.
 
 Shapes: V vocabulary, k successors kept for a token.
 """
@@ -33,7 +33,7 @@ OF_PROMPT, OF_ANSWER, AFTER_TOKEN = 1, 2, 3
 
 
 class TextSoFar:
-    """The tokens of prompt and answer, and which stood right after which."""
+    """The tokens of prompt and answer, and their pairs of neighbours."""
 
     def __init__(self) -> None:
         self._levels: dict[int, int] = {}
@@ -54,18 +54,18 @@ class TextSoFar:
             self._last = token
 
     def level(self, token: int, successor: int) -> int:
-        """Return how familiar a successor of a token is, 0 to `NUM_LEVELS` - 1."""
+        """Return the level of a successor, 0 to `NUM_LEVELS` - 1: where the text has named it."""
         if (token, successor) in self._pairs:
             return AFTER_TOKEN
         return self._levels.get(successor, 0)
 
 
 class ReferenceRowGuesses:
-    """Coded probabilities beside the matrix, and what they turned out to be worth.
+    """Coded probabilities beside the matrix, and their learned acceptance.
 
     Args:
         matrix: the adjacency matrix, int32 [V, k], which is written here too.
-        is_average: whether half of a row is what it was, and half what is new; else the new takes its place.
+        is_average: whether a written row is half the old and half the new one; else the new one replaces it.
     """
 
     def __init__(self, matrix: np.ndarray, is_average: bool) -> None:
@@ -76,20 +76,20 @@ class ReferenceRowGuesses:
         priors = [TRUST * centre for _ in range(k) for centre in CENTRES for _ in range(NUM_LEVELS)]
         self._rates = AcceptanceRates(priors)
         self._text = TextSoFar()
-        # What was grown for the step under way; None where another drafter's tree is verified.
+        # The tree grown for the current step; None if another drafter's tree is verified.
         self._growth: Growth[int] | None = None
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Begin a text; a tree of the last one that was never verified is forgotten."""
+        """Begin a text; forget an unverified tree of the last one."""
         self._growth = None
         self._text.start(prompt_ids)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Take over new tokens of the text, of whose successors nothing is known."""
+        """Append new tokens of the text, whose successors are unknown."""
         self._text.append(tokens)
 
     def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
-        """Return the tree of the most probable nodes that are worth what they cost."""
+        """Return the tree of the most probable nodes that are worth their cost."""
         assert budget.cost_curve is not None
         self._growth = growth = Growth(
             root, root, self._at, lambda _, token: token, budget.max_depth, budget.chain_only
@@ -97,9 +97,7 @@ class ReferenceRowGuesses:
         return growth.tree(budget.cost_curve.best_size(growth), device)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
-        """Learn what the guesses of the last tree were worth, the new tokens, and the rows of these nodes, in
-        this order.
-        """
+        """Learn acceptance from the last tree, append the new tokens, and write the rows of nodes in this order."""
         if self._growth:
             self._growth.teach(self._rates, acceptance)
             self._growth = None
@@ -114,7 +112,7 @@ class ReferenceRowGuesses:
         successors: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
     ) -> None:
-        """Write rows of tokens, one after the other: k successors each, and what their logits say."""
+        """Write rows of tokens, one by one: k successors each, and the codes of their probabilities."""
         for row in zip(tokens, successors, logits, strict=True):
             self._write(*row)
 
@@ -131,7 +129,7 @@ class ReferenceRowGuesses:
         ):
             for successor, share in zip(row, of_row, strict=True):
                 shares[successor] = shares.get(successor, 0.0) + share
-        # Of equal ones what was known, or came, first.
+        # Of equal shares the one that was known or came first.
         likeliest = sorted(shares, key=shares.__getitem__, reverse=True)[: len(successors)]
         self._matrix[token] = likeliest
         self._codes[token] = codes_of([shares[successor] for successor in likeliest])
@@ -161,6 +159,6 @@ class ReferenceRowGuesses:
         return {"codes": torch.from_numpy(self._codes.copy()), "rates": self._rates.state()}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned."""
+        """Load a `memory`."""
         self._rates.load_state(tensors["rates"])
         self._codes[:] = tensors["codes"].numpy()

@@ -1,4 +1,4 @@
-"""What the automatic tree knows of successors beside their ranks.
+"""The automatic tree: levels and probabilities of successors beside their ranks.
 
 Run: pytest tests/model/methods/recycling/test_auto_tree.py
 """
@@ -45,7 +45,7 @@ def test_a_text_knows_where_it_named_a_token() -> None:
 
 @pytest.mark.parametrize("cls", [ReferenceRowGuesses, AutoTree])
 def test_successors_that_the_text_named_are_told_apart(cls: type[AutoTree]) -> None:
-    """Where these come true and others do not, the second of two successors is drafted if the text has it."""
+    """If only these are accepted, the second of two successors is drafted once the text has named it."""
     guesses = cls(np.zeros((VOCAB, 2), dtype=np.int32), is_average=False)
     for root in range(20):
         pair = [20 + root, 21 + root]

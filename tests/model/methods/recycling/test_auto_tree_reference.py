@@ -1,4 +1,4 @@
-"""The guesses in C++ are those in Python: equal trees, equal memory, after any steps.
+"""The guesses in C++ and in Python agree: equal trees, equal memory, after any steps.
 
 Run: pytest tests/model/methods/recycling/test_auto_tree_reference.py
 """

@@ -1,4 +1,4 @@
-"""Token Recycling: what is written to the matrix, in which order, and what is drafted from it.
+"""Token Recycling: writing to the matrix, its order, and drafting from it.
 
 Run: pytest tests/model/methods/recycling/test_drafter.py
 """

@@ -1,4 +1,4 @@
-"""Tree templates: the published one, and one clear error for every way to get one wrong.
+"""Tree templates: the published one, and one clear error for every kind of mistake.
 
 Run: pytest tests/model/methods/recycling/test_tree_template.py
 """
