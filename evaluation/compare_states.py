@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows := answer_states(answerer, setup, states_of(questions, options.shuffles))
     )
     print(_table(figures))
-    num_failed = sum("error" in row for answered in rows.values() for row in answered)
+    num_failed = sum(row.error is not None for answered in rows.values() for row in answered)
     if num_failed:
         print(f"{num_failed} answers failed", file=sys.stderr)
     print(json_line({"method": method.name, "failed": num_failed, "states": figures}))

@@ -13,8 +13,8 @@ import torch
 
 from evaluation.answering.config import RunConfig
 from evaluation.answering.low_memory import LeanDrafter
-from evaluation.answering.question import Answerer, Turn, answer_row
-from evaluation.answers.rows import Row
+from evaluation.answering.question import Answerer, answer_row
+from evaluation.answers.row import AnswerRow, Turn
 from evaluation.answers.step_counts import step_counts
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
@@ -46,7 +46,7 @@ class Setup:
     model_id: str
     longest_text: int = 0
 
-    def ask(self, answerer: Answerer, question: Question) -> Row:
+    def ask(self, answerer: Answerer, question: Question) -> AnswerRow:
         """Return the row of a question, answered as this run does."""
         return answer_row(
             answerer,

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from evaluation.answers.answer_file import read_lines
 from evaluation.answers.record import NO_DEFAULT, UNKNOWN, RunRecord, Use, conditions, keys
-from evaluation.answers.rows import Row, read_lines
+from evaluation.answers.row import AnswerRow
 from evaluation.scoring.figures import (
     CODE,
     OVERALL,
@@ -44,13 +45,13 @@ class AnswerFile:
     """One answer file with its sidecar's record, which is empty if there is none."""
 
     path: Path
-    rows: list[Row]
+    rows: list[AnswerRow]
     record: RunRecord
 
     @property
     def method(self) -> str:
         """The sidecar's method; without one, the model id, which Spec-Bench names methods in."""
-        model_id = self.record.model_id or self.rows[0].get("model_id") or self.path.stem
+        model_id = self.record.model_id or self.rows[0].model_id or self.path.stem
         return str(self.record.method or model_id)
 
     @property
@@ -73,7 +74,7 @@ class AnswerFile:
     @property
     def is_code(self) -> bool:
         """Whether every question is code."""
-        return all(row["category"] == CODE for row in self.rows)
+        return all(row.category == CODE for row in self.rows)
 
     @property
     def conditions(self) -> tuple[str, ...]:
