@@ -1,4 +1,4 @@
-r"""What a method's memory had seen decides how much it accepts: compare its states on equal questions.
+r"""Compare how much a method accepts with its memory in several states, on equal questions.
 
 A matrix that lives across questions makes mean accepted tokens depend on the questions before. Here
 one loaded model answers the same questions with the memory in several states:

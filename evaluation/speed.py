@@ -179,7 +179,7 @@ def _frame(
 def _notes(
     pairs: Sequence[tuple[str, str]], runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]]
 ) -> Iterator[str]:
-    """What the figures leave out, and what they take in."""
+    """Rows with a defect that the figures take in, and questions that they leave out."""
     for names, (frame, base_frame) in zip(pairs, runs, strict=True):
         left_out = left_out_text(run_figures(frame, base_frame, names), names)
         for side, name in zip((frame, base_frame), names, strict=True):

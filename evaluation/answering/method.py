@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Setup:
-    """What answers questions, but for the weights: small enough to be sent to a worker.
+    """Everything needed to answer questions but the weights: small enough to be sent to a worker.
 
     `longest_text` is what a question can grow to in tokens; 0 where nobody needs to know.
     """
@@ -129,7 +129,7 @@ class MethodAnswerer:
             self.drafter = drafter
 
     def notes(self) -> list[str]:
-        """Return what a reader of the log should know about this run."""
+        """Return lines about this run for readers of the log."""
         chain = f"chain drafts only: {self.target.chain_reason}" if self.target.chain_only else ""
         return [note for note in (self.drafter.describe(), chain) if note]
 
@@ -141,7 +141,7 @@ class MethodAnswerer:
         self.target.warm_up(min(self._longest_text, limit))
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return what lives across questions."""
+        """Return the memory that a hot method keeps across questions; empty for a cold one."""
         return self.drafter.memory() if self.drafter.is_hot else {}
 
 

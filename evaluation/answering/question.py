@@ -39,7 +39,7 @@ class Answerer(Protocol):
         ...
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return what the method keeps across questions."""
+        """Return the memory that the method keeps across questions."""
         ...
 
 

@@ -42,7 +42,7 @@ Memory = dict[str, torch.Tensor]
 
 
 class Loaded(NamedTuple):
-    """What came of loading a model: the user's mistake if there was one, and notes for the log."""
+    """The outcome of loading a model: the user's mistake if there was one, and notes for the log."""
 
     mistake: str | None
     notes: list[str]

@@ -1,4 +1,4 @@
-"""What is wrong with the rows of answer files, and what that does to figures.
+"""Find defects in the rows of answer files, and say what each does to figures.
 
 Answer files of any writer are read as they are, and some carry rows that measure nothing: a turn
 "ERROR" with the counters of the turn before it, times of zero, tokens past the limit, questions
@@ -24,7 +24,7 @@ ERROR_TEXT = "ERROR"
 
 
 class Effect(Enum):
-    """What a defect does to its row; the value says it in words."""
+    """The effect of a defect on its row; the value says it in words."""
 
     LISTED = "used all the same"
     UNSOUND = "left out of exact figures"

@@ -21,7 +21,7 @@ CHARACTERS_AROUND = 30
 
 @dataclass(slots=True)
 class Comparison:
-    """What comparing two files gave: counts, and one difference for each differing question."""
+    """The result of comparing two files: counts, and one difference for each differing question."""
 
     num_questions: int
     num_turns_by_ids: int

@@ -155,7 +155,7 @@ def judge(replay: Replay, differences: Sequence[Difference], num_questions: int)
 
 
 def judged_text(judged: dict[str, Any], differences: Sequence[Difference]) -> str:
-    """Return what `judge` found, for people."""
+    """Return the result of `judge` as text for people."""
     lines = [
         *judged["texts"],
         *(

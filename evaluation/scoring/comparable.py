@@ -78,7 +78,7 @@ class AnswerFile:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What must be equal for a comparison, but the questions, as texts."""
+        """The conditions that a comparison needs equal, the questions left aside, as texts."""
         return (self.record.model, *self.record.compared())
 
 
@@ -279,7 +279,7 @@ def _measure(entry: Entry, baseline: Entry, group_bench: str) -> Measured:
 
 
 def _notes(file: AnswerFile, base_file: AnswerFile) -> Iterator[str]:
-    """What a reader of the figures should know about a run."""
+    """Yield lines about a run for readers of its figures."""
     names = (str(file.path), str(base_file.path))
     left_out = left_out_text(run_figures(file.frame, base_file.frame, names), names)
     if left_out:

@@ -1,4 +1,4 @@
-"""Files that are written whole, and files of strangers that are read with bounds.
+"""Files that are written whole, and untrusted files that are read with bounds.
 
 Whenever a process or the machine dies, a file written here is the old one or all of the new one
 (`model.machine.files`).
@@ -23,7 +23,7 @@ from .command_line import UserError, first_line
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Replace a file by what `write` writes to the path that it is given.
+    """Replace a file by one that `write` fills at a temporary path.
 
     Raises:
         UserError: The file cannot be written; the old one is as it was.
@@ -51,7 +51,7 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 
 
 def check_output(file: str | Path, option: str) -> None:
-    """Refuse a file that could not be written when its content is there.
+    """Refuse an output file that cannot be written, before any work is done.
 
     Raises:
         UserError: Its folder is not there or cannot be written, or it is a folder itself.
@@ -96,7 +96,7 @@ def read_text(path: Path, what: str, max_bytes: int) -> str:
 
 
 def check_file(path: Path, what: str, max_bytes: int) -> None:
-    """Refuse what is no ordinary file of at most `max_bytes`.
+    """Refuse a path unless it is an ordinary file of at most `max_bytes`.
 
     Raises:
         UserError: It is not there, no ordinary file, or too large.
@@ -114,7 +114,7 @@ def check_file(path: Path, what: str, max_bytes: int) -> None:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Return what a JSON text of a stranger says.
+    """Parse JSON from an untrusted file.
 
     Args:
         text: One JSON value.
@@ -122,7 +122,7 @@ def parse_json(text: str, where: str) -> Any:
 
     Raises:
         UserError: It is not JSON, nests too deep, names a key twice, or holds a lone surrogate,
-            which is no text: neither a tokenizer nor a terminal takes it.
+            which neither a tokenizer nor a terminal takes.
     """
     try:
         value = json.loads(text, object_pairs_hook=_without_duplicates)
