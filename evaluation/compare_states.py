@@ -1,4 +1,4 @@
-r"""What a method's memory had seen decides how much it accepts: compare its states on equal questions.
+r"""Compare how much a method accepts with its memory in several states, on equal questions.
 
 A matrix that lives across questions makes mean accepted tokens depend on the questions before. Here
 one loaded model answers the same questions with the memory in several states:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows := answer_states(answerer, setup, states_of(questions, options.shuffles))
     )
     print(_table(figures))
-    num_failed = sum("error" in row for answered in rows.values() for row in answered)
+    num_failed = sum(row.error is not None for answered in rows.values() for row in answered)
     if num_failed:
         print(f"{num_failed} answers failed", file=sys.stderr)
     print(json_line({"method": method.name, "failed": num_failed, "states": figures}))

@@ -1,6 +1,6 @@
-"""What is wrong with the rows of answer files: found here, listed by a command, never used unsaid.
+"""List the defects in the rows of answer files.
 
-What counts as a defect, and its effect on figures, is said in ``answers/defects.py``.
+``answers/defects.py`` says what counts as a defect, and its effect on figures.
 
 Run:
     python -m evaluation.defects data/spec_bench/model_answer/vicuna-7b-v1.3-recycling.jsonl

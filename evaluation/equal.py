@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evaluation.answers.rows import read_answers
+from evaluation.answers.answer_file import read_answers
 from evaluation.checking.differences import Comparison, compare
 from evaluation.reporting.tables import json_line
 from model.commands.command_line import OptionParser, UserError, run_command

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from evaluation.answering.loop import Finished, answer_questions, record
-from evaluation.answering.question import Answerer, Turn
+from evaluation.answering.question import Answerer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.provenance import file_hash, git_commit, versions
+from evaluation.answers.row import AnswerRow, Turn
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import load_questions
 from model.commands.files import write_whole
@@ -145,5 +146,5 @@ def reorg_answer_file(answer_file: str) -> None:
     rows = {}
     with file.open(encoding="utf-8") as lines:
         for line in lines:
-            rows[json.loads(line)["question_id"]] = line.rstrip("\n") + "\n"
+            rows[AnswerRow(json.loads(line)).question_id] = line.rstrip("\n") + "\n"
     write_whole(file, "".join(rows[key] for key in sorted(rows)))

@@ -72,10 +72,10 @@ examples:
 
 
 class Board(NamedTuple):
-    """What there is to show.
+    """Everything that the leaderboard shows.
 
     Attributes:
-        groups: What was measured.
+        groups: The measured groups.
         published: Published figures, None if they are not wanted.
         benchmarks: Reports of ``scripts.benchmark``.
     """
@@ -153,7 +153,7 @@ def _text(board: Board) -> str:
 
 
 def _markdown(board: Board) -> str:
-    """What is printed, and the rows to paste into Spec-Bench's leaderboard."""
+    """The printed text, and the rows to paste into Spec-Bench's leaderboard."""
     parts = [_text(board)]
     own = [group for group in board.groups if group.facts["bench"] == SPEC_BENCH]
     if own:

@@ -12,12 +12,10 @@ Run:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation.answers.record import sidecar_path
-from evaluation.answers.rows import is_failed
 from evaluation.answers.shards import (
     check_counts,
     check_together,
@@ -55,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_counts(shards)
     # The sidecar first: rows without one could be taken for another run's.
     merged_record(shards).write(out)
-    write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
-    num_failed = sum(map(is_failed, rows))
+    write_whole(out, "".join(row.to_json() + "\n" for row in rows))
+    num_failed = sum(row.is_failed for row in rows)
     print(f"{len(rows)} answers of {len(shards)} shards in {out}; {num_failed} failed")
     return 1 if num_failed else 0
 

@@ -19,8 +19,9 @@ from typing import Any
 
 import pandas as pd
 
+from evaluation.answers.answer_file import read_lines
 from evaluation.answers.record import RunRecord
-from evaluation.answers.rows import Row, read_lines
+from evaluation.answers.row import AnswerRow
 from evaluation.reporting.options import check_limit
 from evaluation.reporting.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
 from evaluation.reporting.tables import json_line
@@ -165,12 +166,12 @@ def _load_tokenizer(path: str) -> Tokenizer:
         raise UserError(f"no tokenizer at --tokenizer-path {path}: {first_line(error)}") from None
 
 
-def _rows(path: str) -> list[Row]:
+def _rows(path: str) -> list[AnswerRow]:
     return [row for _, row in read_lines(path)]
 
 
 def _frame(
-    path: str, rows: Sequence[Row], limit: int | None, tokenizer: Tokenizer | None
+    path: str, rows: Sequence[AnswerRow], limit: int | None, tokenizer: Tokenizer | None
 ) -> pd.DataFrame:
     return question_frame(rows, limit or RunRecord.read(path).max_new_tokens, tokenizer)
 
@@ -178,7 +179,7 @@ def _frame(
 def _notes(
     pairs: Sequence[tuple[str, str]], runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]]
 ) -> Iterator[str]:
-    """What the figures leave out, and what they take in."""
+    """Rows with a defect that the figures take in, and questions that they leave out."""
     for names, (frame, base_frame) in zip(pairs, runs, strict=True):
         left_out = left_out_text(run_figures(frame, base_frame, names), names)
         for side, name in zip((frame, base_frame), names, strict=True):

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from evaluation.answering.question import Answerer, answer_row, warm_up
 from evaluation.answers.log import AnswerLog
-from evaluation.answers.rows import Row
+from evaluation.answers.row import AnswerRow
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.interrupt import FINISHING, Interrupt
@@ -19,7 +19,7 @@ from model.commands.interrupt import FINISHING, Interrupt
 class Finished(NamedTuple):
     """A question that was asked: its row, and what the method keeps across questions after it."""
 
-    row: Row
+    row: AnswerRow
     memory: dict[str, torch.Tensor]
 
 
@@ -96,13 +96,13 @@ def record(finished: Iterable[Finished], log: AnswerLog, num_questions: int, num
     ):
         for row, memory in finished:
             log.append(row, memory)
-            if "error" in row:
-                message = f"question {row['question_id']} failed: {row['error']}"
+            if row.error is not None:
+                message = f"question {row.question_id} failed: {row.error}"
                 tqdm.write(message, file=bar.fp)
-            for choice in row["choices"]:
-                num_tokens += sum(choice["new_tokens"])
-                num_steps += len(choice["accept_lengths"])
-                seconds += sum(choice["wall_time"])
+            for choice in row.choices:
+                num_tokens += sum(choice.new_tokens)
+                num_steps += len(choice.accept_lengths)
+                seconds += sum(choice.wall_time)
             bar.update()
             if num_steps and seconds:
                 bar.set_postfix_str(

@@ -57,5 +57,5 @@ class LeanDrafter(CostAwareDrafter):
         self._drafter.reset()
 
     def draft_costs(self) -> CostModel | None:
-        """Return what the drafter's own model costs."""
+        """Return the costs of the drafter's own model, None if it has none."""
         return self._cost_aware.draft_costs() if self._cost_aware is not None else None

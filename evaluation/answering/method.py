@@ -13,8 +13,8 @@ import torch
 
 from evaluation.answering.config import RunConfig
 from evaluation.answering.low_memory import LeanDrafter
-from evaluation.answering.question import Answerer, Turn, answer_row
-from evaluation.answers.rows import Row
+from evaluation.answering.question import Answerer, answer_row
+from evaluation.answers.row import AnswerRow, Turn
 from evaluation.answers.step_counts import step_counts
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Setup:
-    """What answers questions, but for the weights: small enough to be sent to a worker.
+    """Everything needed to answer questions but the weights: small enough to be sent to a worker.
 
     `longest_text` is what a question can grow to in tokens; 0 where nobody needs to know.
     """
@@ -47,7 +47,7 @@ class Setup:
     model_id: str
     longest_text: int = 0
 
-    def ask(self, answerer: Answerer, question: Question) -> Row:
+    def ask(self, answerer: Answerer, question: Question) -> AnswerRow:
         """Return the row of a question, answered as this run does."""
         return answer_row(
             answerer,
@@ -130,7 +130,7 @@ class MethodAnswerer:
             self.drafter = drafter
 
     def notes(self) -> list[str]:
-        """Return what a reader of the log should know about this run."""
+        """Return lines about this run for readers of the log."""
         chain = f"chain drafts only: {self.target.chain_reason}" if self.target.chain_only else ""
         return [note for note in (self.drafter.describe(), chain) if note]
 
@@ -142,7 +142,7 @@ class MethodAnswerer:
         self.target.warm_up(min(self._longest_text, limit))
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return what lives across questions."""
+        """Return the memory that a hot method keeps across questions; empty for a cold one."""
         return self.drafter.memory() if self.drafter.is_hot else {}
 
 

@@ -50,7 +50,7 @@ class Plan:
         return not self.log.remaining(self.questions)
 
     def memory(self) -> dict[str, torch.Tensor] | None:
-        """Return what the first question begins with; None if every worker has a memory of its own.
+        """Return the memory before the first question; None if every worker has a memory of its own.
 
         Raises:
             UserError: if it should be there, since questions were answered, and is not.
@@ -201,7 +201,7 @@ def check_workers(run: RunConfig, device: torch.device) -> None:
 
 
 def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict[str, Any]:
-    """Return what the sidecar of the answer file says of a run."""
+    """Return the content of the answer file's sidecar."""
     run, model = setup.run, setup.model
     return {
         "method": setup.method.name,
@@ -278,8 +278,8 @@ def _longest_text(
 
 
 def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> str:
-    """Return what tells this run from others of the same model: method, changed options, dtype,
-    temperature.
+    """Return a name that tells this run from others of the same model: method, changed options,
+    dtype, temperature.
     """
     changed = [
         f"{item.name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"

@@ -28,7 +28,8 @@ from ray.exceptions import RayError
 
 from evaluation.answering.loop import Finished
 from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
-from evaluation.answering.question import make_row, warm_up
+from evaluation.answering.question import warm_up
+from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
 
@@ -41,7 +42,7 @@ Memory = dict[str, torch.Tensor]
 
 
 class Loaded(NamedTuple):
-    """What came of loading a model: the user's mistake if there was one, and notes for the log."""
+    """The outcome of loading a model: the user's mistake if there was one, and notes for the log."""
 
     mistake: str | None
     notes: list[str]
@@ -82,10 +83,9 @@ class Worker:
         answerer, setup = self._answerer, self._setup
         if memory:
             answerer.drafter.load_memory(memory)
-        row = setup.ask(answerer, question)
-        row["worker"] = self._number
+        row = setup.ask(answerer, question).plus(worker=self._number)
         if answerer.drafter.is_hot and memory is None:
-            row["questions_before"] = self._num_seen
+            row = row.plus(questions_before=self._num_seen)
         self._num_seen += 1
         return Finished(row, {} if memory is None else answerer.memory())
 
@@ -166,7 +166,8 @@ class _Pool:
             self._waiting.appendleft(task)
         else:
             error = f"WorkerDied: {1 + task.num_deaths} workers died over this question: {cause}"
-            yield Finished(make_row(task.question, self._model_id, [], error), self._memory or {})
+            row = AnswerRow.of_question(task.question, self._model_id, [], error)
+            yield Finished(row, self._memory or {})
         if self._waiting:
             self.start_worker()
 

@@ -1,4 +1,4 @@
-"""What is wrong with the rows of answer files, and what that does to figures.
+"""Find defects in the rows of answer files, and say what each does to figures.
 
 Answer files of any writer are read as they are, and some carry rows that measure nothing: a turn
 "ERROR" with the counters of the turn before it, times of zero, tokens past the limit, questions
@@ -13,18 +13,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from evaluation.answers.answer_file import read_lines
 from evaluation.answers.record import RunRecord
-from evaluation.answers.rows import Row, is_failed, read_lines
+from evaluation.answers.row import AnswerRow, Choice
 
 # What Spec-Bench's writer puts in the place of the text when a turn raised an error.
 ERROR_TEXT = "ERROR"
-COUNTERS = ("new_tokens", "wall_time", "accept_lengths")
 
 
 class Effect(Enum):
-    """What a defect does to its row; the value says it in words."""
+    """The effect of a defect on its row; the value says it in words."""
 
     LISTED = "used all the same"
     UNSOUND = "left out of exact figures"
@@ -70,7 +70,7 @@ def find_defects(path: str | Path, max_new_tokens: int | None = None) -> list[De
     limit = max_new_tokens or RunRecord.read(path).max_new_tokens
     found = row_flaws([row for _, row in lines], limit)
     return [
-        Defect(str(path), number, row["question_id"], *flaw)
+        Defect(str(path), number, row.question_id, *flaw)
         for (number, row), flaws in zip(lines, found, strict=True)
         for flaw in flaws
     ]
@@ -82,7 +82,7 @@ def find_missing(paths: Sequence[str]) -> list[Defect]:
     Raises:
         UserError: A file is not an answer file.
     """
-    ids = {path: dict.fromkeys(row["question_id"] for _, row in read_lines(path)) for path in paths}
+    ids = {path: dict.fromkeys(row.question_id for _, row in read_lines(path)) for path in paths}
     every = dict.fromkeys(question_id for found in ids.values() for question_id in found)
     return [
         Defect(path, None, question_id, "is missing, another file has it", Effect.UNSOUND)
@@ -92,24 +92,24 @@ def find_missing(paths: Sequence[str]) -> list[Defect]:
     ]
 
 
-def row_flaws(rows: Sequence[Row], max_new_tokens: int | None = None) -> list[list[Flaw]]:
+def row_flaws(rows: Sequence[AnswerRow], max_new_tokens: int | None = None) -> list[list[Flaw]]:
     """Return the flaws of each row, given all rows of the file in its order.
 
     Args:
         rows: The rows; a question may occur twice.
         max_new_tokens: Limit of new tokens a turn, None if it is not known.
     """
-    last_of = {row["question_id"]: place for place, row in enumerate(rows)}
+    last_of = {row.question_id: place for place, row in enumerate(rows)}
     found = []
     previous: tuple[float, float] | None = None
     for place, row in enumerate(rows):
         flaws = []
-        if last_of[row["question_id"]] != place:
+        if last_of[row.question_id] != place:
             flaws.append(Flaw("is answered again further down", Effect.UNSOUND))
-        if is_failed(row):
-            flaws.append(Flaw(f"failed: {row.get('error') or 'no answer'}", Effect.UNUSABLE))
+        if row.is_failed:
+            flaws.append(Flaw(f"failed: {row.error or 'no answer'}", Effect.UNUSABLE))
         else:
-            for choice in row["choices"]:
+            for choice in row.choices:
                 flaws += _choice_flaws(choice, max_new_tokens)
                 flaws += _stale_counters(choice, previous)
                 previous = next(reversed(_turn_counters(choice)), previous)
@@ -117,14 +117,13 @@ def row_flaws(rows: Sequence[Row], max_new_tokens: int | None = None) -> list[li
     return found
 
 
-def _choice_flaws(choice: dict[str, Any], limit: int | None) -> Iterator[Flaw]:
-    missing = [key for key in COUNTERS if key not in choice]
-    if missing:
+def _choice_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
+    if missing := choice.missing_counters:
         yield Flaw(
             f"no {missing[0]!r}; speed needs answers of an inference command", Effect.UNUSABLE
         )
         return
-    seconds = sum(choice["wall_time"])
+    seconds = sum(choice.wall_time)
     if not (math.isfinite(seconds) and seconds > 0):
         yield Flaw(f"took {seconds} s, a wall_time is above 0", Effect.UNUSABLE)
         return
@@ -132,16 +131,16 @@ def _choice_flaws(choice: dict[str, Any], limit: int | None) -> Iterator[Flaw]:
     yield from _sum_flaws(choice)
 
 
-def _turn_flaws(choice: dict[str, Any], limit: int | None) -> Iterator[Flaw]:
+def _turn_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
     """Flaws of single turns."""
-    for turn, text in enumerate(choice.get("turns", [])):
+    for turn, text in enumerate(choice.turns):
         # A model may write that word; then its tokens are there.
-        if text == ERROR_TEXT and "token_ids" not in choice:
+        if text == ERROR_TEXT and not choice.has_token_ids:
             yield Flaw(f"turn {turn} is {ERROR_TEXT!r}: it raised an error", Effect.UNSOUND)
-    for turn, seconds in enumerate(choice["wall_time"]):
+    for turn, seconds in enumerate(choice.wall_time):
         if seconds <= 0:
             yield Flaw(f"turn {turn} took {seconds} s", Effect.UNSOUND)
-    for turn, count in enumerate(choice["new_tokens"]):
+    for turn, count in enumerate(choice.new_tokens):
         if count < 0:
             yield Flaw(f"turn {turn} has {count} new tokens", Effect.UNSOUND)
         elif count == 0:
@@ -154,20 +153,24 @@ def _turn_flaws(choice: dict[str, Any], limit: int | None) -> Iterator[Flaw]:
             )
 
 
-def _sum_flaws(choice: dict[str, Any]) -> Iterator[Flaw]:
+def _sum_flaws(choice: Choice) -> Iterator[Flaw]:
     """Counters that do not fit each other."""
-    new_tokens, lengths = choice["new_tokens"], choice["accept_lengths"]
-    num_turns = len(choice.get("turns", new_tokens))
-    for key in ("new_tokens", "wall_time", "decoding_steps", "token_ids"):
-        if choice.get(key) and len(choice[key]) != num_turns:
-            yield Flaw(f"{len(choice[key])} {key} for {num_turns} turns", Effect.UNSOUND)
+    new_tokens, lengths, num_turns = choice.new_tokens, choice.accept_lengths, choice.num_turns
+    num_entries = {
+        "new_tokens": len(new_tokens),
+        "wall_time": len(choice.wall_time),
+        "decoding_steps": len(choice.decoding_steps),
+        "token_ids": len(choice.token_ids),
+    }
+    for key, count in num_entries.items():
+        if count not in (0, num_turns):
+            yield Flaw(f"{count} {key} for {num_turns} turns", Effect.UNSOUND)
     if any(length < 1 for length in lengths):
         yield Flaw(f"a step of {min(lengths)} tokens", Effect.UNSOUND)
-    ids = choice.get("token_ids")
-    if ids and [len(turn) for turn in ids] != list(new_tokens):
-        counts = [len(turn) for turn in ids]
+    counts = [len(turn) for turn in choice.token_ids]
+    if counts and counts != new_tokens:
         yield Flaw(f"{counts} token ids, but new_tokens {new_tokens}", Effect.UNSOUND)
-    steps = choice.get("decoding_steps")
+    steps = choice.decoding_steps
     sums = [("accept_lengths sum to", sum(lengths), "new_tokens", sum(new_tokens))]
     if steps:
         sums.append(("accept_lengths are", len(lengths), "decoding_steps", sum(steps)))
@@ -178,7 +181,7 @@ def _sum_flaws(choice: dict[str, Any]) -> Iterator[Flaw]:
             yield Flaw(f"{words} {count}, {key} to {other}", effect)
 
 
-def _stale_counters(choice: dict[str, Any], previous: tuple[float, float] | None) -> Iterator[Flaw]:
+def _stale_counters(choice: Choice, previous: tuple[float, float] | None) -> Iterator[Flaw]:
     """Turns with the very counters of the turn before: a writer went on after an error."""
     turns = _turn_counters(choice)
     before = [previous, *turns[:-1]]
@@ -189,6 +192,6 @@ def _stale_counters(choice: dict[str, Any], previous: tuple[float, float] | None
             yield Flaw(what, Effect.UNSOUND)
 
 
-def _turn_counters(choice: dict[str, Any]) -> list[tuple[float, float]]:
+def _turn_counters(choice: Choice) -> list[tuple[float, float]]:
     """New tokens and seconds of every turn."""
-    return list(zip(choice.get("new_tokens", []), choice.get("wall_time", []), strict=False))
+    return list(zip(choice.new_tokens, choice.wall_time, strict=False))

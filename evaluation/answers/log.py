@@ -24,8 +24,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from evaluation.answers.answer_file import read_answers
 from evaluation.answers.record import RunRecord, not_resumed, sidecar_path
-from evaluation.answers.rows import is_failed, read_answers
+from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
 from model.commands.files import replace_file
@@ -52,7 +53,7 @@ class AnswerLog:
         self._is_new = not file.exists()
         self._descriptor = _open_locked(file)
         try:
-            rows: list[dict[str, Any]] = []
+            rows: list[AnswerRow] = []
             self._meta = dict(meta)
             self.is_finished = False  # whether the rows are a run's that came to its end
             if not overwrite and os.fstat(self._descriptor).st_size:
@@ -60,8 +61,8 @@ class AnswerLog:
                 self._meta = self._agree_with_sidecar(self._meta)
                 rows = self._rows_found()
             self.num_rows = len(rows)
-            self.num_failed = sum(map(is_failed, rows))
-            self.done = frozenset(row["question_id"] for row in rows)
+            self.num_failed = sum(row.is_failed for row in rows)
+            self.done = frozenset(row.question_id for row in rows)
         except BaseException:
             self.close()
             raise
@@ -85,13 +86,13 @@ class AnswerLog:
             os.ftruncate(self._descriptor, 0)
         self._write_meta()
 
-    def append(self, row: dict[str, Any], memory: Mapping[str, torch.Tensor]) -> None:
+    def append(self, row: AnswerRow, memory: Mapping[str, torch.Tensor]) -> None:
         """Append one answer, with the memory that the method has after it ({} if it keeps none).
 
         Raises:
             UserError: if the disk does not take it; the rows before stay, with their memory.
         """
-        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        line = row.to_json(allow_nan=False).encode() + b"\n"
         try:
             if memory:
                 self._state_folder.mkdir(exist_ok=True)
@@ -107,7 +108,7 @@ class AnswerLog:
             ) from error
         self._state_of(self.num_rows).unlink(missing_ok=True)
         self.num_rows += 1
-        self.num_failed += is_failed(row)
+        self.num_failed += row.is_failed
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the memory saved with the last row.
@@ -159,7 +160,7 @@ class AnswerLog:
             os.ftruncate(self._descriptor, size)
             raise
 
-    def _rows_found(self) -> list[dict[str, Any]]:
+    def _rows_found(self) -> list[AnswerRow]:
         """Return the rows that are there, after cutting one that was being written when a process
         died.
         """

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evaluation.answers.answer_file import read_answers
 from evaluation.answers.record import CIRCUMSTANCES, RunRecord
-from evaluation.answers.rows import Row, read_answers
+from evaluation.answers.row import AnswerRow
 from model.commands.command_line import UserError
 
 
@@ -16,7 +17,7 @@ class Shard:
     """A shard's answers and sidecar, and its place: `index` of `count`, from 1."""
 
     path: Path
-    rows: list[Row]
+    rows: list[AnswerRow]
     record: RunRecord
     index: int
     count: int
@@ -77,20 +78,21 @@ def check_counts(shards: Sequence[Shard]) -> None:
         )
 
 
-def merged_rows(shards: Sequence[Shard]) -> list[Row]:
+def merged_rows(shards: Sequence[Shard]) -> list[AnswerRow]:
     """Return all rows by question id, each with its shard and its place in it.
 
     Raises:
         UserError: Two shards answer the same question.
     """
-    rows: dict[int | str, Row] = {}
+    rows: dict[int | str, AnswerRow] = {}
     for shard in shards:
         for index, row in enumerate(shard.rows):
-            question_id = row["question_id"]
-            if question_id in rows:
-                raise UserError(f"{shard.path}: question {question_id!r} is in another shard too")
-            before = row.get("questions_before", index)
-            rows[question_id] = {**row, "shard": shard.index, "questions_before": before}
+            if row.question_id in rows:
+                raise UserError(
+                    f"{shard.path}: question {row.question_id!r} is in another shard too"
+                )
+            before = row.values.get("questions_before", index)
+            rows[row.question_id] = row.plus(shard=shard.index, questions_before=before)
     return [rows[key] for key in sorted(rows, key=lambda key: (isinstance(key, str), key))]
 
 

@@ -1,4 +1,4 @@
-"""What the steps of one turn add up to, small enough for an answer row.
+"""Sums over the steps of one turn, small enough for an answer row.
 
 A row keeps counts, not steps: how many nodes were drafted and accepted at every place of the tree,
 from which source, and how long each part of the steps took. `step_figures.py` reads them back.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluation.answers.defects import ERROR_TEXT
-from evaluation.answers.rows import Row, is_failed
+from evaluation.answers.row import AnswerRow, Choice
 from evaluation.checking.difference import Difference
 
 TOKENS_AROUND = 5
@@ -21,7 +21,7 @@ CHARACTERS_AROUND = 30
 
 @dataclass(slots=True)
 class Comparison:
-    """What comparing two files gave: counts, and one difference for each differing question."""
+    """The result of comparing two files: counts, and one difference for each differing question."""
 
     num_questions: int
     num_turns_by_ids: int
@@ -29,18 +29,19 @@ class Comparison:
     differences: list[Difference]
 
 
-def compare(rows: Sequence[Row], other_rows: Sequence[Row]) -> Comparison:
+def compare(rows: Sequence[AnswerRow], other_rows: Sequence[AnswerRow]) -> Comparison:
     """Compare two files' rows, in the first file's order and then what only the second holds.
 
     A turn counts as compared even if an earlier one of its question differs already.
     """
-    by_id = {row["question_id"]: row for row in rows}
-    other_by_id = {row["question_id"]: row for row in other_rows}
-    question_ids = list(dict.fromkeys((*by_id, *other_by_id)))
-    comparison = Comparison(len(question_ids), 0, 0, [])
-    for question_id in question_ids:
+    by_id = {row.question_id: row for row in rows}
+    other_by_id = {row.question_id: row for row in other_rows}
+    every = by_id | {key: row for key, row in other_by_id.items() if key not in by_id}
+    comparison = Comparison(len(every), 0, 0, [])
+    for question_id, present in every.items():
         row, other = by_id.get(question_id), other_by_id.get(question_id)
-        difference = _row_difference(row, other)
+        cause = _row_cause(row, other)
+        difference = Difference(question_id, present.category, cause) if cause else None
         if difference is None and row is not None and other is not None:
             difference = _answer_difference(row, other, comparison)
         if difference is not None:
@@ -48,32 +49,35 @@ def compare(rows: Sequence[Row], other_rows: Sequence[Row]) -> Comparison:
     return comparison
 
 
-def _row_difference(row: Row | None, other: Row | None) -> Difference | None:
-    """What makes two rows differ before their answers are looked at."""
-    present = row or other or {}
+def _row_cause(row: AnswerRow | None, other: AnswerRow | None) -> str | None:
+    """Say why two rows differ before their answers are looked at; None if they do not."""
     cause = None
     if row is None or other is None:
         cause = f"the question is missing in the {'first' if row is None else 'second'} file"
-    elif is_failed(row) or is_failed(other):
-        failed = [word for word, it in (("first", row), ("second", other)) if is_failed(it)]
-        errors = " and ".join(str(it["error"]) for it in (row, other) if it.get("error"))
+    elif row.is_failed or other.is_failed:
+        failed = [word for word, it in (("first", row), ("second", other)) if it.is_failed]
+        errors = " and ".join(str(it.error) for it in (row, other) if it.error)
         cause = f"the question failed in the {' and the '.join(failed)} file"
         cause += f" ({errors})" if errors else ""
-    elif row["category"] != other["category"]:
-        cause = f"the category is {row['category']!r} in the first, {other['category']!r} in the second file"
-    elif len(row["choices"]) != len(other["choices"]):
-        cause = f"{len(row['choices'])} choices against {len(other['choices'])}"
-    return Difference(present["question_id"], present["category"], cause) if cause else None
+    elif row.category != other.category:
+        cause = (
+            f"the category is {row.category!r} in the first, {other.category!r} in the second file"
+        )
+    elif len(row.choices) != len(other.choices):
+        cause = f"{len(row.choices)} choices against {len(other.choices)}"
+    return cause
 
 
-def _answer_difference(row: Row, other: Row, comparison: Comparison) -> Difference | None:
+def _answer_difference(
+    row: AnswerRow, other: AnswerRow, comparison: Comparison
+) -> Difference | None:
     """The first difference in the answers; counts the turns that were compared."""
     first = None
-    pairs = zip(row["choices"], other["choices"], strict=True)
+    pairs = zip(row.choices, other.choices, strict=True)
     for choice_index, (choice, other_choice) in enumerate(pairs):
         where: dict[str, Any] = {
-            "question_id": row["question_id"],
-            "category": row["category"],
+            "question_id": row.question_id,
+            "category": row.category,
             "choice": choice_index,
         }
         texts, other_texts = _texts(choice), _texts(other_choice)
@@ -83,11 +87,11 @@ def _answer_difference(row: Row, other: Row, comparison: Comparison) -> Differen
             cause = f"{len(texts)} turns against {len(other_texts)}"
             first = first or Difference(**where, cause=cause)
             continue
-        has_ids = len(texts) == _num_id_turns(choice) == _num_id_turns(other_choice)
+        has_ids = len(texts) == len(choice.token_ids) == len(other_choice.token_ids)
         for turn, (text, other_text) in enumerate(zip(texts, other_texts, strict=True)):
             if has_ids:
                 comparison.num_turns_by_ids += 1
-                ids, other_ids = choice["token_ids"][turn], other_choice["token_ids"][turn]
+                ids, other_ids = choice.token_ids[turn], other_choice.token_ids[turn]
                 found = _token_difference(ids, other_ids, (text, other_text))
             else:
                 comparison.num_turns_by_text += 1
@@ -97,14 +101,9 @@ def _answer_difference(row: Row, other: Row, comparison: Comparison) -> Differen
     return first
 
 
-def _texts(choice: dict[str, Any]) -> list[str]:
+def _texts(choice: Choice) -> list[str]:
     """The text of every turn; empty ones where a file has token ids alone."""
-    texts: list[str] = choice.get("turns", [])
-    return texts or [""] * _num_id_turns(choice)
-
-
-def _num_id_turns(choice: dict[str, Any]) -> int:
-    return len(choice.get("token_ids") or [])
+    return choice.turns or [""] * len(choice.token_ids)
 
 
 def _token_difference(

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from evaluation.answering.config import QuestionOptions, RunConfig
 from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
 from evaluation.answering.run import check_run_model
-from evaluation.answers.rows import Row
+from evaluation.answers.row import AnswerRow
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question
 from evaluation.scoring.figures import OVERALL, in_task_order
@@ -48,7 +48,7 @@ class State:
     is_warm: bool = False
 
 
-def state_figures(rows: dict[str, list[Row]]) -> list[dict[str, Any]]:
+def state_figures(rows: dict[str, list[AnswerRow]]) -> list[dict[str, Any]]:
     """Return mean accepted tokens by task and state, and each state against hot.
 
     Args:
@@ -110,7 +110,7 @@ def states_of(questions: Sequence[Question], seeds: Sequence[int]) -> list[State
 
 def answer_states(
     answerer: MethodAnswerer, setup: Setup, states: Sequence[State]
-) -> dict[str, list[Row]]:
+) -> dict[str, list[AnswerRow]]:
     """Answer the questions in every state; where no memory was given, the first state's is the warm one.
 
     Returns:
@@ -125,7 +125,7 @@ def answer_states(
     return rows
 
 
-def _answer(answerer: MethodAnswerer, setup: Setup, state: State) -> Iterator[Row]:
+def _answer(answerer: MethodAnswerer, setup: Setup, state: State) -> Iterator[AnswerRow]:
     answerer.drafter.reset()
     if state.is_warm:
         answerer.drafter.load_memory(setup.start_memory)

@@ -13,7 +13,7 @@ from typing import Any
 
 from evaluation.answers.provenance import check_weights, file_hash
 from evaluation.answers.record import RunRecord, Use, keys
-from evaluation.answers.rows import Row
+from evaluation.answers.row import AnswerRow
 from evaluation.checking.difference import Difference
 from evaluation.checking.tie_or_bug import Judge, Verdict
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
@@ -51,7 +51,7 @@ class Replay:
     def __init__(
         self,
         paths: tuple[Path, Path],
-        rows: tuple[Sequence[Row], Sequence[Row]],
+        rows: tuple[Sequence[AnswerRow], Sequence[AnswerRow]],
         model_path: str,
         question_file: str | None,
     ) -> None:
@@ -68,7 +68,7 @@ class Replay:
                 "difference is one of two logits"
             )
         self._questions = _questions(metas[0], question_file)
-        self._rows = tuple({row["question_id"]: row for row in side} for side in rows)
+        self._rows = tuple({row.question_id: row for row in side} for side in rows)
         with user_errors():
             options = ModelOptions(model_path=model_path, dtype=metas[0]["dtype"])
         model = check_model(options)
@@ -102,7 +102,7 @@ class Replay:
         for place in places:
             yield self._text(0, place)
         for question_id, row in self._rows[0].items():
-            if question_id not in {place[0] for place in places} and row["choices"]:
+            if question_id not in {place[0] for place in places} and row.choices:
                 yield self._text(0, (question_id, 0, 0))
 
     def _text(self, side: int, place: Place) -> tuple[list[int], list[int]]:
@@ -111,17 +111,17 @@ class Replay:
         if question_id not in self._questions:
             raise UserError(f"question_file: has no question {question_id!r}; give the run's own")
         question = self._questions[question_id]
-        choice = self._rows[side][question_id]["choices"][choice_index]
-        texts = [self._conversation.text(ids) for ids in choice["token_ids"][:turn]]
+        choice = self._rows[side][question_id].choices[choice_index]
+        texts = [self._conversation.text(ids) for ids in choice.token_ids[:turn]]
         history = [Message(*pair) for pair in zip(question.turns, texts, strict=False)]
         prompt_ids = self._conversation.prompt_ids(history, question.turns[turn])
-        recorded = choice.get("prompt_tokens", [None] * (turn + 1))[turn]
+        recorded = choice.prompt_length(turn)
         if len(prompt_ids) != recorded:
             raise UserError(
                 f"model_path: question {question_id!r}, turn {turn}: the prompt has "
                 f"{len(prompt_ids)} tokens, the answers say {recorded}; give the run's own model"
             )
-        return prompt_ids, choice["token_ids"][turn]
+        return prompt_ids, choice.token_ids[turn]
 
 
 def judge(replay: Replay, differences: Sequence[Difference], num_questions: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def judge(replay: Replay, differences: Sequence[Difference], num_questions: int)
 
 
 def judged_text(judged: dict[str, Any], differences: Sequence[Difference]) -> str:
-    """Return what `judge` found, for people."""
+    """Return the result of `judge` as text for people."""
     lines = [
         *judged["texts"],
         *(

@@ -82,7 +82,7 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one method gave under one setting.
+    """The result of one method under one setting.
 
     Attributes:
         method: the method.

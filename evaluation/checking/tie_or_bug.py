@@ -41,7 +41,7 @@ TIE, BUG = "tie", "BUG"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a first difference is, with the evidence; logits are the reference's.
+    """The judgement of a first difference, with the evidence; logits are the reference's.
 
     Attributes:
         verdict: "tie" or "BUG".

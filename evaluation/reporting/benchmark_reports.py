@@ -17,7 +17,7 @@ from model.commands.command_line import UserError
 
 
 class Benchmark(NamedTuple):
-    """What `step_cost_chart` takes of a report of ``scripts.benchmark``, and what it was measured on."""
+    """The part of a report of ``scripts.benchmark`` that `step_cost_chart` draws, and its conditions."""
 
     conditions: str
     costs: pd.DataFrame

@@ -1,4 +1,4 @@
-"""What the commands of the leaderboard and of its pictures share: words that name files, in and out."""
+"""Options that the commands of the leaderboard and of its pictures share: files to read and write."""
 
 from __future__ import annotations
 

@@ -10,9 +10,7 @@ import pandas as pd
 from evaluation.answers.step_figures import node_counts
 from evaluation.reporting import chart_style, charts
 from evaluation.reporting.benchmark_reports import Benchmark
-from evaluation.reporting.options import (
-    make_folder,
-)
+from evaluation.reporting.options import make_folder
 from evaluation.reporting.picture import Picture
 from evaluation.reporting.tree_chart import tree_chart
 from evaluation.scoring.comparable import AnswerFile, Group
@@ -131,10 +129,10 @@ def _accept_lengths(file: AnswerFile) -> list[int]:
     """Tokens of every step that overall figures are over, of the rows without a defect."""
     is_sound = file.frame["is_sound"]
     rows = [row for row, sound in zip(file.rows, is_sound, strict=True) if sound]
-    counted = [row for row in rows if row["category"] != CODE] or rows
-    choices = [choice for row in counted for choice in row["choices"]]
+    counted = [row for row in rows if row.category != CODE] or rows
+    choices = [choice for row in counted for choice in row.choices]
     # Other writers may count steps that bring nothing.
-    return [int(it) for choice in choices for it in choice["accept_lengths"] if it >= 1]
+    return [int(it) for choice in choices for it in choice.accept_lengths if it >= 1]
 
 
 def _mat_so_far(files: Sequence[AnswerFile]) -> list[float]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from evaluation.answers.rows import Row
+from evaluation.answers.row import AnswerRow
 from evaluation.answers.step_figures import acceptance_rate, node_counts, source_counts, time_shares
 from evaluation.reporting.tables import cell, markdown_table, task_title
 from evaluation.scoring.figures import INTERVALS, RunFigures
@@ -83,8 +83,8 @@ def _interval_cell(figures: RunFigures, task: str, name: str) -> str:
     return f"[{low:.2f}, {high:.2f}]{verdict}"
 
 
-def drafting_report(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what the rows say of their drafts; NaN and empty lists where they do not say."""
+def drafting_report(rows: Sequence[AnswerRow]) -> dict[str, Any]:
+    """Return acceptance and time shares of the drafts; NaN and empty lists where rows have no counts."""
     nodes = node_counts(rows)
     return {
         "acceptance_rate": acceptance_rate(rows),
@@ -98,7 +98,7 @@ def drafting_report(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def drafting_text(drafting: dict[str, Any]) -> str:
-    """Return what `drafting_report` found, for people."""
+    """Return a `drafting_report` as text for people."""
     if not drafting["time_shares"]:
         return "Drafting: the answers have no counts of it"
     shares = [f"{part} {100 * share:.1f}%" for part, share in drafting["time_shares"].items()]

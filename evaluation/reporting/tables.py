@@ -85,7 +85,7 @@ def figure_cell(
     unit: str = "",
     interval: tuple[float, float] = (math.nan, math.nan),
 ) -> Cell:
-    """Return what `cell` writes, and an interval unless it is NaN, with the figure behind it."""
+    """Return a `Cell` with the text of `cell`, an interval unless it is NaN, and the figure itself."""
     bounds = "" if math.isnan(interval[0]) else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
     return Cell(cell(value, deviation, unit) + bounds, float(value))
 

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from evaluation.answers.answer_file import read_lines
 from evaluation.answers.record import NO_DEFAULT, UNKNOWN, RunRecord, Use, conditions, keys
-from evaluation.answers.rows import Row, read_lines
+from evaluation.answers.row import AnswerRow
 from evaluation.scoring.figures import (
     CODE,
     OVERALL,
@@ -44,13 +45,13 @@ class AnswerFile:
     """One answer file with its sidecar's record, which is empty if there is none."""
 
     path: Path
-    rows: list[Row]
+    rows: list[AnswerRow]
     record: RunRecord
 
     @property
     def method(self) -> str:
         """The sidecar's method; without one, the model id, which Spec-Bench names methods in."""
-        model_id = self.record.model_id or self.rows[0].get("model_id") or self.path.stem
+        model_id = self.record.model_id or self.rows[0].model_id or self.path.stem
         return str(self.record.method or model_id)
 
     @property
@@ -73,11 +74,11 @@ class AnswerFile:
     @property
     def is_code(self) -> bool:
         """Whether every question is code."""
-        return all(row["category"] == CODE for row in self.rows)
+        return all(row.category == CODE for row in self.rows)
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What must be equal for a comparison, but the questions, as texts."""
+        """The conditions that a comparison needs equal, the questions left aside, as texts."""
         return (self.record.model, *self.record.compared())
 
 
@@ -278,7 +279,7 @@ def _measure(entry: Entry, baseline: Entry, group_bench: str) -> Measured:
 
 
 def _notes(file: AnswerFile, base_file: AnswerFile) -> Iterator[str]:
-    """What a reader of the figures should know about a run."""
+    """Yield lines about a run for readers of its figures."""
     names = (str(file.path), str(base_file.path))
     left_out = left_out_text(run_figures(file.frame, base_file.frame, names), names)
     if left_out:

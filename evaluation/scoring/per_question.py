@@ -8,14 +8,13 @@ Use:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
 
 from evaluation.answers.defects import Effect, row_flaws
-from evaluation.answers.rows import Row, is_failed
+from evaluation.answers.row import AnswerRow, Choice
 from model.commands.command_line import UserError
 
 MT_BENCH_CATEGORIES = frozenset(
@@ -36,7 +35,7 @@ def task_of(category: str) -> str:
 
 
 def question_frame(
-    rows: Sequence[Row], max_new_tokens: int | None = None, tokenizer: Tokenizer | None = None
+    rows: Sequence[AnswerRow], max_new_tokens: int | None = None, tokenizer: Tokenizer | None = None
 ) -> pd.DataFrame:
     """Return a line for each answer row, in file order.
 
@@ -59,17 +58,17 @@ def question_frame(
     for row, found in zip(rows, flaws, strict=True):
         effects = {flaw.effect for flaw in found}
         line: dict[str, Any] = {
-            "question_id": row["question_id"],
-            "category": row["category"],
-            "task": task_of(row["category"]),
-            "is_failed": is_failed(row),
+            "question_id": row.question_id,
+            "category": row.category,
+            "task": task_of(row.category),
+            "is_failed": row.is_failed,
             "is_usable": Effect.UNUSABLE not in effects,
             "is_sound": effects <= {Effect.LISTED},
             "is_flawless": not effects,
         }
         if line["is_usable"]:
-            line |= _first_choice(row["choices"][0], tokenizer)
-            line |= _all_choices(row["choices"], max_new_tokens)
+            line |= _first_choice(row.choices[0], tokenizer)
+            line |= _all_choices(row.choices, max_new_tokens)
         lines.append(line)
     frame = pd.DataFrame(lines, columns=list(COLUMNS))
     return frame.astype(dict.fromkeys(COLUMNS[7:], float))
@@ -141,25 +140,25 @@ def _check_same_categories(pairs: pd.DataFrame, names: tuple[str, str]) -> None:
         )
 
 
-def _first_choice(choice: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, float]:
-    tokens = sum(choice["new_tokens"])
+def _first_choice(choice: Choice, tokenizer: Tokenizer | None) -> dict[str, float]:
+    tokens = sum(choice.new_tokens)
     if tokenizer is not None:
-        tokens = sum(len(tokenizer(turn).input_ids) - 1 for turn in choice.get("turns", []))
+        tokens = sum(len(tokenizer(turn).input_ids) - 1 for turn in choice.turns)
     return {
         "first_tokens": tokens,
-        "first_steps": len(choice["accept_lengths"]),
-        "first_accepted": sum(choice["accept_lengths"]),
-        "first_seconds": sum(choice["wall_time"]),
+        "first_steps": len(choice.accept_lengths),
+        "first_accepted": sum(choice.accept_lengths),
+        "first_seconds": sum(choice.wall_time),
     }
 
 
-def _all_choices(choices: Sequence[dict[str, Any]], limit: int | None) -> dict[str, float]:
-    counts = [count for choice in choices for count in choice["new_tokens"]]
+def _all_choices(choices: Sequence[Choice], limit: int | None) -> dict[str, float]:
+    counts = [count for choice in choices for count in choice.new_tokens]
     return {
         "tokens": sum(counts if limit is None else (min(count, limit) for count in counts)),
-        "steps": sum(len(choice["accept_lengths"]) for choice in choices),
-        "accepted": sum(sum(choice["accept_lengths"]) for choice in choices),
-        "seconds": sum(sum(choice["wall_time"]) for choice in choices),
-        "decode_seconds": sum(sum(choice.get("decode_time", [math.nan])) for choice in choices),
-        "draft_tokens": sum(sum(choice.get("draft_tokens", [math.nan])) for choice in choices),
+        "steps": sum(len(choice.accept_lengths) for choice in choices),
+        "accepted": sum(sum(choice.accept_lengths) for choice in choices),
+        "seconds": sum(sum(choice.wall_time) for choice in choices),
+        "decode_seconds": sum(sum(choice.decode_time) for choice in choices),
+        "draft_tokens": sum(sum(choice.draft_tokens) for choice in choices),
     }

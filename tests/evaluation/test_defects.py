@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from evaluation.answers.answer_file import read_lines
 from evaluation.answers.defects import Effect, find_defects
-from evaluation.answers.rows import read_lines
 from evaluation.defects import main
 from evaluation.scoring.per_question import question_frame
 from model.commands.command_line import UserError

@@ -47,7 +47,7 @@ def light_worker(question_seconds: float) -> type:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(question_seconds)
             row = {"question_id": question.question_id, "pid": os.getpid(), "worker": self._number}
-            return SimpleNamespace(row=row, memory={})
+            return SimpleNamespace(row=SimpleNamespace(values=row), memory={})
 
     return Light
 
@@ -71,10 +71,11 @@ def test_a_worker_killed_under_load_is_replaced_and_a_question_that_kills_is_giv
     setup = light_setup(2)
     with cluster(setup):
         for done in answer_by_workers(setup, questions, None):
-            rows.append(done.row)
-            if killed is None and "error" not in done.row:
-                killed = done.row["worker"]
-                os.kill(done.row["pid"], signal.SIGKILL)  # it is at its next question by now
+            row = done.row.values
+            rows.append(row)
+            if killed is None and "error" not in row:
+                killed = row["worker"]
+                os.kill(row["pid"], signal.SIGKILL)  # it is at its next question by now
     assert sorted(row["question_id"] for row in rows) == list(range(30)), "lost or doubled"
     failed = [row for row in rows if "error" in row]
     assert [row["question_id"] for row in failed] == [3]
@@ -111,12 +112,12 @@ def test_a_forced_order_gives_the_steps_of_one_run_though_its_worker_is_killed(
     class Telling(Worker):
         def answer(self, *given: Any) -> Any:
             done = super().answer(*given)
-            return done._replace(row={**done.row, "pid": os.getpid()})
+            return done._replace(row=done.row.plus(pid=os.getpid()))
 
     def killing(*given: Any) -> Iterator[Any]:
         for number, done in enumerate(answer_by_workers(*given)):
             if number == 2:
-                os.kill(done.row["pid"], signal.SIGKILL)
+                os.kill(done.row.values["pid"], signal.SIGKILL)
             yield done
 
     monkeypatch.setattr(workers, "Worker", Telling)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from evaluation.answers.row import AnswerRow
+
+# Tests take rows apart and change them, which a dict makes short.
 Row = dict[str, Any]
 
 CATEGORIES = (
@@ -63,6 +67,11 @@ def random_rows(seed: int, categories: tuple[str, ...] = CATEGORIES, most: int =
         }
         rows.append(row)
     return rows
+
+
+def answer_rows(rows: Iterable[Row]) -> list[AnswerRow]:
+    """Return rows as reports read them."""
+    return [AnswerRow(row) for row in rows]
 
 
 def write_answers(path: Path, rows: list[Row], meta: dict[str, Any] | None = None) -> Path:

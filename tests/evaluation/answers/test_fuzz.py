@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evaluation.answering.config import AnswerOptions, QuestionOptions
+from evaluation.answers.answer_file import read_answers
 from evaluation.answers.record import RunRecord
-from evaluation.answers.rows import is_failed, read_answers
 from evaluation.questions.questions import load_questions
 from evaluation.reporting.published import PUBLISHED_DIR, read_published
 from model.commands.command_line import UserError
@@ -139,7 +139,7 @@ def test_answers(tmp_path: Path, content: bytes, seed: int) -> None:
     file = tmp_path / "a.jsonl"
     for mutant in mutants(content, seed):
         file.write_bytes(mutant)
-        is_one_line(lambda: [is_failed(row) for row in read_answers(file)])
+        is_one_line(lambda: [row.is_failed for row in read_answers(file)])
 
 
 @QUIETLY

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from evaluation.answers.log import AnswerLog
+from evaluation.answers.row import AnswerRow
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import read_meta, read_rows
 
@@ -24,9 +25,9 @@ class Crash(BaseException):
     """The end of a process; a `BaseException`, so that nothing tidies up."""
 
 
-def make_row(number: int) -> dict[str, Any]:
+def make_row(number: int) -> AnswerRow:
     choice = {"turns": ["text ü \u2028"], "new_tokens": [1], "accept_lengths": [1]}
-    return {"question_id": number, "category": "qa", "choices": [choice]}
+    return AnswerRow({"question_id": number, "category": "qa", "choices": [choice]})
 
 
 def memory_after(number: int) -> dict[str, torch.Tensor]:
@@ -269,6 +270,6 @@ def test_a_number_that_is_not_json_is_never_written(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     log = begun(file)
     with pytest.raises(ValueError, match="JSON"):
-        log.append({**make_row(1), "wall_time": float("nan")}, {})
+        log.append(make_row(1).plus(wall_time=float("nan")), {})
     assert file.read_bytes() == b""
     log.close()

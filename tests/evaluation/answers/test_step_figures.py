@@ -21,7 +21,7 @@ from evaluation.answers.step_figures import (
 from model.engine.loop import generate
 from model.engine.step import StepRecord
 from model.engine.tree import DraftTree
-from tests.evaluation.answers.answer_rows import make_row
+from tests.evaluation.answers.answer_rows import answer_rows, make_row
 from tests.model.decoded import drafter_for, random_ids, target_of
 
 CPU = torch.device("cpu")
@@ -79,8 +79,8 @@ def test_figures_over_turns_choices_and_rows() -> None:
     keys = {name: [value, value] for name, value in turn.items()} | {"step_times": [seconds] * 2}
     row = make_row(1, "qa", [2], 1.0, **keys)
     row["choices"].append(row["choices"][0])
-    foreign = make_row(2, "qa", [2], 1.0)
-    rows = [row, foreign]
+    rows = answer_rows([row, make_row(2, "qa", [2], 1.0)])
+    foreign = rows[1]
     assert node_counts(rows).to_numpy().tolist() == [[1, 0, 12, 8], [1, 1, 4, 0], [2, 0, 8, 4]]
     assert acceptance_rate(rows) == pytest.approx(12 / 24)
     assert source_counts(rows).loc["a"].tolist() == [16, 12]

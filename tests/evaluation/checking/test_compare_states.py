@@ -10,7 +10,6 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +17,13 @@ from safetensors.torch import save_file
 
 from evaluation import compare_states
 from evaluation.answering.config import QuestionOptions, RunConfig
+from evaluation.answers.row import AnswerRow
 from evaluation.checking.memory_states import state_figures, states_of
 from evaluation.compare_states import main
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
 from model.methods.samd.drafter import SamdConfig
-from tests.evaluation.answers.answer_rows import failed_row, make_row
+from tests.evaluation.answers.answer_rows import answer_rows, failed_row, make_row
 from tests.evaluation.conftest import read_meta, read_rows, run, token_ids, write_rows
 
 QUESTIONS = [
@@ -55,7 +55,7 @@ def test_states_empty_the_memory_where_they_say() -> None:
         assert {question.question_id for question in state.questions} == {0, 1, 2, 3, 4}
 
 
-def _rows(mean: float) -> list[dict[str, Any]]:
+def _rows(mean: float) -> list[AnswerRow]:
     rng = random.Random(1)
     rows = []
     for number in range(40):
@@ -63,7 +63,7 @@ def _rows(mean: float) -> list[dict[str, Any]]:
         steps = round(tokens / mean)
         lengths = [tokens // steps + (place < tokens % steps) for place in range(steps)]
         rows.append(make_row(number, ("qa", "rag")[number % 2], lengths, 1.0))
-    return rows
+    return answer_rows(rows)
 
 
 def test_a_state_is_different_only_beyond_the_interval() -> None:
@@ -76,9 +76,9 @@ def test_a_state_is_different_only_beyond_the_interval() -> None:
     assert figures["cold"]["is_different"] and figures["cold"]["interval"].high < 1
     assert figures["cold"]["tasks"]["overall"] == pytest.approx(1.5, abs=0.05)
     # A question that failed in one state is left out of all.
-    broken = [failed_row(0, "qa"), *_rows(1.5)[1:]]
+    broken = [*answer_rows([failed_row(0, "qa")]), *_rows(1.5)[1:]]
     left = state_figures({"hot": hot, "cold": broken})
-    steps = [row["choices"][0]["accept_lengths"] for row in hot[1:]]
+    steps = [row.choices[0].accept_lengths for row in hot[1:]]
     expected = sum(map(sum, steps)) / sum(map(len, steps))
     assert left[0]["tasks"]["overall"] == pytest.approx(expected)
 

@@ -15,10 +15,17 @@ from typing import Any
 
 import pytest
 
-from evaluation.checking.differences import compare
+from evaluation.checking import differences
+from evaluation.checking.differences import Comparison
 from evaluation.equal import main
 from model.commands.command_line import UserError
-from tests.evaluation.answers.answer_rows import Row, failed_row, make_row, write_answers
+from tests.evaluation.answers.answer_rows import (
+    Row,
+    answer_rows,
+    failed_row,
+    make_row,
+    write_answers,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 Capture = pytest.CaptureFixture[str]
@@ -34,6 +41,10 @@ def _rows(with_ids: bool) -> list[Row]:
         row["choices"].append(copy.deepcopy(row["choices"][0]) | {"index": 1})
         rows.append(row)
     return rows
+
+
+def compare(rows: list[Row], other_rows: list[Row]) -> Comparison:
+    return differences.compare(answer_rows(rows), answer_rows(other_rows))
 
 
 def _run(
@@ -137,8 +148,8 @@ def _fail(row: Row) -> None:
 def test_rows_of_another_shape(change: Callable[[Row], None], cause: str, with_ids: bool) -> None:
     rows, other = _rows(with_ids), _rows(with_ids)
     change(other[1])
-    differences = compare(rows, other).differences
-    assert [(it.question_id, it.cause) for it in differences] == [(82, cause)]
+    found = compare(rows, other).differences
+    assert [(it.question_id, it.cause) for it in found] == [(82, cause)]
     assert len(compare(other, rows).differences) == 1
 
 

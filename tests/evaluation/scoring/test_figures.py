@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from evaluation.scoring import per_question
 from evaluation.scoring.figures import (
     SPEC_BENCH_TASKS,
     RunFigures,
@@ -23,12 +24,26 @@ from evaluation.scoring.figures import (
     measure,
     run_figures,
 )
-from evaluation.scoring.per_question import question_frame
 from model.commands.command_line import UserError
-from tests.evaluation.answers.answer_rows import CATEGORIES, Row, failed_row, make_row, random_rows
+from tests.evaluation.answers.answer_rows import (
+    CATEGORIES,
+    Row,
+    answer_rows,
+    failed_row,
+    make_row,
+    random_rows,
+)
 
 NAMES = ("pld.jsonl", "vanilla.jsonl")
 COUNTERS = ("new_tokens", "wall_time", "decoding_steps")
+
+
+def question_frame(
+    rows: list[Row],
+    max_new_tokens: int | None = None,
+    tokenizer: per_question.Tokenizer | None = None,
+) -> pd.DataFrame:
+    return per_question.question_frame(answer_rows(rows), max_new_tokens, tokenizer)
 
 
 def _figures(rows: list[Row], base_rows: list[Row], names: tuple[str, str] = NAMES) -> pd.DataFrame:

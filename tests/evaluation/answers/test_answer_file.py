@@ -1,6 +1,6 @@
 """Reading answer files: what is wrong is named with file and line; failures are recognised.
 
-Run: pytest tests/evaluation/answers/test_rows.py
+Run: pytest tests/evaluation/answers/test_answer_file.py
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from typing import Any
 
 import pytest
 
+from evaluation.answers.answer_file import read_answers
 from evaluation.answers.record import RunRecord, sidecar_path
-from evaluation.answers.rows import is_failed, read_answers
+from evaluation.answers.row import AnswerRow
 from model.commands.command_line import UserError
-from tests.evaluation.answers.answer_rows import failed_row, make_row, write_answers
+from tests.evaluation.answers.answer_rows import answer_rows, failed_row, make_row, write_answers
 
 GOOD = make_row(1, "qa", [2, 1], 0.5)
 
 
 def test_rows_come_back_in_file_order(tmp_path: Path) -> None:
     rows = [make_row(9, "qa", [1], 1.0, ["Zeile\u2028zwei ü"]), GOOD, failed_row("x", "rag")]
-    assert read_answers(write_answers(tmp_path / "a.jsonl", rows)) == rows
+    assert read_answers(write_answers(tmp_path / "a.jsonl", rows)) == answer_rows(rows)
 
 
 def test_blank_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f"\n{json.dumps(GOOD)}\n  \n\n")
-    assert read_answers(str(path)) == [GOOD]
+    assert read_answers(str(path)) == answer_rows([GOOD])
 
 
 def _without(key: str) -> dict[str, Any]:
@@ -97,13 +98,29 @@ def test_missing_empty_and_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_failures() -> None:
-    assert not is_failed(GOOD)
-    assert not is_failed(GOOD | {"error": None})
-    assert is_failed(failed_row(1, "qa"))
-    assert is_failed(GOOD | {"error": "too long"})
-    assert is_failed(GOOD | {"choices": []})
-    assert is_failed(_with_choice(new_tokens=[]))
-    assert is_failed(GOOD | {"choices": [{"turns": ["text"]}]})
+    assert not AnswerRow(GOOD).is_failed
+    assert not AnswerRow(GOOD | {"error": None}).is_failed
+    assert AnswerRow(failed_row(1, "qa")).is_failed
+    assert AnswerRow(GOOD | {"error": "too long"}).is_failed
+    assert AnswerRow(GOOD | {"choices": []}).is_failed
+    assert AnswerRow(_with_choice(new_tokens=[])).is_failed
+    assert AnswerRow(GOOD | {"choices": [{"turns": ["text"]}]}).is_failed
+
+
+def test_a_row_of_strangers_is_written_as_it_was_read() -> None:
+    values = {
+        "choices": [{"turns": ["ü"], "theirs": [1]}],
+        "mine": {"x": None},
+        **_without("choices"),
+    }
+    line = json.dumps(values)
+    row = AnswerRow.from_json(line, "a.jsonl, line 1")
+    assert row.to_json() == line
+    assert json.loads(row.plus(shard=2, category="rag").to_json()) == values | {
+        "shard": 2,
+        "category": "rag",
+    }
+    assert list(row.plus(shard=2, category="rag").values) == [*values, "shard"]
 
 
 def test_sidecar(tmp_path: Path) -> None:

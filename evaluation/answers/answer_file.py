@@ -1,0 +1,62 @@
+"""Read an answer file, for every report.
+
+Use:
+    rows = read_answers("data/demo/model_answer/vanilla.jsonl")
+    answered = [row for row in rows if not row.is_failed]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evaluation.answers.row import AnswerRow
+from model.commands.command_line import UserError
+
+
+def read_answers(path: str | Path) -> list[AnswerRow]:
+    """Return the rows of an answer file in file order, failed ones included; one a question.
+
+    Args:
+        path: An answer file: UTF-8, one JSON object a line; blank lines are skipped.
+
+    Raises:
+        UserError: As `read_lines`, or a question is answered twice; names the file and the line.
+    """
+    line_of: dict[int | str, int] = {}
+    lines = read_lines(path)
+    for number, row in lines:
+        if row.question_id in line_of:
+            raise UserError(
+                f"{path}, line {number}: question {row.question_id!r} is already answered in "
+                f"line {line_of[row.question_id]}; keep one row a question"
+            )
+        line_of[row.question_id] = number
+    return [row for _, row in lines]
+
+
+def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
+    """Return the rows of an answer file with their line numbers, as they are: a question may be
+    answered twice, as some writers leave it.
+
+    Args:
+        path: An answer file: UTF-8, one JSON object a line; blank lines are skipped.
+
+    Raises:
+        UserError: The file is missing, unreadable or empty, or a line is not an answer row; names
+            the file and the line.
+    """
+    lines: list[tuple[int, AnswerRow]] = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    lines.append((number, AnswerRow.from_json(line, f"{path}, line {number}")))
+    except FileNotFoundError:
+        raise UserError(f"no answer file {path}; run an inference command first") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error}); give an answer file") from None
+    except OSError as error:
+        raise UserError(f"cannot read the answer file {path}: {error.strerror}") from None
+    if not lines:
+        raise UserError(f"{path} holds no answers; run the inference command again")
+    return lines
