@@ -197,9 +197,9 @@ def _load(args: argparse.Namespace, options: ModelOptions, model: CheckedModel) 
     if args.shape == "demo":
         return load_target(options, model)
     with user_errors():
-        scale_config(model.hf_config, args.shape)
+        scale_config(model.hf_config, SHAPES[args.shape])
     small = load_target(options, model._replace(dtype=torch.float32)).model
-    large = scaled_model(small, args.shape, model.dtype)
+    large = scaled_model(small, SHAPES[args.shape], model.dtype)
     return CompiledTarget(large) if args.compile else TargetModel(large)
 
 
