@@ -1,10 +1,9 @@
-r"""Compare methods in one process: interleaved question by question, with intervals, and what a step
-costs here.
+r"""Compare methods in one process, interleaved question by question, and time a step on this device.
 
 Wall-clock figures of separate processes drift with the machine. Here every method answers a
 question before the next question comes, in an order that rotates, and figures are ratios within the
-run. The referees are transformers' own `generate`, its prompt lookup and its assisted generation, so
-that the baseline is seen to be honest.
+run, with intervals. The referees are transformers' own `generate`, its prompt lookup and its assisted
+generation, so that the baseline is seen to be honest.
 
 Examples:
     python -m scripts.benchmark
