@@ -1,10 +1,11 @@
 """Write a `custom_generate` folder: speculative decoding wherever transformers loads the model.
 
-What: `DIR/custom_generate/generate.py` and `requirements.txt`, in the form that the Hub expects
-beside a model, or in a repository of its own. `generate.py` imports the package token-recycling,
-which has to be installed where the folder is used.
-Why: `model.generate(**inputs, custom_generate="DIR", trust_remote_code=True)` then decodes with
-Token Recycling, or with what `method=` names; and a model folder with it inside, loaded with
+The folder holds `DIR/custom_generate/generate.py` and `requirements.txt`, in the form that the Hub
+expects beside a model, or in a repository of its own. `generate.py` imports the package
+token-recycling, which has to be installed where the folder is used.
+
+`model.generate(**inputs, custom_generate="DIR", trust_remote_code=True)` then decodes with Token
+Recycling, or with the method of `method=`; and a model folder with it inside, loaded with
 `trust_remote_code=True`, generates that way by itself.
 
 Example:

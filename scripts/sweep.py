@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -49,7 +50,7 @@ EXAMPLE = """example of a file:
 MAX_BYTES = 2**20
 MAX_CELLS = 10_000
 KEYS = ("out", "models", "benches", "dtypes", "runs", "options", "methods")
-# What the sweep itself says to the inference commands.
+# Options that the sweep itself gives to the inference commands.
 OWN_OPTIONS = ("model_path", "model_id", "bench_name", "dtype", "answer_file", "overwrite")
 
 
@@ -247,12 +248,8 @@ def _estimate(cells: Sequence[Cell], left: Sequence[Cell]) -> str:
     every = [seconds for values in known.values() for seconds in values]
     if not every:
         return f"{len(left)} left; how long is known after the first"
-    total = sum(_mean(known.get(cell.name, every)) for cell in left)
+    total = sum(fmean(known.get(cell.name, every)) for cell in left)
     return f"{len(left)} left, about {total / 60:.1f} minutes"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _print_plan(cells: Sequence[Cell]) -> None:

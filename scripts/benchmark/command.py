@@ -1,10 +1,9 @@
-r"""Compare methods in one process: interleaved question by question, with intervals, and what a step
-costs here.
+r"""Compare methods in one process, interleaved question by question, and time a step on this device.
 
 Wall-clock figures of separate processes drift with the machine. Here every method answers a
 question before the next question comes, in an order that rotates, and figures are ratios within the
-run. The referees are transformers' own `generate`, its prompt lookup and its assisted generation, so
-that the baseline is seen to be honest.
+run, with intervals. The referees are transformers' own `generate`, its prompt lookup and its assisted
+generation, so that the baseline is seen to be honest.
 
 Examples:
     python -m scripts.benchmark
@@ -198,9 +197,9 @@ def _load(args: argparse.Namespace, options: ModelOptions, model: CheckedModel) 
     if args.shape == "demo":
         return load_target(options, model)
     with user_errors():
-        scale_config(model.hf_config, args.shape)
+        scale_config(model.hf_config, SHAPES[args.shape])
     small = load_target(options, model._replace(dtype=torch.float32)).model
-    large = scaled_model(small, args.shape, model.dtype)
+    large = scaled_model(small, SHAPES[args.shape], model.dtype)
     return CompiledTarget(large) if args.compile else TargetModel(large)
 
 

@@ -27,6 +27,8 @@ from model.commands.files import check_output, write_whole
 from scripts.demo_model.corpus import read_rows
 from scripts.demo_model.report import DTYPES, Speaker
 
+BATCH_SIZE = 64
+
 
 def write_answers(speaker: Speaker, prompts: list[str], out: Path) -> None:
     """Write the answers to the prompts.
@@ -66,7 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--num-prompts", type=int, help="of the corpus, drawn at random (default: all)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(default: 128)")
-    parser.add_argument("--batch", type=int, default=64, help="answers at once (default: 64)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: float32)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     options = parser.parse_args(argv)
@@ -75,9 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     with user_errors(OSError):
         rows = read_rows(options.corpus)
-        speaker = Speaker(
-            options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch
-        )
+        speaker = Speaker(options.model, DTYPES[options.dtype], options.max_new_tokens, BATCH_SIZE)
     prompts = sorted({row.prompt for row in rows})
     if options.num_prompts is not None:
         prompts = random.Random(0).sample(prompts, min(options.num_prompts, len(prompts)))

@@ -51,6 +51,9 @@ from scripts.demo_model.corpus import (
 from scripts.demo_model.recipe import CONTEXT, TrainConfig
 from scripts.demo_model.training import LOG, Trainer, append_line
 
+# Fields of `TrainConfig` that are options.
+SIZES = ("vocab_size", "hidden", "layers", "heads", "intermediate", "seed")
+MINUTES = 50.0  # of the main phase, where neither --minutes nor --tokens is given
 LOG_STEPS = 20  # between two lines of the log
 
 
@@ -141,9 +144,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--tokenizer", type=Path, help="folder of the tokenizer (default: train one)"
     )
-    parser.add_argument("--minutes", type=float, help="time of the main phase (default: 50)")
+    parser.add_argument(
+        "--minutes", type=float, help=f"time of the main phase (default: {MINUTES:.0f})"
+    )
     parser.add_argument("--tokens", type=int, help="tokens of the main phase, for --minutes")
-    for name in ("vocab_size", "hidden", "layers", "heads", "intermediate", "seed"):
+    for name in SIZES:
         default = TrainConfig.__dataclass_fields__[name].default
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=int, default=default, help=f"(default: {default})")
@@ -189,30 +194,14 @@ def load_tokenizer(
     return tokenizer
 
 
-def make_config(options: argparse.Namespace) -> TrainConfig:
-    """The recipe that the options ask for.
-
-    Raises:
-        ValueError: An option is outside its range.
-    """
-    has_budget = options.minutes is not None or options.tokens is not None
-    return TrainConfig(
-        vocab_size=options.vocab_size,
-        hidden=options.hidden,
-        layers=options.layers,
-        heads=options.heads,
-        intermediate=options.intermediate,
-        minutes=options.minutes if has_budget else 50.0,
-        tokens=options.tokens,
-        seed=options.seed,
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parse_arguments(argv)
     with user_errors(OSError):
-        config = make_config(options)
+        sizes = {name: getattr(options, name) for name in SIZES}
+        if options.minutes is None and options.tokens is None:
+            options.minutes = MINUTES
+        config = TrainConfig(minutes=options.minutes, tokens=options.tokens, **sizes)
         if options.eval_every % LOG_STEPS:
             raise ValueError(
                 f"eval_steps: got {options.eval_every}, allowed multiples of {LOG_STEPS}"

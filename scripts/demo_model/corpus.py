@@ -1,4 +1,4 @@
-"""Corpus side of the demo model: rows, tokenizer, chat format, packing.
+"""Training text of the demo model: rows, tokenizer, chat format, packing.
 
 Reads a JSONL(.gz) corpus of ``prompt`` and ``response``, trains a byte-level BPE tokenizer on it,
 and turns rows into packed training sequences with one loss weight per token. The report takes its

@@ -36,6 +36,7 @@ from scripts.demo_model.corpus import CorpusConfig, encode_turns, read_rows, spl
 from scripts.demo_model.generation import continued
 from scripts.demo_model.loops import find_loop
 
+BATCH_SIZE = 16
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -221,7 +222,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--questions", type=Path, nargs="+", required=True, help="JSONL files")
     parser.add_argument("--corpus", type=Path, help="training corpus, for the held-out loss")
     parser.add_argument("--max-new-tokens", type=int, default=256, help="(default: 256)")
-    parser.add_argument("--batch", type=int, default=16, help="answers at once (default: 16)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: float32)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     parser.add_argument("--answers", type=Path, help="JSONL file for the answers")
@@ -239,9 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for question in load_questions(path)
     ]
     with user_errors(OSError):
-        speaker = Speaker(
-            options.model, DTYPES[options.dtype], options.max_new_tokens, options.batch
-        )
+        speaker = Speaker(options.model, DTYPES[options.dtype], options.max_new_tokens, BATCH_SIZE)
     if options.threads:
         torch.set_num_threads(options.threads)
     started = time.perf_counter()

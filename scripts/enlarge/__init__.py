@@ -1,1 +1,1 @@
-"""Larger models that compute what a small one computes."""
+"""Larger models with the logits of a small one."""

@@ -88,30 +88,16 @@ def shape_of(config: LlamaConfig) -> ModelShape:
     )
 
 
-def resolve_shape(shape: ModelShape | str) -> ModelShape:
-    """Turn a shape's name into the shape.
-
-    Raises:
-        ValueError: The name is not known.
-    """
-    if isinstance(shape, ModelShape):
-        return shape
-    if shape not in SHAPES:
-        raise ValueError(f"shape: got {shape!r}, allowed {', '.join(SHAPES)}")
-    return SHAPES[shape]
-
-
-def scale_config(config: LlamaConfig, shape: ModelShape | str) -> LlamaConfig:
+def scale_config(config: LlamaConfig, shape: ModelShape) -> LlamaConfig:
     """Make the enlarged model's config.
 
     Args:
         config: The small model's config.
-        shape: The new sizes, or their name in ``SHAPES``.
+        shape: The new sizes.
 
     Raises:
         ValueError: The small model is no plain Llama, or the shape cannot hold it.
     """
-    shape = resolve_shape(shape)
     _check_source(config)
     old = shape_of(config)
     _check_fits(old, shape)

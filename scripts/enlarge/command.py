@@ -40,7 +40,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from model.commands.command_line import OptionParser, user_errors
-from scripts.enlarge.arithmetic import SHAPES, Enlarger, ModelShape, resolve_shape, scale_config
+from scripts.enlarge.arithmetic import SHAPES, Enlarger, ModelShape, scale_config
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 COPIED_FILES = ("tokenizer*", "special_tokens_map.json", "*.jinja", "generation_config.json")
@@ -49,13 +49,13 @@ SHARD_BYTES = 1_000_000_000
 
 @torch.no_grad()
 def scaled_model(
-    model: LlamaForCausalLM, shape: ModelShape | str, dtype: torch.dtype = torch.float32
+    model: LlamaForCausalLM, shape: ModelShape, dtype: torch.dtype = torch.float32
 ) -> LlamaForCausalLM:
     """Build the enlarged model in memory.
 
     Args:
         model: The small model.
-        shape: New sizes or their name in ``SHAPES``.
+        shape: The new sizes.
         dtype: Dtype of the new model; only float32 promises the same logits to 1e-4.
 
     Returns:
@@ -98,7 +98,7 @@ def _shards(groups: Iterator[dict[str, Tensor]], limit: int) -> Iterator[dict[st
 def write_scaled(
     source: Path,
     out: Path,
-    shape: ModelShape | str,
+    shape: ModelShape,
     dtype: torch.dtype = torch.bfloat16,
     shard_bytes: int = SHARD_BYTES,
 ) -> int:
@@ -107,7 +107,7 @@ def write_scaled(
     Args:
         source: Folder of the small model.
         out: Folder to write; must not exist.
-        shape: New sizes or their name in ``SHAPES``.
+        shape: The new sizes.
         dtype: Dtype of the file.
         shard_bytes: Size of a shard, at most (one layer at least).
 
@@ -194,7 +194,9 @@ def chosen_shape(options: argparse.Namespace) -> ModelShape:
     if options.shape is not None:
         if any(size is not None for size in (*sizes, options.kv_heads)):
             raise ValueError("shape: got --shape and single sizes, allowed one way; do drop one")
-        return resolve_shape(options.shape)
+        if options.shape not in SHAPES:
+            raise ValueError(f"shape: got {options.shape!r}, allowed {', '.join(SHAPES)}")
+        return SHAPES[options.shape]
     if any(size is None for size in sizes):
         raise ValueError(
             f"shape: got no full size, allowed --shape {', '.join(SHAPES)}; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from model.commands.command_line import UserError
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.step import Generation
+from model.engine.target import TargetModel
 from model.methods.registry import find_method
 from scripts.demo_model.loops import find_loop
 from scripts.replay.recording import RecordedTurn
@@ -164,7 +165,7 @@ def replay(target: ReplayTarget, drafter: Drafter, turn: RecordedTurn) -> Genera
     source = target.recording.source
     try:
         return generate(
-            target.as_target(),
+            cast(TargetModel, target),  # it has all that the loop uses
             drafter,
             turn.prompt_ids,
             max_new_tokens=source.max_new_tokens,

@@ -194,7 +194,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, help="JSON file to write")
     parser.add_argument("--nodes", type=int, default=80, help="drafted nodes N (%(default)s)")
     parser.add_argument("--ranks", type=int, default=8, help="successors k (%(default)s)")
-    parser.add_argument("--max-depth", type=int, default=12, help="deepest node (%(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="learning runs (%(default)s)")
     parser.add_argument("--extend", action="store_true", help="ask the model for what is missing")
     return parser
@@ -203,7 +202,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Learn a template and write it."""
     args = build_parser().parse_args(argv)
-    limits = {"nodes": MAX_PATHS, "ranks": None, "max_depth": None, "rounds": None}
+    limits = {"nodes": MAX_PATHS, "ranks": None, "rounds": None}
     for name, most in limits.items():
         value = getattr(args, name)
         if value < 1 or (most and value > most):
@@ -220,8 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "with a larger --top-k"
         )
     target = ReplayTarget(recording, load_recorded_model(source) if args.extend else None)
-    options = (args.nodes, args.ranks, args.max_depth, args.rounds)
-    paths = learn(target, recording.turns, *options)
+    paths = learn(target, recording.turns, args.nodes, args.ranks, num_rounds=args.rounds)
     write_template(Path(args.out), paths, f"learned from {source.title}, k {args.ranks}")
     first = first_paths(args.ranks)
     found, base = (figures_of(target, tree, args.ranks) for tree in (paths, first))

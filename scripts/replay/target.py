@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
 
 import numpy as np
 import torch
@@ -83,10 +82,6 @@ class ReplayTarget:
         self.num_compiled = 0
         self.turn: RecordedTurn | None = None
         self._target = target
-
-    def as_target(self) -> TargetModel:
-        """Return this as what the loop takes."""
-        return cast(TargetModel, self)
 
     def context_limit(self, prompt_length: int) -> int | None:
         """Return the most tokens of the turn's text."""

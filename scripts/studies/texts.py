@@ -21,8 +21,8 @@ CODE = (
     "    def add(self, number):\n        self.count = self.count + number\n",
 )
 EDITS = (
-    ("Rename the variable {old} to {new} in this code and print the whole code again.", "edit"),
-    ("Add a comment above every line of this code and print the whole code again.", "comment"),
+    "Rename the variable {old} to {new} in this code and print the whole code again.",
+    "Add a comment above every line of this code and print the whole code again.",
 )
 RENAMED = (("result", "amount"), ("best", "candidate"), ("number", "step"))
 
@@ -44,7 +44,7 @@ def made_up_questions() -> dict[str, list[Question]]:
     edits = [
         f"{order.format(old=old, new=new)}\n\n{code}"
         for code, (old, new) in zip(CODE, RENAMED, strict=True)
-        for order, _ in EDITS
+        for order in EDITS
     ]
     return {
         "shuffled words": _questions(

@@ -114,7 +114,7 @@ def test_named_shapes_hold_the_demo_model() -> None:
         intermediate_size=704,
     )
     for name in SHAPES:
-        assert scale_config(demo, name).hidden_size == SHAPES[name].hidden
+        assert scale_config(demo, SHAPES[name]).hidden_size == SHAPES[name].hidden
 
 
 @pytest.mark.parametrize(
