@@ -109,8 +109,7 @@ class Speculative:
 
         Returns:
             int64 [1, P + n]; with `return_dict_in_generate` an output that holds it and, if asked
-            for, n scores and logits, each float32 [1, V]. Its cache is None: the decoder keeps the
-            rows.
+            for, n scores and logits, each float32 [1, V]. Its cache is None: the rows stay here.
 
         Raises:
             ValueError: for anything that is not supported.

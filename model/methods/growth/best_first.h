@@ -28,7 +28,7 @@ struct Guess {
 };
 
 // Milliseconds of a step by its number of nodes, rising; if empty, trees grow to the limit.
-struct Prices {
+struct CostCurve {
   int64_t count;
   const int64_t* sizes;
   const double* milliseconds;
@@ -78,7 +78,7 @@ class Growth {
   // Grow a tree; return its nodes N, the root included.
   int64_t grow(
       Source& source, int32_t root, const Context& context, int64_t num_drafted, int64_t max_depth, bool chain_only,
-      const Prices& costs) {
+      const CostCurve& costs) {
     source_ = &source;
     nodes_.clear();
     guesses_.clear();
@@ -166,7 +166,7 @@ class Growth {
   }
 
   // Grow while a larger tree could pay; return the best number of drafted nodes.
-  int64_t worth(const Prices& costs) {
+  int64_t worth(const CostCurve& costs) {
     double tokens = 1.0, gain = 1.0, best_rate = costs.margin / costs.milliseconds[0];
     int64_t num_read = 0, best = 0;
     bool is_over = false;

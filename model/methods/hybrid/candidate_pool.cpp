@@ -196,7 +196,7 @@ class SuffixIndex {
 using State = std::vector<int8_t>;  // [S]; empty: not known
 
 // Sketches of nodes [N, S] inside their logits: every `step`-th number, rows `row_step` apart.
-struct Probes {
+struct Sketches {
   const float* values;  // null: the nodes have no states
   int64_t row_step, step;
 };
@@ -207,7 +207,7 @@ class Neighbours {
   explicit Neighbours(const Shared& shared) : shared_(shared) {}
 
   // Compute the states of N nodes.
-  void read(const Probes& sketches, int64_t N) {
+  void read(const Sketches& sketches, int64_t N) {
     const int64_t S = shared_.num_probes;
     whole_.resize(S);
     states_.resize(N * S);
@@ -470,13 +470,13 @@ void pool_write_rows(
 
 // Grow a tree at the end of the text: tokens, parents and kinds [N], the root first; return N.
 int64_t pool_grow(
-    CandidatePool* pool, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_prices,
+    CandidatePool* pool, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_costs,
     const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
   const Last last = pool->index.end(LONGEST_KEY);
   const int8_t* state = pool->end.empty() ? nullptr : pool->end.data();
   const Neighbour neighbour = pool->neighbours.find(*(last.from_end(1)), state);
   const Context context{last, pool->index.match_end(), neighbour};
-  const Prices costs{num_prices, sizes, milliseconds, margin};
+  const CostCurve costs{num_costs, sizes, milliseconds, margin};
   const int64_t N = pool->growth.grow(*pool, root, context, num_drafted, max_depth, chain_only, costs);
   pool->growth.put_in_order(N, tokens, parents, kinds);
   return N;

@@ -61,14 +61,14 @@ class TextSoFar {
   int32_t last_ = -1;
 };
 
-struct RowGuesses {
+struct AutoTree {
   Shared shared;
   Rates rates;
   Buckets buckets;
   TextSoFar text;
-  Growth<RowGuesses, int32_t> growth;  // the context of a node is its token
+  Growth<AutoTree, int32_t> growth;  // the context of a node is its token
 
-  explicit RowGuesses(const Shared& shared)
+  explicit AutoTree(const Shared& shared)
       : shared(shared),
         rates{shared.rates, shared.num_kinds, shared.most_observations},
         buckets{shared.minus_edges, shared.num_buckets},
@@ -136,38 +136,38 @@ struct RowGuesses {
 
 extern "C" {
 
-RowGuesses* rows_new(const Shared* shared) { return new RowGuesses(*shared); }
+AutoTree* rows_new(const Shared* shared) { return new AutoTree(*shared); }
 
-void rows_free(RowGuesses* rows) { delete rows; }
+void rows_free(AutoTree* rows) { delete rows; }
 
 // Grow a tree: tokens, parents and kinds [N], the root first; return N.
 int64_t rows_grow(
-    RowGuesses* rows, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_prices,
+    AutoTree* rows, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_costs,
     const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
-  const Prices costs{num_prices, sizes, milliseconds, margin};
+  const CostCurve costs{num_costs, sizes, milliseconds, margin};
   const int64_t N = rows->growth.grow(*rows, root, root, num_drafted, max_depth, chain_only, costs);
   rows->growth.put_in_order(N, tokens, parents, kinds);
   return N;
 }
 
 // Begin a text with a prompt.
-void rows_start(RowGuesses* rows, const int32_t* tokens, int64_t count) {
+void rows_start(AutoTree* rows, const int32_t* tokens, int64_t count) {
   rows->text.start();
   rows->text.append(tokens, count, false);
 }
 
 // Add tokens of the answer.
-void rows_append(RowGuesses* rows, const int32_t* tokens, int64_t count) { rows->text.append(tokens, count, true); }
+void rows_append(AutoTree* rows, const int32_t* tokens, int64_t count) { rows->text.append(tokens, count, true); }
 
 // Learn the acceptance of the last tree's guesses from the accepted path and its emitted tokens.
-void rows_teach(RowGuesses* rows, const int64_t* path, const int32_t* tokens, int64_t count) {
+void rows_teach(AutoTree* rows, const int64_t* path, const int32_t* tokens, int64_t count) {
   rows->growth.teach(rows->rates, path, tokens, count);
 }
 
 // Write the rows of the nodes in `order` [count], one by one: the tokens of all nodes, and for each node `width`
 // likely successors with their logits, k of which are written.
 void rows_write(
-    RowGuesses* rows, const int32_t* tokens, const int64_t* order, int64_t count, const int32_t* successors,
+    AutoTree* rows, const int32_t* tokens, const int64_t* order, int64_t count, const int32_t* successors,
     const double* logits, int64_t width) {
   for (int64_t i = 0; i < count; ++i) {
     const int64_t node = order[i];

@@ -36,7 +36,7 @@ def test_what_never_pays_costs_less_than_three_percent(loss: float) -> None:
 def test_what_pays_goes_on() -> None:
     source = random.Random(0)
     plain, saved = shares([source.gauss(0.4, 0.9) for _ in range(5000)])
-    assert plain < 0.025, "one in 64 shows the price again"
+    assert plain < 0.025, "one in 64 shows the cost again"
     assert saved > 0.37
 
 

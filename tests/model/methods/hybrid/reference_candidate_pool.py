@@ -62,7 +62,7 @@ class _Context(NamedTuple):
     likeness: int = 0
 
 
-class ReferenceMarket:
+class ReferencePool:
     """All sources, and the learned acceptance of their guesses.
 
     Args:

@@ -19,7 +19,7 @@ from model.engine.verification import Acceptance, verify
 from model.methods.hybrid import candidate_pool, neighbours
 from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import HybridConfig
-from tests.model.methods.hybrid.reference_candidate_pool import ReferenceMarket
+from tests.model.methods.hybrid.reference_candidate_pool import ReferencePool
 
 CPU = torch.device("cpu")
 SIZES = (1, 2, 4, 6, 8, 12, 24)
@@ -33,7 +33,7 @@ class Pair:
         self.k, self.vocab_size = k, vocab_size
         self.num_neighbours = self.source.choice((0, 1, 4, 32))
         sizes = (num_slots, k, vocab_size, self.num_neighbours)
-        self.markets = [kind(*sizes) for kind in (ReferenceMarket, CandidatePool)]
+        self.pools = [kind(*sizes) for kind in (ReferencePool, CandidatePool)]
 
     def tokens(self, count: int) -> list[int]:
         """Return random tokens: some often, so that n-grams repeat."""
@@ -72,7 +72,7 @@ class Pair:
         sketches = (
             state_sketch(logits) if self.num_neighbours and self.source.random() < 0.5 else None
         )
-        for pool in self.markets:
+        for pool in self.pools:
             pool.start(prompt)
             pool.write_rows(prompt, begin, ids.tolist(), values.tolist(), sketches)
 
@@ -81,17 +81,17 @@ class Pair:
         root, num_nodes = self.tokens(1)[0], self.source.choice((1, 3, 7, 30))
         max_depth, chain_only = self.source.choice((0, 1, 3, 24)), self.source.random() < 0.2
         budget = DraftBudget(max_depth, chain_only, self.cost_curve())
-        trees = [pool.grow(root, num_nodes, budget, CPU) for pool in self.markets]
+        trees = [pool.grow(root, num_nodes, budget, CPU) for pool in self.pools]
         assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
         assert trees[0].topology is trees[1].topology
         assert trees[0].sources == trees[1].sources
         acceptance = self.verified(trees[0])
-        for pool, tree in zip(self.markets, trees, strict=True):
+        for pool, tree in zip(self.pools, trees, strict=True):
             pool.learn(tree, acceptance)
 
     def compare(self) -> dict[str, torch.Tensor]:
         """Compare the memories, and return them."""
-        memories = [pool.memory() for pool in self.markets]
+        memories = [pool.memory() for pool in self.pools]
         assert set(memories[0]) == set(memories[1])
         for name, tensor in memories[0].items():
             assert torch.equal(tensor, memories[1][name]), name
@@ -102,7 +102,7 @@ class Pair:
     ("k", "vocab_size", "num_slots"), [(8, 67, 256), (2, 20, 2**12), (30, 500, 2**10), (1, 3, 256)]
 )
 @pytest.mark.parametrize("seed", range(5))
-def test_both_markets_draft_and_learn_the_same(
+def test_both_pools_draft_and_learn_the_same(
     seed: int, k: int, vocab_size: int, num_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if seed % 2:  # a ring that goes round
@@ -113,23 +113,23 @@ def test_both_markets_draft_and_learn_the_same(
         for _ in range(40):
             if pair.source.random() < 0.3:
                 skipped = pair.tokens(pair.source.randrange(4))
-                for pool in pair.markets:
+                for pool in pair.pools:
                     pool.append(skipped)
             else:
                 pair.step()
         memory = pair.compare()
         if text == 1:
-            for pool in pair.markets:
+            for pool in pair.pools:
                 pool.reset()
             pair.compare()
-            for pool in pair.markets:
+            for pool in pair.pools:
                 pool.load_memory(memory)
             assert all(torch.equal(memory[name], tensor) for name, tensor in pair.compare().items())
 
 
 def test_prompts_may_hold_tokens_without_a_logit() -> None:
     pair = Pair(0, k=4, vocab_size=50, num_slots=256)
-    for pool in pair.markets:
+    for pool in pair.pools:
         pool.start([3, 4000, 5, 3])
     pair.step()
     pair.compare()

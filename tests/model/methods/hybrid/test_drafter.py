@@ -17,14 +17,14 @@ from model.methods.hybrid import drafter as module
 from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import HybridConfig, HybridDrafter
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
-from tests.model.methods.hybrid.reference_candidate_pool import ReferenceMarket
+from tests.model.methods.hybrid.reference_candidate_pool import ReferencePool
 from tests.model.methods.hybrid.reference_suffix_index import LONGEST_MATCH, Match, SuffixIndex
 
 LLAMA = "Llama, grouped heads"
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True, params=[ReferenceMarket, CandidatePool], ids=["Python", "C++"])
+@pytest.fixture(autouse=True, params=[ReferencePool, CandidatePool], ids=["Python", "C++"])
 def _pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every test with both candidate pools."""
     monkeypatch.setattr(module, "CandidatePool", request.param)
@@ -51,7 +51,7 @@ def test_greedy_text_is_that_of_generate_and_drafts_are_accepted(
 
 
 def test_sources_agree_on_a_higher_probability_than_each_has_alone() -> None:
-    pool = ReferenceMarket(2**8, 8, 67)
+    pool = ReferencePool(2**8, 8, 67)
     pool.start([10, 11, 12, 13, 10])
     tree = pool.grow(10, 4, DraftBudget(9, chain_only=True), CPU)
     assert tree.token_ids.tolist() == [10, 11, 12, 13, 10], "the text's own continuation"

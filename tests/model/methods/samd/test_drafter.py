@@ -147,7 +147,7 @@ def test_chains_are_as_long_as_pays() -> None:
     for cost_curve, length in ((CHEAP, 4), (DEAR, 0)):
         tree = drafter.propose(text, DraftBudget(50, cost_curve=cost_curve))
         assert tree.topology.num_nodes == 1 + length
-    assert drafter.propose(text, DraftBudget(50)).topology.num_nodes == 13, "no prices, no cut"
+    assert drafter.propose(text, DraftBudget(50)).topology.num_nodes == 13, "no costs, no cut"
 
 
 def test_chains_that_do_not_come_true_are_drafted_no_more_at_their_length_of_match() -> None:
