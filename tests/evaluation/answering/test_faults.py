@@ -18,7 +18,7 @@ import torch
 from evaluation.answering import method as method_answerer
 from evaluation.answering.low_memory import LEAN_DEPTH, LeanDrafter
 from model.budget.cost_model import CostModel
-from model.engine.drafter import Drafter
+from model.budget.paced import CostAwareDrafter
 from model.engine.target import TargetModel
 from tests.evaluation.answering.test_loop import Spy, answer
 from tests.evaluation.conftest import (
@@ -195,7 +195,7 @@ def test_a_method_that_starts_cold_knows_nothing_of_the_answer_that_failed(
 
 def test_a_lean_drafter_is_priced_with_the_model_that_drafts() -> None:
     costs = CostModel((1,), (2.0,), (2.0,))
-    drafter = Drafter(None, 9, torch.device("cpu"))
+    drafter = CostAwareDrafter(None, 9, torch.device("cpu"))
     drafter.draft_costs = lambda: costs  # type: ignore[method-assign]
     assert LeanDrafter(drafter).draft_costs() is costs
 
