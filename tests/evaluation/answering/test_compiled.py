@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,8 @@ OPTIONS = ("--threads", 1, "--max-new-tokens", 16, "--question-end", 2)
 def quick_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace steps without turning them into other code."""
 
-    def quick(model: PreTrainedModel) -> CompiledTarget:
-        return CompiledTarget(model, backend="eager")
+    def quick(model: PreTrainedModel, **options: Any) -> CompiledTarget:
+        return CompiledTarget(model, backend="eager", **options)
 
     torch._dynamo.reset()
     monkeypatch.setattr(loading, "CompiledTarget", quick)
