@@ -59,30 +59,37 @@ def answer_questions(
     restore()
     record(
         (
-            Finished(
-                answer_row(
-                    answerer,
-                    conversation,
-                    question,
-                    model_id=model_id,
-                    num_choices=num_choices,
-                    seed=seed,
+            (
+                log,
+                Finished(
+                    answer_row(
+                        answerer,
+                        conversation,
+                        question,
+                        model_id=model_id,
+                        num_choices=num_choices,
+                        seed=seed,
+                    ),
+                    answerer.memory(),
                 ),
-                answerer.memory(),
             )
             for question in remaining
         ),
-        log,
         len(questions),
         len(questions) - len(remaining),
     )
     return log.num_failed
 
 
-def record(finished: Iterable[Finished], log: AnswerLog, num_questions: int, num_done: int) -> None:
-    """Append questions to the log as they are finished, and show how far the run is.
+def record(finished: Iterable[tuple[AnswerLog, Finished]], num_rows: int, num_done: int) -> None:
+    """Append rows to their logs as they are finished, and show how far the run is.
 
     The first Ctrl-C lets the question be finished, the second does not.
+
+    Args:
+        finished: rows, each with the log that it belongs to.
+        num_rows: of all logs, when the run is done.
+        num_done: of these, rows that are there already.
 
     Raises:
         KeyboardInterrupt: once the row is written.
@@ -92,9 +99,9 @@ def record(finished: Iterable[Finished], log: AnswerLog, num_questions: int, num
     seconds = 0.0
     with (
         Interrupt(FINISHING) as interrupt,
-        tqdm(total=num_questions, initial=num_done, unit="question") as bar,
+        tqdm(total=num_rows, initial=num_done, unit="answer") as bar,
     ):
-        for row, memory in finished:
+        for log, (row, memory) in finished:
             log.append(row, memory)
             if row.error is not None:
                 message = f"question {row.question_id} failed: {row.error}"

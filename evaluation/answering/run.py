@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -33,6 +33,15 @@ from model.commands.loading import CheckedModel, check_model, choose_device, ref
 from model.commands.matrix_file import make_drafter, read_memory, save_memory
 from model.machine.measurements import device_name
 from model.methods.registry import Method
+
+
+class Asked(NamedTuple):
+    """The questions of a run, and the model that they go to; nothing in it depends on a method."""
+
+    question_file: Path
+    questions: Sequence[Question]
+    model: CheckedModel
+    conversation: Conversation
 
 
 @dataclass(slots=True)
@@ -78,7 +87,7 @@ def answer_with_method(
         check_output(save_matrix, "save_matrix")
     if save_matrix and run.uses_ray:
         raise UserError("save_matrix: got workers, which have a matrix each; leave one out")
-    plan = prepare(method, run, config, load_matrix, save_matrix)
+    plan = prepare(check_asked(run), method, run, config, load_matrix, save_matrix)
     try:
         if save_matrix or not plan.is_answered:
             memory = plan.memory()  # before the weights load: it may be missing
@@ -105,14 +114,8 @@ def answer_with_method(
     return 1 if num_failed else 0
 
 
-def prepare(
-    method: Method,
-    run: RunConfig,
-    config: Any,
-    load_matrix: str | None,
-    save_matrix: str | None = None,
-) -> Plan:
-    """Check all that can be known before the weights load; the answer file is locked from here on.
+def check_asked(run: RunConfig) -> Asked:
+    """Find the questions, and check the model that they go to, before the weights load.
 
     Raises:
         UserError: if something given cannot be used.
@@ -130,6 +133,23 @@ def prepare(
     conversation = choose_conversation(
         run.answers.conv_template, run.model.model_path, model.tokenizer
     )
+    return Asked(question_file, questions, model, conversation)
+
+
+def prepare(
+    asked: Asked,
+    method: Method,
+    run: RunConfig,
+    config: Any,
+    load_matrix: str | None = None,
+    save_matrix: str | None = None,
+) -> Plan:
+    """Check all that can be known before the weights load; the answer file is locked from here on.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    question_file, questions, model, conversation = asked
     memory = read_memory(load_matrix)
     is_hot = False
     if model.vocab_size:
@@ -241,7 +261,8 @@ def _answer_by_workers(plan: Plan, memory: dict[str, torch.Tensor] | None) -> No
     with workers.cluster(setup):
         log.begin()
         finished = workers.answer_by_workers(setup, remaining, memory)
-        record(finished, log, len(plan.questions), len(plan.questions) - len(remaining))
+        of_log = ((log, row) for row in finished)
+        record(of_log, len(plan.questions), len(plan.questions) - len(remaining))
 
 
 def _answer(plan: Plan, answerer: MethodAnswerer, memory: dict[str, torch.Tensor] | None) -> None:

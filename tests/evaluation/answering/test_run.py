@@ -329,7 +329,8 @@ def test_runs_of_other_options_have_other_names(options: list[str], tmp_path: Pa
     names = set()
     for number, other in enumerate(others):
         given = [*options, *other.split(), "--answer-file", str(tmp_path / f"{number}.jsonl")]
-        plan = inference.prepare(RECYCLING, *parse(RECYCLING, given)[:2], None)
+        run, config, _ = parse(RECYCLING, given)
+        plan = inference.prepare(inference.check_asked(run), RECYCLING, run, config)
         plan.log.close()
         names.add(plan.setup.model_id)
     assert len(names) == len(others), f"two runs share a name: {sorted(names)}"
