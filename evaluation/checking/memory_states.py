@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from evaluation.answering.config import QuestionOptions, RunConfig
 from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
-from evaluation.answering.run import check_run_model
+from evaluation.answering.plan import check_run_model
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question

@@ -13,8 +13,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from evaluation.answering import run as inference
+from evaluation.answering import plan as planning
 from evaluation.answering.command import main, parse
+from evaluation.answering.plan import check_asked, prepare
+from evaluation.answering.run import answer_with_method
 from model.commands.command_line import UserError
 from model.methods.registry import METHODS, find_method
 from tests.evaluation.conftest import (
@@ -131,7 +133,7 @@ def test_a_run_that_does_not_begin_leaves_no_file(
             run("recycling", given, file)
         assert file.exists(), "it was there before"
     else:
-        monkeypatch.setattr(inference, "DATA_FOLDER", tmp_path / "none")
+        monkeypatch.setattr(planning, "DATA_FOLDER", tmp_path / "none")
         with pytest.raises(UserError, match="answer_file: got none, and there is no folder"):
             main("recycling", list(map(str, given)))
 
@@ -144,14 +146,14 @@ def test_a_conversations_stop_ids_end_an_answer(
 ) -> None:
     question, [[[whole, *_]]] = next(iter(token_ids(greedy["vanilla"]).items()))
     stop = whole[3]
-    choose = inference.choose_conversation
+    choose = planning.choose_conversation
 
     def choose_with_stop(*of: Any) -> Any:
         conversation = choose(*of)
         conversation.stop_ids = frozenset([stop])
         return conversation
 
-    monkeypatch.setattr(inference, "choose_conversation", choose_with_stop)
+    monkeypatch.setattr(planning, "choose_conversation", choose_with_stop)
     file = tmp_path / "stopped.jsonl"
     assert run("recycling", options, file) == 0
     [[[stopped, *_]]] = token_ids(file)[question]
@@ -311,10 +313,10 @@ def test_the_sidecar_says_what_was_run_with_what(
 def test_answers_without_a_given_name_lie_beside_their_questions_under_the_runs_name(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference, "DATA_FOLDER", tmp_path)
+    monkeypatch.setattr(planning, "DATA_FOLDER", tmp_path)
     given = [*options, "--question-end", "1", "--output-id-topk", "9"]
     run_config, config, _ = parse(RECYCLING, given)
-    assert inference.answer_with_method(RECYCLING, run_config, config, None, None) == 0
+    assert answer_with_method(RECYCLING, run_config, config, None, None) == 0
     name = "tiny-recycling-output-id-topk-9-float32-temp-0.0"
     file = tmp_path / "demo" / "model_answer" / f"{name}.jsonl"
     assert [row["model_id"] for row in read_rows(file)] == [name]
@@ -330,7 +332,7 @@ def test_runs_of_other_options_have_other_names(options: list[str], tmp_path: Pa
     for number, other in enumerate(others):
         given = [*options, *other.split(), "--answer-file", str(tmp_path / f"{number}.jsonl")]
         run, config, _ = parse(RECYCLING, given)
-        plan = inference.prepare(inference.check_asked(run), RECYCLING, run, config)
+        plan = prepare(check_asked(run), RECYCLING, run, config)
         plan.log.close()
         names.add(plan.setup.model_id)
     assert len(names) == len(others), f"two runs share a name: {sorted(names)}"

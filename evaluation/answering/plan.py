@@ -1,0 +1,226 @@
+"""What can be known of a run before the weights load: questions, model, method, answer file.
+
+The order matters: question file, device, model config, tokenizer, template, matrix and answer file
+are checked before the weights load, since loading is what takes long and a mistake found after it
+is a mistake paid for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from evaluation.answering.config import RunConfig
+from evaluation.answering.method import Setup
+from evaluation.answers.log import AnswerLog
+from evaluation.answers.provenance import file_hash, git_commit, model_fingerprint, versions
+from evaluation.answers.record import recorded_options, sidecar_path
+from evaluation.questions.conversation import Conversation, choose_conversation
+from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
+from model.commands.command_line import UserError
+from model.commands.files import refuse_outputs
+from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
+from model.commands.matrix_file import make_drafter, read_memory
+from model.machine.measurements import device_name
+from model.methods.registry import Method
+
+
+class Asked(NamedTuple):
+    """The questions of a run, and the model that they go to; nothing in it depends on a method."""
+
+    question_file: Path
+    questions: Sequence[Question]
+    model: CheckedModel
+    conversation: Conversation
+
+
+@dataclass(slots=True)
+class Plan:
+    """A run that has been checked: what can be known without the weights is right."""
+
+    setup: Setup
+    questions: Sequence[Question]
+    is_hot: bool
+    log: AnswerLog
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the answer file has every question already."""
+        return not self.log.remaining(self.questions)
+
+    def memory(self) -> dict[str, torch.Tensor] | None:
+        """Return the memory before the first question; None if every worker has a memory of its own.
+
+        Raises:
+            UserError: if it should be there, since questions were answered, and is not.
+        """
+        run = self.setup.run
+        if run.uses_ray and not (self.is_hot and run.workers.state_order == "single"):
+            return None
+        return self.log.memory() if self.is_hot and self.log.num_rows else self.setup.start_memory
+
+
+def check_asked(run: RunConfig) -> Asked:
+    """Find the questions, and check the model that they go to, before the weights load.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    question_file = question_file_of(run.questions.bench_name, run.questions.question_file)
+    selected = load_questions(
+        question_file, run.questions.question_begin, run.questions.question_end
+    )
+    questions = run.questions.part_of(run.questions.in_order(selected))
+    if not questions:
+        raise UserError(
+            f"shard: got {run.questions.shard}, which has none of the questions; give fewer shards"
+        )
+    model = check_run_model(run)
+    conversation = choose_conversation(
+        run.answers.conv_template, run.model.model_path, model.tokenizer
+    )
+    return Asked(question_file, questions, model, conversation)
+
+
+def prepare(
+    asked: Asked,
+    method: Method,
+    run: RunConfig,
+    config: Any,
+    load_matrix: str | None = None,
+    save_matrix: str | None = None,
+) -> Plan:
+    """Check all that can be known before the weights load; the answer file is locked from here on.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    question_file, questions, model, conversation = asked
+    memory = read_memory(load_matrix)
+    is_hot = False
+    if model.vocab_size:
+        # Where the run drafts, since a draft model that is loaded stays; workers load their own.
+        place = torch.device("cpu") if run.uses_ray else model.device
+        drafter = make_drafter(method, config, model.vocab_size, place, memory)
+        is_hot = drafter.is_hot
+        if save_matrix and not drafter.memory():
+            raise UserError(
+                f"save_matrix: {method.name} keeps nothing across prompts with these options; leave it out"
+            )
+    model_name = Path(run.model.model_path).resolve().name
+    model_id = (
+        run.answers.model_id or f"{model_name}-{_run_name(method.name, config, run, model.dtype)}"
+    )
+    shard = "-shard-" + run.questions.shard.replace("/", "-of-") if run.questions.shard else ""
+    default_file = (
+        DATA_FOLDER / run.questions.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
+    )
+    if (
+        not run.answers.answer_file and not DATA_FOLDER.is_dir()
+    ):  # as where the package is installed
+        raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
+    given_file = run.answers.answer_file
+    answer_file = Path(given_file).expanduser() if given_file else default_file
+    saved, loaded = ([Path(file)] if file else [] for file in (save_matrix, load_matrix))
+    # A matrix may be gone on with in its own file.
+    read = [question_file, *(loaded if loaded != saved else [])]
+    refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
+    longest = 0
+    if run.model.compile:
+        longest = _longest_text(questions, conversation, run.sampling.max_new_tokens)
+    setup = Setup(method, run, config, model, conversation, memory, model_id, longest)
+    log = AnswerLog(answer_file, _sidecar(setup, question_file, load_matrix), run.answers.overwrite)
+    return Plan(setup, questions, is_hot, log)
+
+
+def check_run_model(run: RunConfig) -> CheckedModel:
+    """Find what is wrong with a run's model, its place and its workers before the weights load.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    check_workers(run, choose_device(run.model))
+    is_elsewhere = run.workers.ray_address is not None
+    return check_model(run.model, run.workers.num_workers, is_elsewhere)
+
+
+def check_workers(run: RunConfig, device: torch.device) -> None:
+    """Refuse numbers of GPUs and workers that the device does not go with.
+
+    Raises:
+        UserError: naming the option.
+    """
+    workers = run.workers
+    if device.type == "cpu" and workers.num_gpus_total > 1:
+        refuse_gpus("num_gpus_total", workers.num_gpus_total)
+    if device.type != "cpu" and workers.num_workers:
+        raise UserError(
+            f"num_workers: got {workers.num_workers} on {device}; allowed: with --device cpu; "
+            "on GPUs give --num-gpus-total"
+        )
+    if run.uses_ray and find_spec("ray") is None:
+        raise UserError("workers need Ray, which is not installed; pip install 'ray>=2.40'")
+    if run.uses_ray and device.index is not None:
+        raise UserError(
+            f"device: got {device} with workers, to each of which Ray gives its own; give --device {device.type}"
+        )
+
+
+def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict[str, Any]:
+    """Return the content of the answer file's sidecar."""
+    run, model = setup.run, setup.model
+    return {
+        "method": setup.method.name,
+        "options": dataclasses.asdict(setup.config),
+        "model_id": setup.model_id,
+        **recorded_options(run.options()),
+        "model_fingerprint": model_fingerprint(run.model.model_path, model.hf_config),
+        "conv_template": setup.conversation.name,
+        "question_file_sha256": file_hash(question_file),
+        "load_matrix": load_matrix,
+        "shard": run.questions.shard,
+        "num_workers": run.worker_count if run.uses_ray else None,
+        "state_order": run.workers.state_order if run.uses_ray else None,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": device_name(model.device),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "argv": sys.argv[1:],
+        "start_time": time.time(),
+        "end_time": None,
+    }
+
+
+def _longest_text(
+    questions: Sequence[Question], conversation: Conversation, max_new_tokens: int
+) -> int:
+    """Return the most tokens that a question can grow to: its turns, and an answer to each."""
+    return max(
+        sum(len(conversation.prompt_ids([], turn)) + max_new_tokens for turn in question.turns)
+        for question in questions
+    )
+
+
+def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> str:
+    """Return a name that tells this run from others of the same model: method, changed options,
+    dtype, temperature.
+    """
+    changed = [
+        f"{item.name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
+        for item in dataclasses.fields(config)
+        if (value := getattr(config, item.name)) != item.default
+    ]
+    changed += ["compile"] * run.model.compile
+    changed += [f"shuffle-{run.questions.shuffle}"] * (run.questions.shuffle is not None)
+    return "-".join(
+        [method, *changed, str(dtype).removeprefix("torch."), f"temp-{run.sampling.temperature}"]
+    )
