@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from pathlib import Path, PurePath
@@ -20,6 +21,7 @@ from typing import Any
 
 from model.commands.command_line import UserError
 from model.commands.files import write_whole
+from model.options import resolved
 
 UNKNOWN = "unknown"
 # Of a condition that every sidecar of ours has.
@@ -235,14 +237,28 @@ class RunRecord:
         """Return the first key, by name, in which two records are not of one run, with both values.
 
         Args:
-            other: the other record; a key that either lacks counts as None there.
+            other: the other record; a key that either lacks has its default there, None without one.
             but: keys that may differ.
         """
-        for key in sorted((set(self.values) | set(other.values)) - but):
-            mine, theirs = self.values.get(key), other.values.get(key)
-            if mine != theirs:
-                return key, mine, theirs
+        mine, theirs = self._with_defaults(), other._with_defaults()
+        for key in sorted((set(mine) | set(theirs)) - but):
+            if mine.get(key) != theirs.get(key):
+                return key, mine.get(key), theirs.get(key)
         return None
+
+    def _with_defaults(self) -> dict[str, Any]:
+        """Return the values, with what an older sidecar means where it has none or None."""
+        values = dict(self.values)
+        for condition in CONDITIONS:
+            if values.get(condition.key) is None and condition.default is not NO_DEFAULT:
+                values[condition.key] = condition.default
+        with suppress(ValueError):  # a method of another version
+            if self.method is not None:
+                from model.methods.registry import find_method  # imports torch
+
+                config_class = find_method(self.method).config_class
+                values["options"] = resolved(config_class, self.options)
+        return values
 
     def _value(self, condition: Condition) -> Any:
         default = condition.default if self.values else UNKNOWN

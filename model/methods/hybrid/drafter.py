@@ -58,6 +58,7 @@ class HybridConfig:
         None,
         "make rows of the prompt's logits too (default: yes; with --budget auto where the "
         "output head is a small part of the model)",
+        derived=lambda given: None if given["budget"] == "auto" else True,
     )
 
     def __post_init__(self) -> None:
@@ -84,8 +85,6 @@ class HybridDrafter(CostAwareDrafter):
         self.is_cold = config.start == "cold"
         self.wants_costs = config.budget == "auto"
         self.harvests_prompt = config.harvest_prompt
-        if config.harvest_prompt is None and not self.wants_costs:
-            self.harvests_prompt = True
         self.max_nodes = 1 + config.num_nodes
         self._pool = CandidatePool(
             2**config.table_bits, self.num_candidates, vocab_size, config.neighbours
