@@ -270,9 +270,33 @@ class RunRecord:
 
 
 def sidecar_path(path: str | Path) -> Path:
-    """Return where an answer file's sidecar lies: ``ANSWERS.jsonl`` has ``ANSWERS.meta.json``."""
-    path = Path(path)
-    return path.with_name(path.name.removesuffix(".jsonl") + ".meta.json")
+    """Return where an answer file's sidecar lies: ``ANSWERS.jsonl`` has ``ANSWERS.meta.json``.
+
+    Raises:
+        UserError: ``ANSWERS`` is there too: its sidecar would have the same name.
+    """
+    return _beside(Path(path), ".meta.json")
+
+
+def state_path(path: str | Path) -> Path:
+    """Return the folder of what a method keeps across the questions of an answer file.
+
+    Raises:
+        UserError: As `sidecar_path`.
+    """
+    return _beside(Path(path), ".state")
+
+
+def _beside(path: Path, ending: str) -> Path:
+    """Return the file of an answer file's name with another ending."""
+    name = path.name.removesuffix(".jsonl")
+    namesake = path.with_name(name if name != path.name else f"{name}.jsonl")
+    if namesake.is_file():
+        raise UserError(
+            f"answer file {path}: {namesake} is there, and both would have {name}{ending}; "
+            "give another file, or rename one of them"
+        )
+    return path.with_name(name + ending)
 
 
 def recorded_options(options: Mapping[str, Any]) -> dict[str, Any]:
