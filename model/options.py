@@ -21,6 +21,7 @@ def option(
     text: str,
     *,
     least: int | None = None,
+    most: int | None = None,
     choices: Sequence[str] = (),
     aliases: Sequence[str] = (),
     derived: Callable[[Mapping[str, Any]], Any] | None = None,
@@ -31,11 +32,12 @@ def option(
         default: the default value, always allowed.
         text: help text, one line.
         least: the smallest number allowed; None sets no bound.
+        most: the largest, of an option with a least one; None sets no bound.
         choices: the values allowed; empty allows all.
         aliases: other names on the command line.
         derived: the value of an option left at None, from the values of the others.
     """
-    bounds = {"least": least, "choices": choices, "derived": derived}
+    bounds = {"least": least, "most": most, "choices": choices, "derived": derived}
     return field(default=default, metadata={"help": text, "aliases": aliases, **bounds})
 
 
@@ -53,13 +55,14 @@ def check_options(config: Any) -> None:
     """
     for item in fields(config):
         value = getattr(config, item.name)
-        least, choices = item.metadata.get("least"), item.metadata.get("choices")
+        least, most, choices = (item.metadata.get(key) for key in ("least", "most", "choices"))
         if value == item.default:
             continue
         if choices and value not in choices:
             raise ValueError(f"{item.name}: got {value!r}; allowed: {', '.join(choices)}")
-        if least is not None and value < least:
-            raise ValueError(f"{item.name}: got {value}; allowed: {least} or more")
+        if least is not None and (value < least or (most is not None and value > most)):
+            allowed = f"{least} or more" if most is None else f"{least} to {most}"
+            raise ValueError(f"{item.name}: got {value}; allowed: {allowed}")
     given = {item.name: getattr(config, item.name) for item in fields(config)}
     for name, value in resolved(type(config), given).items():
         if value is not given[name]:

@@ -30,11 +30,20 @@ def bounded(bound: str) -> list[Any]:
 
 @pytest.mark.parametrize(("cls", "item"), bounded("least"))
 def test_numbers_below_the_least_are_refused(cls: Any, item: Any) -> None:
-    least = item.metadata["least"]
-    with pytest.raises(
-        ValueError, match=f"^{item.name}: got {least - 1}; allowed: {least} or more$"
-    ):
+    least, most = item.metadata["least"], item.metadata["most"]
+    allowed = f"{least} or more" if most is None else f"{least} to {most}"
+    with pytest.raises(ValueError, match=f"^{item.name}: got {least - 1}; allowed: {allowed}$"):
         cls(**{item.name: least - 1})
+
+
+@pytest.mark.parametrize(("cls", "item"), bounded("most"))
+def test_numbers_above_the_most_are_refused(cls: Any, item: Any) -> None:
+    least, most = item.metadata["least"], item.metadata["most"]
+    cls(**{item.name: most})
+    with pytest.raises(
+        ValueError, match=f"^{item.name}: got {most + 1}; allowed: {least} to {most}$"
+    ):
+        cls(**{item.name: most + 1})
 
 
 @pytest.mark.parametrize(("cls", "item"), bounded("choices"))

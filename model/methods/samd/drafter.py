@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from ...budget.paced import CostAwareDrafter
-from ...engine.budget import DraftBudget
+from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, budget_option, check_options, option
@@ -53,7 +53,7 @@ class SamdConfig:
         least=1,
         derived=lambda given: 1 if given["fallback"] == "none" else 5,
     )
-    num_pred_tokens: int = option(40, "length of the longest chain", least=1)
+    num_pred_tokens: int = option(40, "length of the longest chain", least=1, most=MAX_DRAFT)
     tokens_per_match: int = option(4, "tokens drafted for each token of the match", least=1)
     match: str = option(
         "latest",
