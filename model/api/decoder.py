@@ -34,7 +34,7 @@ from ..engine.drafter import Drafter
 from ..engine.loop import decode
 from ..engine.prefix_cache import PrefixCache
 from ..engine.rules import Processor, TokenRule, token_rule
-from ..engine.self_test import self_test
+from ..engine.self_test import prove
 from ..engine.step import StepRecord
 from ..engine.support import eos_ids_of
 from ..engine.target import IN_TRAINING, TargetModel
@@ -107,7 +107,7 @@ class SpeculativeDecoder:
 
     Args:
         model: a loaded causal LM on its device(s), in eval mode, also with peft's LoRA adapters or
-            compiled. Or a target that passed `model.engine.self_test`.
+            compiled. Or a target that passed `model.engine.self_test`. A model is tested once.
         tokenizer: its tokenizer; None if prompts are token ids and no text is wanted.
         method: a name in `model.methods.registry.METHODS`.
         options: the method's options, such as `output_id_topk=16` for recycling.
@@ -133,7 +133,7 @@ class SpeculativeDecoder:
             self.target = model
         else:
             self.target = TargetModel(_base_of(model))
-            self_test(self.target)
+            prove(self.target)
         self.tokenizer = tokenizer
         self.method = method
         self.drafter: Drafter = drafter_class(method)(
