@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from transformers import (
@@ -103,7 +103,8 @@ class StreamPiece:
 class SpeculativeDecoder:
     """A method on a loaded model.
 
-    One thread and one text at a time: there is one memory and one cache.
+    One thread and one text at a time: there is one memory and one cache. `copy.copy` makes another
+    decoder of the same model.
 
     Args:
         model: a loaded causal LM on its device(s), in eval mode, also with peft's LoRA adapters or
@@ -302,6 +303,33 @@ class SpeculativeDecoder:
                     "stream: got a further step of a text after another was begun; allowed: one text at a "
                     "time; make a decoder for each"
                 )
+
+    def __copy__(self: Decoder) -> Decoder:
+        """Return a decoder of its own on the same model, with a copy of what `save_matrix` saves.
+
+        So is a deep copy: weights are not copied. The cache of the last text stays here.
+        """
+        config = self.drafter.config
+        options = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+        twin = type(self)(self.target, self.tokenizer, self.method, **options)
+        if memory := self.drafter.memory():
+            twin.drafter.load_memory(memory)
+        return twin
+
+    def __deepcopy__(self: Decoder, memo: dict[int, Any]) -> Decoder:
+        """Return `copy.copy` of it."""
+        return self.__copy__()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "decoder: cannot be pickled, since its kernels belong to this process; allowed: "
+            "save_matrix here, and load_matrix in a new decoder there"
+        )
 
     def reset(self) -> None:
         """Forget what the method has learned and the last text, and free its rows."""
