@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings = [text for pair in pairs for text in differing_conditions(*pair)]
     for text in warnings:
         print(f"WARNING: not measured under the same conditions: {text}", file=sys.stderr)
-    rows = {path: _rows(path) for pair in pairs for path in pair}
+    paths = dict.fromkeys(path for pair in pairs for path in pair)
+    rows = {path: _rows(path) for path in paths}  # each once: a pipe cannot be read again
     limit = options.max_new_tokens
     runs = [
         (_frame(path, rows[path], limit, None), _frame(base, rows[base], limit, tokenizer))
