@@ -128,9 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     contents = {name: writers[name](board) for name in files}
     if options.out:
         make_folder(options.out)
-    print(_text(board))
-    for name, path in files.items():
+    for (
+        name,
+        path,
+    ) in files.items():  # before anything is printed: a reader such as `head` may leave
         write_whole(path, contents[name])
+    print(_text(board))
+    for path in files.values():
         print(f"wrote {path}", file=sys.stderr)
     print(_json(board), end="")
     return 0

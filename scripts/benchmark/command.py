@@ -252,7 +252,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     num_late_shapes = target.num_late_shapes
     curve = cost_curve(target, NODES, contexts)
     roof = roofline(target, contexts[0], curve[0].milliseconds)
-    print_tables(rows, curve, roof)
     report = {
         **conditions(argv, model),
         "shape": args.shape,
@@ -265,7 +264,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cost_curve": [point._asdict() for point in curve],
         "roofline": roof._asdict(),
     }
-    print(json_line(report))
-    if args.out:
+    if args.out:  # before anything is printed: a reader such as `head` may leave
         write_whole(args.out, json_line(report) + "\n")
+    print_tables(rows, curve, roof)
+    print(json_line(report))
     return 0

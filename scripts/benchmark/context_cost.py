@@ -186,9 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         + [f"{value:.2f}" for value in (cost.milliseconds, cost.attention, cost.rest)]
         for cost in costs
     ]
-    print(markdown_table(header, cells))
-    if args.out:
+    if args.out:  # before anything is printed: a reader such as `head` may leave
         draw(costs, args.out)
+    print(markdown_table(header, cells))
     report = {
         **conditions(argv, model),
         "costs": [cost._asdict() for cost in costs],

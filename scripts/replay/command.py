@@ -168,13 +168,14 @@ def run(file: Path, drafters: Sequence[str], extend: bool) -> None:
     rows = {}
     for words, drafter in tqdm(made, unit="drafter"):
         rows[words] = figures(score(target, drafter, recording.turns))
+    if recording.num_texts > num_known:  # before anything is printed: a reader may leave
+        recording.save(file)
     print(
         f"{len(recording.turns)} turns of {source.questions}, {source.model_path}, {source.dtype}"
     )
     header = ["drafter", "MAT", "MAT before loops", "nodes a step"]
     print(markdown_table(header, [[words, *map(cell, found)] for words, found in rows.items()]))
     if recording.num_texts > num_known:
-        recording.save(file)
         print(f"{recording.num_texts - num_known} texts added: {_size(recording, file)}")
     print(json_line({words: found._asdict() for words, found in rows.items()}))
 
