@@ -31,10 +31,11 @@ from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs, write_whole
 from model.commands.loading import CheckedModel, check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
+from model.commands.options import add_options
+from model.commands.options import config_of as options_of
 from model.compiled.target import CompiledTarget
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
-from model.options import DTYPES
 from scripts.benchmark.device_costs import (
     CONTEXTS,
     choose_contexts,
@@ -151,11 +152,13 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="prompts of random tokens instead of questions: text in which nothing repeats",
     )
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--dtype", default="auto", choices=DTYPES)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=128, help="limit of an answer (%(default)s)"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="measured answers to each question (%(default)s)"
+    )
+    add_options(parser, ModelOptions, ("dtype", "device", "threads"))
     parser.add_argument(
         "--compile", action="store_true", help="static shapes through torch.compile"
     )
@@ -218,14 +221,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.methods:
         if name not in REFEREES:
             config_of(name, draft_model)
+    is_compiled = args.compile and args.shape == "demo"
+    options = options_of(ModelOptions, vars(args) | {"compile": is_compiled})
     with user_errors():
-        options = ModelOptions(
-            model_path=args.model_path,
-            dtype=args.dtype,
-            device=args.device,
-            threads=args.threads,
-            compile=args.compile and args.shape == "demo",
-        )
         SamplingOptions(max_new_tokens=args.max_new_tokens)
     file = question_file_of(args.bench_name or "demo", args.question_file)
     if args.out:
