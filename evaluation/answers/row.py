@@ -28,7 +28,7 @@ from model.commands.files import parse_json
 
 REQUIRED_KEYS = ("question_id", "category", "choices")
 COUNTERS = ("new_tokens", "wall_time", "accept_lengths")
-NUMBER_LISTS = (*COUNTERS, "decoding_steps", "decode_time", "draft_tokens")
+NUMBER_LISTS = (*COUNTERS, "decoding_steps", "decode_time", "cpu_time", "draft_tokens")
 
 Check = Callable[[Any], bool]
 
