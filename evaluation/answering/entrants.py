@@ -54,21 +54,25 @@ class Entrant:
 
 
 def entrants_of(
-    words: Sequence[str], model_path: str, draft_model: str | None = None
+    words: Sequence[str],
+    model_path: str,
+    draft_model: str | None = None,
+    needs_baseline: bool = True,
 ) -> list[Entrant]:
-    """Return the entrants of a comparison, the baseline first; it must be among them.
+    """Return the entrants of a comparison, the baseline first.
 
     Args:
         words: one text an entrant, such as "recycling --start cold".
         model_path: the target model.
         draft_model: what entrants draft with that need a model and name none; with the demo model
             there is one by default.
+        needs_baseline: whether the baseline must be among them.
 
     Raises:
         UserError: if a method or an option is unknown or not allowed, an entrant is there twice, or
             the draft model is missing or for nothing.
     """
-    if BASELINE not in words:
+    if needs_baseline and BASELINE not in words:
         raise UserError(
             f"methods: got {' '.join(words)}; {BASELINE}, the baseline, must be among them"
         )
@@ -109,7 +113,9 @@ def entrant_of(words: str, draft_model: str | None = None) -> Entrant:
         given += ["--draft-model", str(draft_model)]
     run, config, matrix = parse(method, given)
     if run != RunConfig() or matrix.load or matrix.save:
-        raise UserError(f"methods: got {words!r}; allowed: options of {method.name} itself")
+        raise UserError(
+            f"methods: got {words!r}; allowed: options of {method.name} itself, without a saved matrix"
+        )
     return Entrant(words, method, config)
 
 
