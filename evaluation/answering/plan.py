@@ -35,6 +35,7 @@ from model.commands.matrix_file import make_drafter, read_memory
 from model.engine.target import TargetModel
 from model.machine.measurements import device_name
 from model.methods.registry import Method
+from model.options import chosen
 
 
 class Asked(NamedTuple):
@@ -288,9 +289,8 @@ def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> s
     dtype, temperature.
     """
     changed = [
-        f"{item.name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
-        for item in dataclasses.fields(config)
-        if (value := getattr(config, item.name)) != item.default
+        f"{name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
+        for name, value in chosen(config).items()
     ]
     changed += ["compile"] * run.model.compile
     changed += [f"shuffle-{run.questions.shuffle}"] * (run.questions.shuffle is not None)

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from evaluation.answers.answer_file import read_answers
-from evaluation.answers.record import RunRecord, not_resumed, sidecar_path
+from evaluation.answers.record import RunRecord, not_resumed, sidecar_path, state_path
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
@@ -48,7 +48,7 @@ class AnswerLog:
     def __init__(self, file: Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:
         self.file = file
         self._meta_file = sidecar_path(file)
-        self._state_folder = file.with_name(file.name.removesuffix(".jsonl") + ".state")
+        self._state_folder = state_path(file)
         self._overwrite = overwrite
         self._is_new = not file.exists()
         self._descriptor = _open_locked(file)
