@@ -10,6 +10,7 @@ from .options import CHECKOUT
 DEMO_MODEL = CHECKOUT / "data" / "demo" / "model"
 # None if the package is installed without a checkout.
 DEFAULT_MODEL = str(DEMO_MODEL) if DEMO_MODEL.is_dir() else None
+MODEL_PATHS = "a folder with a model, a GGUF file, or a hub name ORG/NAME"
 KERNELS = ("auto", "off")
 
 
@@ -17,7 +18,10 @@ KERNELS = ("auto", "off")
 class ModelOptions:
     """The target model, and where and how it runs."""
 
-    model_path: str = option(DEFAULT_MODEL, "folder or hub name of the target model")
+    model_path: str = option(
+        DEFAULT_MODEL,
+        "folder, GGUF file or hub name of the target model",
+    )
     dtype: str = option("auto", "auto: float32 on CPU, float16 elsewhere", choices=DTYPES)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps, ...")
     threads: int | None = option(None, "CPU threads (default: torch's)", least=1)
@@ -46,9 +50,7 @@ class ModelOptions:
         """
         check_options(self)
         if self.model_path is None:  # the default if there is no demo model
-            raise ValueError(
-                "model_path: got none; give --model-path, a folder with a model or a hub name ORG/NAME"
-            )
+            raise ValueError(f"model_path: got none; give --model-path, {MODEL_PATHS}")
         if self.compile and self.num_gpus_per_model > 1:
             raise ValueError(
                 f"compile: got num_gpus_per_model {self.num_gpus_per_model} with it; allowed: 1"
