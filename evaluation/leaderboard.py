@@ -128,10 +128,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     contents = {name: writers[name](board) for name in files}
     if options.out:
         make_folder(options.out)
-    print(_text(board))
+    # Before anything is printed: a reader such as head may close the pipe.
     for name, path in files.items():
         write_whole(path, contents[name])
         print(f"wrote {path}", file=sys.stderr)
+    print(_text(board))
     print(_json(board), end="")
     return 0
 
