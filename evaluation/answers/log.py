@@ -71,6 +71,10 @@ class AnswerLog:
         """Return the questions that have no row."""
         return [question for question in questions if question.question_id not in self.done]
 
+    def note(self, **values: Any) -> None:
+        """Add to the sidecar what became known after the file was opened; before `begin`."""
+        self._meta |= values
+
     def begin(self) -> None:
         """Write the sidecar; only now is an earlier run forgotten, if that was asked for."""
         # State first: rows without their state are refused, state of other rows would be believed.

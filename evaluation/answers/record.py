@@ -93,7 +93,9 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("warmup", _OPTION),
 )
 # What a sidecar says beside: when, where from and by which command.
-CIRCUMSTANCES = frozenset({"start_time", "end_time", "git_commit", "versions", "argv", "resumed"})
+CIRCUMSTANCES = frozenset(
+    {"start_time", "end_time", "git_commit", "versions", "argv", "resumed", "interleaved_with"}
+)
 
 
 def conditions(use: Use) -> list[Condition]:
@@ -184,6 +186,12 @@ class RunRecord:
         """The limit of new tokens a turn, None if it is not known."""
         limit = self.values.get("max_new_tokens")
         return limit if isinstance(limit, int) else None
+
+    @property
+    def threads(self) -> int | None:
+        """The CPU threads, None if they are not known."""
+        threads = self.values.get("threads")
+        return threads if isinstance(threads, int) and threads > 0 else None
 
     @property
     def git_commit(self) -> str | None:

@@ -23,7 +23,6 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     StoppingCriteriaList,
@@ -41,6 +40,7 @@ from ..engine.target import IN_TRAINING, TargetModel
 from ..methods.registry import drafter_class
 from ..options import unknown_name
 from .checkpoint_settings import shaping_settings
+from .gguf import read, read_weights
 from .prompts import prompt_ids_of
 from .saved_memory import load_memory, save_memory
 from .text_stream import TextStream
@@ -156,7 +156,7 @@ class SpeculativeDecoder:
         """Load a model and its tokenizer.
 
         Args:
-            path: folder or hub name of a causal LM.
+            path: folder, GGUF file (dequantised) or hub name of a causal LM.
             method: a name in `model.methods.registry.METHODS`.
             dtype: "auto" is the checkpoint's own. In float32 texts equal those of plain decoding exactly.
             device_map: where to put the weights (needs accelerate); None is the CPU.
@@ -171,10 +171,8 @@ class SpeculativeDecoder:
             for name in ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
             if name in of_model
         }
-        tokenizer = AutoTokenizer.from_pretrained(path, **of_tokenizer)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, device_map=device_map, **of_model
-        )
+        tokenizer = read(AutoTokenizer, path, **of_tokenizer)
+        model = read_weights(path, dtype=dtype, device_map=device_map, **of_model)
         return cls(model.eval(), tokenizer, method, **of_method)
 
     @property

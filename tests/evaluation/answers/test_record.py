@@ -24,6 +24,8 @@ from evaluation.answers.record import (
     sidecar_path,
 )
 from evaluation.checking.rerun import Replay
+from evaluation.reporting.notes import group_caption
+from evaluation.reporting.titles import group_facts
 from evaluation.scoring.comparable import differing_conditions, group_answers, load_answers
 from model.commands.command_line import UserError
 from model.methods.recycling.drafter import RecyclingConfig
@@ -92,7 +94,8 @@ def test_a_new_condition_separates_groups_and_is_shown(flavour: None, tmp_path: 
     groups = group_answers([load_answers(file) for file in files])
     assert sorted(group.facts["flavour"] for group in groups) == ["mint", "plain", "plum"]
     assert all(len(group.rows) == 2 for group in groups), "an old file has the default"
-    captions = {group.facts["flavour"]: group.caption for group in groups}
+    facts = zip(groups, group_facts(groups), strict=True)
+    captions = {group.facts["flavour"]: group_caption(shown) for group, shown in facts}
     assert "flavour mint" in captions["mint"] and "flavour" not in captions["plain"]
 
 
