@@ -407,4 +407,5 @@ def test_all_files_are_written_though_the_reader_leaves(
     monkeypatch.setattr(sys, "stdout", Left())
     with pytest.raises(BrokenPipeError):
         main([str(file), "--out", str(out), "--no-published"])
-    assert {path.suffix for path in out.iterdir()} == {".md", ".csv", ".json", ".html"}
+    suffixes = {path.suffix for path in out.iterdir()}
+    assert suffixes >= {".md", ".csv", ".json", ".html"}
