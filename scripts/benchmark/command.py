@@ -22,10 +22,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torch
-from tqdm import tqdm
 
 from evaluation.answering.entrants import entrants_of
 from evaluation.answering.interleaved import in_turn
+from evaluation.answers.progress import progress
 from evaluation.answers.row import Turn
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -79,7 +79,7 @@ def measure(
     warm_up()
     answers: dict[str, list[list[Turn]]] = {name: [] for name in names}
     total = num_repetitions * len(prompts) * len(names)
-    with tqdm(total=total, unit="answer") as bar:
+    with progress(total=total, unit="answer") as bar:
         for _ in range(num_repetitions):
             for name in names:
                 methods[name].reset()

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tqdm import tqdm
-
 from evaluation.answering.config import AnswerOptions, QuestionOptions
+from evaluation.answers.progress import progress
 from evaluation.answers.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -107,7 +106,7 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
         questions=file.parent.name if file.name == "question.jsonl" else file.name,
     )
     recording = Recording(source)
-    for question in tqdm(questions, unit="question"):
+    for question in progress(questions, unit="question"):
         recording.turns += answer_turns(recording, target, conversation, question)
     return recording, target
 
@@ -166,7 +165,7 @@ def run(file: Path, drafters: Sequence[str], extend: bool) -> None:
     target = ReplayTarget(recording, load_recorded_model(source) if extend else None)
     num_known = recording.num_texts
     rows = {}
-    for words, drafter in tqdm(made, unit="drafter"):
+    for words, drafter in progress(made, unit="drafter"):
         rows[words] = figures(score(target, drafter, recording.turns))
     if recording.num_texts > num_known:  # before anything is printed: a reader may leave
         recording.save(file)
