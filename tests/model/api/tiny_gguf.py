@@ -32,8 +32,8 @@ NAMES = {
 
 
 def tokens() -> list[str]:
-    """The vocabulary: special tokens, a token for each byte, spelt as GPT-2 does, and one pair."""
-    return [*SPECIAL, *sorted(ByteLevel.alphabet()), "ea"]
+    """The vocabulary: special tokens, a token for each byte, spelt as GPT-2 does, and two merges."""
+    return [*SPECIAL, *sorted(ByteLevel.alphabet()), "ea", "sea"]
 
 
 def tiny_llama() -> LlamaForCausalLM:
@@ -74,7 +74,8 @@ def write_gguf(
     writer.add_head_count_kv(KV_HEADS)
     writer.add_vocab_size(config.vocab_size)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}  # 4.57
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     _add_tokenizer(writer)
     for name, tensor in model.state_dict().items():
@@ -93,7 +94,7 @@ def _add_tokenizer(writer: Any) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens())
     writer.add_token_types(kinds)
-    writer.add_token_merges(["e a"])
+    writer.add_token_merges(["e a", "s ea"])  # 4.57 reads a list of one as a text
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
