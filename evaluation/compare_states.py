@@ -29,7 +29,8 @@ from evaluation.answering import command as cli
 from evaluation.answering.config import RunConfig
 from evaluation.checking.memory_states import HOT, answer_states, load, state_figures, states_of
 from evaluation.questions.questions import load_questions, question_file_of
-from evaluation.reporting.tables import cell, json_line, markdown_table, task_title
+from evaluation.reporting.tables import cell, json_line, markdown_table
+from evaluation.reporting.titles import task_title
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.methods.registry import METHODS, find_method
 

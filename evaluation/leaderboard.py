@@ -8,7 +8,8 @@ if the baseline has fewer), and mean ± deviation are shown. MBPP's answers fill
 the Spec-Bench answers beside them; overall figures stay over Spec-Bench's questions.
 
 Answer files without a sidecar (Spec-Bench's own, for instance) form a group of unknown conditions,
-each under its model id.
+each under its model id. A second run of vanilla made in the same interleaved run (its sidecar's role
+is "noise floor") has no row: it says which ratios cannot be told apart.
 
 Run:
     python -m evaluation.leaderboard data/demo/model_answer --out report
@@ -25,18 +26,18 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from evaluation.reporting.benchmark_reports import Benchmark, read_benchmark
+from evaluation.reporting.latex import latex_text
 from evaluation.reporting.leaderboard_tables import (
     baseline_of,
     csv_text,
-    exact_table,
-    group_notes,
-    group_table,
+    group_tables,
     measured_rows,
     overview_table,
     published_rows,
     published_tables,
-    spec_bench_table,
+    spec_bench_csv,
 )
+from evaluation.reporting.notes import alarms, group_caption, group_notes
 from evaluation.reporting.options import (
     add_base_option,
     add_benchmark_option,
@@ -45,21 +46,29 @@ from evaluation.reporting.options import (
 )
 from evaluation.reporting.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
 from evaluation.reporting.tables import Table, json_line
-from evaluation.scoring.comparable import SPEC_BENCH, Group, group_answers, load_answers
+from evaluation.reporting.titles import group_facts
+from evaluation.scoring.comparable import Group, group_answers, load_answers
 from model.commands.command_line import OptionParser, run_command
 from model.commands.files import refuse_outputs, write_whole
 
 TITLE = "Speculative decoding leaderboard"
 PUBLISHED_HEADING = "Published figures (other people's measurements, not ours)"
-SPEC_BENCH_HEADING = "Rows for Spec-Bench's Leaderboard.md"
 INTRODUCTION = (
     "Speed-ups are ratios of tokens per second to plain decoding of the same model under the same "
     "conditions, prompt included; mean accepted tokens are tokens per step of decoding. What was "
     "measured here comes first, with its device and commit; figures that others published come last. "
     "Click a column's title to sort."
 )
-FORMATS = ("markdown", "csv", "json", "html")
-ENDINGS = {"markdown": "md"}
+HEADING_FACTS = ("Model", "Questions asked", "Precision", "Device")
+# The files of --out; each has an option of its own.
+FILES = {
+    "markdown": "leaderboard.md",
+    "latex": "leaderboard.tex",
+    "csv": "leaderboard.csv",
+    "spec_bench_csv": "spec-bench.csv",
+    "json": "leaderboard.json",
+    "html": "leaderboard.html",
+}
 EXAMPLES = """\
 examples:
   python -m evaluation.leaderboard data/demo/model_answer
@@ -69,6 +78,20 @@ examples:
   python -m evaluation.leaderboard pld.jsonl plain.jsonl --base plain.jsonl --no-published
   python -m evaluation.leaderboard answers --published-device A100-80GB 3090
 """
+
+
+class Part(NamedTuple):
+    """A group as every format shows it.
+
+    Attributes:
+        facts: Its conditions in words.
+        tables: Its tables.
+        notes: What must be known of them.
+    """
+
+    facts: dict[str, str]
+    tables: list[Table]
+    notes: list[str]
 
 
 class Board(NamedTuple):
@@ -85,6 +108,14 @@ class Board(NamedTuple):
     benchmarks: list[Benchmark]
 
     @property
+    def parts(self) -> list[Part]:
+        """What to show of each group."""
+        return [
+            Part(facts, group_tables(group), group_notes(group, baseline_of(group, self.published)))
+            for group, facts in zip(self.groups, group_facts(self.groups), strict=True)
+        ]
+
+    @property
     def measured(self) -> list[dict[str, Any]]:
         """A record for each measured method."""
         return [
@@ -96,12 +127,12 @@ class Board(NamedTuple):
     @property
     def published_records(self) -> list[dict[str, Any]]:
         """A record for each published row."""
-        return [] if self.published is None else published_rows(self.published)
+        return [] if self.published is None else published_rows(self.published, self.groups)
 
     @property
     def published_tables(self) -> list[Table]:
         """A table for each published source and device."""
-        return [] if self.published is None else list(published_tables(self.published))
+        return [] if self.published is None else list(published_tables(self.published, self.groups))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,44 +155,58 @@ def main(argv: Sequence[str] | None = None) -> int:
         published = read_published(PUBLISHED_DIR, devices, options.published_model or ())
     groups = group_answers([load_answers(path) for path in paths], options.base)
     board = Board(groups, published, benchmarks)
-    writers = {"markdown": _markdown, "csv": _csv, "json": _json, "html": _html}
+    for warning in [text for group in groups for text in group.warnings]:
+        print(f"WARNING: {warning}", file=sys.stderr)
+    writers = {
+        **{"markdown": _markdown, "latex": _latex, "csv": _csv, "json": _json, "html": _html},
+        "spec_bench_csv": lambda board: spec_bench_csv(board.groups),
+    }
     contents = {name: writers[name](board) for name in files}
     if options.out:
         make_folder(options.out)
-    print(_text(board))
+    # Before anything is printed: a reader such as head may close the pipe.
     for name, path in files.items():
         write_whole(path, contents[name])
         print(f"wrote {path}", file=sys.stderr)
+    print(_text(board))
     print(_json(board), end="")
     return 0
 
 
 def _text(board: Board) -> str:
     """The tables of all groups, each with caption and notes, and below them what was published."""
-    parts: list[str] = []
-    for group in board.groups:
-        baseline = baseline_of(group, board.published)
-        table = group_table(group, baseline)
-        exact = exact_table(group)
-        parts += [group.caption, table.markdown, exact.caption, exact.markdown]
-        parts.append("\n".join(group_notes(group, baseline)))
+    parts = [f"**{alarm}**" for alarm in alarms(board.groups)]
+    for part in board.parts:
+        parts.append(group_caption(part.facts))
+        for table in part.tables:
+            parts += [table.caption, table.markdown]
+        parts.append(_lines(part.notes))
     if board.published_tables:
         parts.append(f"## {PUBLISHED_HEADING}")
-        for table in board.published_tables:
-            parts += [table.caption, table.markdown]
+    for table in board.published_tables:
+        parts += [table.caption, table.markdown, *table.notes]
     return "\n\n".join(filter(None, parts))
 
 
+def _lines(notes: Sequence[str]) -> str:
+    return "\n".join(f"- {note}" for note in notes)
+
+
 def _markdown(board: Board) -> str:
-    """The printed text, and the rows to paste into Spec-Bench's leaderboard."""
-    parts = [_text(board)]
-    own = [group for group in board.groups if group.facts["bench"] == SPEC_BENCH]
-    if own:
-        parts.append(f"## {SPEC_BENCH_HEADING}")
-    for group in own:
-        table = spec_bench_table(group)
-        parts += [table.caption, table.markdown]
-    return "\n\n".join(parts) + "\n"
+    return _text(board) + "\n"
+
+
+def _latex(board: Board) -> str:
+    """The tables as floats; a group's conditions are in its captions, its notes below its first."""
+    tables = [
+        table._replace(
+            caption=f"{table.caption}. {group_caption(part.facts)}",
+            notes=[] if place else [*alarms(board.groups), *part.notes],
+        )
+        for part in board.parts
+        for place, table in enumerate(part.tables)
+    ]
+    return latex_text([*tables, *board.published_tables])
 
 
 def _csv(board: Board) -> str:
@@ -169,7 +214,12 @@ def _csv(board: Board) -> str:
 
 
 def _json(board: Board) -> str:
-    report = {"measured": board.measured, "published": board.published_records}
+    report = {
+        "alarms": alarms(board.groups),
+        "measured": board.measured,
+        "notes": [note for part in board.parts for note in part.notes],
+        "published": board.published_records,
+    }
     return json_line(report) + "\n"
 
 
@@ -183,35 +233,26 @@ def _html(board: Board) -> str:
     sections = []
     if len(board.groups) > 1:
         sections.append(Section("All measured methods", tables=[overview_table(board.groups)]))
-    for group, pictures in zip(board.groups, group_pictures(board.groups), strict=True):
-        baseline = baseline_of(group, board.published)
-        facts = group.facts
-        sections.append(
-            Section(
-                "Measured: "
-                + ", ".join(facts[name] for name in ("model", "bench", "dtype", "device")),
-                facts | {"baseline": group.baseline.label},
-                [group_table(group, baseline), exact_table(group)],
-                group_notes(group, baseline),
-                pictures,
-            )
-        )
+    for part, pictures in zip(board.parts, group_pictures(board.groups), strict=True):
+        named = [part.facts[name] for name in HEADING_FACTS if name in part.facts]
+        heading = f"Measured: {'; '.join(named)}"
+        sections.append(Section(heading, part.facts, part.tables, part.notes, pictures))
     if board.benchmarks:
         pictures = benchmark_pictures(board.benchmarks)
         sections.append(Section("What a step costs", pictures=pictures))
     if board.published is not None:
         sections.append(Section(PUBLISHED_HEADING, tables=board.published_tables))
-    return page_text(TITLE, INTRODUCTION, sections)
+    return page_text(TITLE, INTRODUCTION, sections, alarms(board.groups))
 
 
 def _output_files(options: argparse.Namespace) -> dict[str, Path]:
     """The file to write for each format wanted."""
     files = {}
-    for name in FORMATS:
+    for name, file in FILES.items():
         if getattr(options, name):
             files[name] = Path(getattr(options, name))
         elif options.out:
-            files[name] = Path(options.out) / f"leaderboard.{ENDINGS.get(name, name)}"
+            files[name] = Path(options.out) / file
     return files
 
 
@@ -245,15 +286,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="MODEL",
         help="published figures of these models, or the beginnings of their names (default: all)",
     )
-    parser.add_argument("--markdown", metavar="OUT.md", help="write the tables to this file too")
-    parser.add_argument("--csv", metavar="OUT.csv", help="write one line a row, all digits")
-    parser.add_argument(
-        "--json", metavar="OUT.json", help="write the line of JSON to this file too"
-    )
-    parser.add_argument("--html", metavar="OUT.html", help="write a page with tables and pictures")
-    parser.add_argument(
-        "--out", metavar="DIR", help="write all four into this folder, as leaderboard.md and so on"
-    )
+    _add_output_options(parser)
     options = parser.parse_args(argv)
     if not options.published and (options.published_device or options.published_model):
         parser.error(
@@ -262,6 +295,19 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.benchmark and not (options.html or options.out):
         parser.error("--benchmark draws pictures for the page; add --html or --out")
     return options
+
+
+def _add_output_options(parser: OptionParser) -> None:
+    for name, metavar, text in (
+        ("--markdown", "OUT.md", "write the tables to this file too"),
+        ("--latex", "OUT.tex", "write the tables for a paper; they need the package booktabs"),
+        ("--csv", "OUT.csv", "write one line a row, all digits, with conditions and intervals"),
+        ("--spec-bench-csv", "OUT.csv", "write the columns of Spec-Bench's leaderboard alone"),
+        ("--json", "OUT.json", "write the line of JSON to this file too"),
+        ("--html", "OUT.html", "write a page with tables and pictures"),
+        ("--out", "DIR", "write all six into this folder, as leaderboard.md and so on"),
+    ):
+        parser.add_argument(name, metavar=metavar, help=text)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from evaluation.scoring.figures import (
     measure,
     run_figures,
 )
+from evaluation.scoring.noise import prefill_gap, prefill_warnings
 from evaluation.scoring.per_question import Tokenizer, question_frame, used_defects_text
 from model.commands.command_line import OptionParser, UserError, first_line, run_command
 
@@ -66,13 +67,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for text in warnings:
         print(f"WARNING: not measured under the same conditions: {text}", file=sys.stderr)
     rows = {path: _rows(path) for pair in pairs for path in pair}
+    gaps = [prefill_gap(rows[path], rows[base], (path, base)) for path, base in pairs]
+    unequal = prefill_warnings([gap for gap in gaps if gap])
+    for text in unequal:
+        print(f"WARNING: {text}", file=sys.stderr)
     limit = options.max_new_tokens
     runs = [
         (_frame(path, rows[path], limit, None), _frame(base, rows[base], limit, tokenizer))
         for path, base in pairs
     ]
     figures = measure(runs, pairs[0])
-    notes = list(dict.fromkeys(_notes(pairs, runs)))
+    notes = list(dict.fromkeys([*unequal, *_notes(pairs, runs)]))
     names = list(RULERS) if options.ruler == "both" else [options.ruler]
     parts = [f"{RULERS[name].title}\n\n{ruler_table(figures, RULERS[name])}" for name in names]
     drafting = drafting_report([row for path, _ in pairs for row in rows[path]])
@@ -87,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "tasks": _report_tasks(figures),
         "drafting": drafting,
         "notes": notes,
-        "warnings": warnings,
+        "warnings": [*warnings, *unequal],
     }
     print(json_line(report))
     return 0

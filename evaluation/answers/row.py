@@ -28,7 +28,10 @@ from model.commands.files import parse_json
 
 REQUIRED_KEYS = ("question_id", "category", "choices")
 COUNTERS = ("new_tokens", "wall_time", "accept_lengths")
-NUMBER_LISTS = (*COUNTERS, "decoding_steps", "decode_time", "draft_tokens")
+NUMBER_LISTS = (
+    *COUNTERS,
+    *("decoding_steps", "decode_time", "draft_tokens", "prompt_tokens", "prefill_time", "cpu_time"),
+)
 
 Check = Callable[[Any], bool]
 
@@ -107,6 +110,21 @@ class Choice:
     def decode_time(self) -> list[float]:
         """Seconds without the prompt; NaN where the writer did not time them."""
         return self.values.get("decode_time", [math.nan])
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """Tokens of every prompt."""
+        return self.values.get("prompt_tokens", [])
+
+    @property
+    def prefill_time(self) -> list[float]:
+        """Seconds of every prompt."""
+        return self.values.get("prefill_time", [])
+
+    @property
+    def cpu_time(self) -> list[float]:
+        """CPU seconds of the process for prompt and answer; NaN where the writer did not count them."""
+        return self.values.get("cpu_time", [math.nan])
 
     @property
     def accept_lengths(self) -> list[int]:

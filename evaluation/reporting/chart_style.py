@@ -29,7 +29,7 @@ COLORS = (
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p")
 GREY = "#666666"
-WIDTH = 6.4  # inches; narrow, so that a picture is legible on a phone
+WIDTH = 4.6  # inches; narrow, so that a picture shrunk to a phone's width is still legible
 STYLE: Any = {  # matplotlib's own type lists every setting's name
     "font.family": "sans-serif",
     "font.size": 9,
@@ -54,6 +54,22 @@ class Look(NamedTuple):
     marker: str
 
 
+class Picture(NamedTuple):
+    """A drawn figure.
+
+    Attributes:
+        name: What its files are called; differs from the names of the others beside it.
+        title: One line.
+        caption: How to read it.
+        figure: The drawing.
+    """
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+
 def looks(labels: Sequence[str]) -> dict[str, Look]:
     """Give every method a colour and a marker, by name, so that a change of rank changes neither."""
     return {
@@ -76,8 +92,8 @@ def marks(look: Look, size: float = 5) -> dict[str, Any]:
 def draw_legend(figure: Figure, axes: Any) -> None:
     """A legend below the axes; the figure grows by what it takes."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = 2 if max(map(len, labels)) <= 32 else 1
-    texts = [wrapped(label, 34 if columns == 2 else 72) for label in labels]
+    columns = 2 if max(map(len, labels)) <= 24 else 1
+    texts = [wrapped(label, 24 if columns == 2 else 52) for label in labels]
     num_lines = sum(1 + label.count("\n") for label in texts) / columns
     figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(num_lines))
     figure.legend(handles, texts, loc="outside lower center", ncols=columns)
@@ -113,5 +129,5 @@ def png_bytes(figure: Figure) -> bytes:
     """Return a figure as a PNG."""
     out = BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(out, format="png", dpi=150)
+        figure.savefig(out, format="png", dpi=200)
     return out.getvalue()

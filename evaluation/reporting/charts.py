@@ -28,13 +28,18 @@ from evaluation.reporting.chart_style import (
     marks,
     wrapped,
 )
-from evaluation.reporting.tables import task_title
+from evaluation.reporting.titles import task_title
 
 LONGEST_BAR = 15  # tokens; longer steps share the last bar
 
 
 @matplotlib.rc_context(STYLE)
-def speedup_chart(frame: pd.DataFrame, baseline: str, look: Mapping[str, Look]) -> Figure:
+def speedup_chart(
+    frame: pd.DataFrame,
+    baseline: str,
+    look: Mapping[str, Look],
+    floor: tuple[float, float] | None = None,
+) -> Figure:
     """Draw speed-ups with their intervals, a band for each task and a mark for each method.
 
     Args:
@@ -42,6 +47,7 @@ def speedup_chart(frame: pd.DataFrame, baseline: str, look: Mapping[str, Look]) 
             where there is no interval); tasks from top to bottom and methods in order of occurrence.
         baseline: What the ratio is against; its rows are not drawn, since they are the line at 1.
         look: How each method is drawn.
+        floor: Overall ratios within which two runs of one method differ, drawn as a band.
     """
     frame = frame[frame["method"] != baseline]
     tasks, methods = list(dict.fromkeys(frame["task"])), list(dict.fromkeys(frame["method"]))
@@ -64,6 +70,9 @@ def speedup_chart(frame: pd.DataFrame, baseline: str, look: Mapping[str, Look]) 
             elinewidth=1.2,
             capsize=2,
         )
+    if floor is not None:
+        label = "two runs of one method differ"
+        axes.axvspan(*floor, color=GREY, alpha=0.2, linewidth=0, label=label)
     axes.axvline(
         1, color=GREY, linewidth=1, linestyle="--", label=legend_label(f"{baseline} (baseline)")
     )
@@ -88,7 +97,7 @@ def accept_length_chart(lengths: Mapping[str, Sequence[int]], look: Mapping[str,
         look: How each method is drawn.
     """
     titles = [
-        wrapped(f"{method}: mean {np.mean(steps):.2f}", 75) for method, steps in lengths.items()
+        wrapped(f"{method}: mean {np.mean(steps):.2f}", 50) for method, steps in lengths.items()
     ]
     num_lines = sum(1 + title.count("\n") for title in titles)
     figure = Figure(figsize=(WIDTH, 0.6 + 0.78 * len(titles) + 0.17 * num_lines))

@@ -20,8 +20,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from evaluation.reporting.chart_style import svg_text
-from evaluation.reporting.picture import Picture
+from evaluation.reporting.chart_style import Picture, svg_text
 from evaluation.reporting.tables import Table
 
 ASSETS = Path(__file__).with_name("assets")
@@ -46,13 +45,16 @@ class Section:
     pictures: list[Picture] = field(default_factory=list)
 
 
-def page_text(title: str, introduction: str, sections: Sequence[Section]) -> str:
+def page_text(
+    title: str, introduction: str, sections: Sequence[Section], alarms: Sequence[str] = ()
+) -> str:
     """Return the page.
 
     Args:
         title: Of the page; plain text, as all texts here.
         introduction: A paragraph below the title.
         sections: What it shows, in order; the names of all their pictures differ.
+        alarms: What must be read before all else, a line each.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined
@@ -72,6 +74,7 @@ def page_text(title: str, introduction: str, sections: Sequence[Section]) -> str
         title=title,
         introduction=introduction,
         sections=sections,
+        alarms=alarms,
         policy=policy,
         style=Markup((ASSETS / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),

@@ -1,7 +1,7 @@
-"""The leaderboard's tables and rows: measured groups, published figures, rows for Spec-Bench's page.
+"""The leaderboard's tables and records: measured groups, and published figures.
 
-The command (``leaderboard.py``) writes them as Markdown, CSV, JSON and HTML; they are made once,
-here, so that all of these say the same.
+The command (``leaderboard.py``) writes them as Markdown, LaTeX, CSV, JSON and HTML; they are made
+once, here, so that all of these say the same.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from typing import Any
 import pandas as pd
 
 from evaluation.answers.step_figures import PARTS, acceptance_rate, time_shares
+from evaluation.reporting.notes import difference_text, group_caption
 from evaluation.reporting.published import PublishedBaseline, published_baseline
-from evaluation.reporting.tables import Cell, Table, figure_cell, task_title
+from evaluation.reporting.tables import Cell, Table, figure_cell
+from evaluation.reporting.titles import (
+    entry_titles,
+    group_facts,
+    method_title,
+    task_title,
+)
 from evaluation.scoring.comparable import SPEC_BENCH, Group, Measured
 from evaluation.scoring.figures import CODE, EXACT_FIGURES, OVERALL, SPEC_BENCH_TASKS, in_task_order
 from evaluation.scoring.intervals import UNKNOWN
 
-LAST_TITLES = ("#Mean Accepted Tokens", "Overall", "Tokens/s")
-# Titles and order of the tables in Spec-Bench's Leaderboard.md.
-SPEC_BENCH_TITLES = (
-    *("Models", "Multi-turn Conversation", "Translation", "Summa-rization", "Question Answering"),
-    *("Mathematical Reasoning", "Retrieval-aug. Generation", "#Mean Accepted Tokens", "Overall"),
-)
+OVERVIEW_FACTS = ("Model", "Questions asked", "Precision", "Device")
+METHOD, MAT, OVERALL_TITLE = "Models", "#Mean accepted tokens", "Overall"
 
 
 def baseline_of(group: Group, published: pd.DataFrame | None) -> PublishedBaseline | None:
@@ -35,111 +38,103 @@ def baseline_of(group: Group, published: pd.DataFrame | None) -> PublishedBaseli
     return published_baseline(published, group.facts["model"])
 
 
-def group_table(group: Group, baseline: PublishedBaseline | None) -> Table:
-    """Return a group's table: a method a row, best overall speed-up first."""
+def group_tables(group: Group) -> list[Table]:
+    """Return a group's tables: as Spec-Bench counts, exact figures, and what its drafts came to."""
+    tables = [group_table(group), exact_table(group)]
+    drafts = drafting_table(group)
+    return [*tables, drafts] if drafts.rows else tables
+
+
+def group_table(group: Group) -> Table:
+    """Return a group's table with Spec-Bench's columns: a method a row, best overall speed-up first."""
     occurring = [task for task in group.tasks if task != OVERALL]
     has_spec_bench = not set(occurring).isdisjoint(SPEC_BENCH_TASKS)
     columns = in_task_order([*occurring, *(SPEC_BENCH_TASKS if has_spec_bench else ())])
-    header = ["Method", *map(task_title, columns), *LAST_TITLES]
-    rows = []
-    for row in group.rows:
-        num_runs = row.figures.num_runs
-        cells = [
-            Cell(row.entry.label + (f" ({num_runs} runs)" if num_runs > 1 else "")),
+    titles = entry_titles(group)
+    rows = [
+        [
+            Cell(titles[row.entry.label].short),
             *(_figure(row, task, "speedup", "x") for task in columns),
             _figure(row, OVERALL, "mean_accepted_tokens"),
             _speedup(row, group, "speedup"),
-            _figure(row, OVERALL, "tokens_per_second"),
         ]
-        if baseline:
-            cells.append(figure_cell(cells[-1].value / baseline.tokens_per_second, unit="x"))
-        rows.append(cells)
-    if baseline:
-        header.append(f"Tokens/s / published {baseline.device}")
-    return Table(f"Speed-up over {group.baseline.label}, as Spec-Bench counts", header, rows)
+        for row in group.rows
+    ]
+    caption = f"Speed-up over {baseline_title(group)}, as Spec-Bench counts"
+    header = [METHOD, *map(task_title, columns), MAT, OVERALL_TITLE]
+    return Table(caption, header, rows, first=(OVERALL_TITLE, MAT))
 
 
 def exact_table(group: Group) -> Table:
-    """Return a group's exact figures, what its drafts came to, and where a step's time went."""
-    header = ["Method", "Speed-up", "Decode speed-up", "Decode tokens/s", "MAT", "Break-even MAT"]
-    header += ["Accepted %", *(f"{part.capitalize()} %" for part in PARTS)]
-    rows = []
-    for row in group.rows:
-        steps = _step_figures(row)
-        rows.append(
-            [
-                Cell(row.entry.label),
-                _speedup(row, group, "exact_speedup"),
-                _speedup(row, group, "decode_speedup"),
-                _figure(row, OVERALL, "decode_tokens_per_second"),
-                _figure(row, OVERALL, "exact_mean_accepted_tokens"),
-                _figure(row, OVERALL, "break_even_mat"),
-                *(figure_cell(100 * value) for value in steps.values()),
-            ]
-        )
-    return Table(
-        f"Exact figures over {group.baseline.label}: every token weighs the same", header, rows
-    )
-
-
-def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
-    """Return a line for what limits a group's figures: left-out questions, intervals, machines."""
-    notes = [f"{row.entry.label}: {note}" for row in group.rows for note in row.notes]
-    alike = [
-        row.entry.label
+    """Return a group's exact figures; CPU time where the answers have it."""
+    base = baseline_title(group)
+    titles = entry_titles(group)
+    header = [METHOD, "Speed-up", "Tokens/s", "Decode speed-up", "Decode tokens/s", "MAT"]
+    header += ["Break-even MAT", "CPU ms / token", f"CPU / {base}"]
+    rows = [
+        [
+            Cell(titles[row.entry.label].short),
+            _speedup(row, group, "exact_speedup"),
+            _figure(row, OVERALL, "exact_tokens_per_second"),
+            _speedup(row, group, "decode_speedup"),
+            _figure(row, OVERALL, "decode_tokens_per_second"),
+            _figure(row, OVERALL, "exact_mean_accepted_tokens"),
+            _figure(row, OVERALL, "break_even_mat"),
+            _figure(row, OVERALL, "cpu_ms_per_token"),
+            _figure(row, OVERALL, "cpu_ratio", "x"),
+        ]
         for row in group.rows
-        if row.entry is not group.baseline
-        and not row.figures.is_different(OVERALL, "exact_speedup")
     ]
-    if alike:
-        name = group.baseline.label
-        notes.append(
-            f"not told from {name} by the interval of the exact speed-up: {', '.join(alike)}"
-        )
-    if baseline:
-        notes.append(
-            f"Tokens/s / published {baseline.device}: over {baseline.tokens_per_second:.2f} tokens/s "
-            f"of plain decoding of {baseline.model} there, as published ({baseline.source}); another "
-            "machine, so not a speed-up of the method"
-        )
-    return notes
+    caption = f"Exact figures over {base}: every token weighs the same"
+    return _without_empty(Table(caption, header, rows))
+
+
+def drafting_table(group: Group) -> Table:
+    """Return what a group's drafts came to, and where a step's time went; no row if not recorded."""
+    titles = entry_titles(group)
+    header = [METHOD, "Accepted %", *(f"{part.capitalize()} %" for part in PARTS)]
+    rows = [
+        [Cell(titles[row.entry.label].short), *(figure_cell(100 * it) for it in steps.values())]
+        for row in group.rows
+        if not all(map(math.isnan, (steps := _step_figures(row)).values()))
+    ]
+    caption = "Drafted tokens that were accepted, and each part's share of a step's time"
+    return Table(caption, header, rows)
+
+
+def baseline_title(group: Group) -> str:
+    """Return the name of a group's baseline."""
+    return entry_titles(group)[group.baseline.label].short
 
 
 def overview_table(groups: Sequence[Group]) -> Table:
     """Return the methods of all groups in one table; its speed-ups are each over its own baseline."""
-    names = ("model", "bench", "dtype", "device", "commit")
-    header = ["Method", *(name.capitalize() for name in names), *LAST_TITLES]
     rows = [
         [
-            Cell(row.entry.label),
-            *(Cell(group.facts[name]) for name in names),
+            Cell(titles[row.entry.label].short),
+            *(Cell(facts.get(name, "")) for name in OVERVIEW_FACTS),
             _figure(row, OVERALL, "mean_accepted_tokens"),
             _figure(row, OVERALL, "speedup", "x"),
             _figure(row, OVERALL, "tokens_per_second"),
         ]
-        for group in groups
+        for group, facts in zip(groups, group_facts(groups), strict=True)
+        for titles in [entry_titles(group)]
         for row in group.rows
     ]
+    header = [METHOD, *OVERVIEW_FACTS, MAT, OVERALL_TITLE, "Tokens/s"]
     caption = "Every method of every group; compare speed-ups within a group only"
-    return Table(caption, header, rows, num_text_columns=1 + len(names))
+    text_columns = 1 + len(OVERVIEW_FACTS)
+    return Table(caption, header, rows, text_columns, first=(OVERALL_TITLE, MAT, "Tokens/s"))
 
 
-def spec_bench_table(group: Group) -> Table:
-    """Return the rows of a Spec-Bench group with the columns of Spec-Bench's Leaderboard.md.
-
-    The baseline, which has no row there, is left out.
-    """
-    rows = [
-        [
-            Cell(row.entry.label),
-            *(_figure(row, task, "speedup", "x", spread=False) for task in SPEC_BENCH_TASKS),
-            _figure(row, OVERALL, "mean_accepted_tokens", spread=False),
-            _figure(row, OVERALL, "speedup", "x", spread=False),
-        ]
-        for row in group.rows
-        if row.entry is not group.baseline
+def spec_bench_csv(groups: Sequence[Group]) -> str:
+    """Return the tables of all groups as one CSV with Spec-Bench's columns, all digits."""
+    records = [
+        record | {"Measured": group_caption(facts)}
+        for group, facts in zip(groups, group_facts(groups), strict=True)
+        for record in group_table(group).records
     ]
-    return Table(group.caption, list(SPEC_BENCH_TITLES), rows)
+    return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")
 
 
 def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[dict[str, Any]]:
@@ -167,30 +162,44 @@ def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[
             row[f"{name}_std"] = figures.spread(OVERALL, name)
         for name in ("exact_speedup", "decode_speedup"):
             row[f"{name}_low"], row[f"{name}_high"] = figures.interval(OVERALL, name)
+        for name in ("exact_speedup", "decode_speedup"):
+            floor = group.floor_interval(name)
+            row[f"{name}_noise_floor_low"], row[f"{name}_noise_floor_high"] = floor
+        row["verdict"] = _verdict(measured, group)
         row |= _step_figures(measured)
         base_speed = baseline.tokens_per_second if baseline else math.nan
         row["over_published_baseline"] = row["tokens_per_second"] / base_speed
         yield row
 
 
-def published_tables(published: pd.DataFrame) -> Iterator[Table]:
-    """Yield a table for each source and device of published figures."""
+def published_tables(published: pd.DataFrame, groups: Sequence[Group]) -> Iterator[Table]:
+    """Yield a table for each source and device of published figures, and why ours differ."""
     for (source, device), rows in published.groupby(["source", "device"], sort=False):
         columns = [*SPEC_BENCH_TASKS] + ([CODE] if rows[CODE].notna().any() else [])
-        header = ["Method", "Model", *map(task_title, columns), *LAST_TITLES]
+        header = [METHOD, "Model", *map(task_title, columns), MAT, OVERALL_TITLE]
         table = [
-            [Cell(row["method"]), Cell(row["model"])]
+            [Cell(method_title(row["method"])), Cell(row["model"])]
             + [figure_cell(row[task], unit="x") for task in columns]
             + [figure_cell(row["mean_accepted_tokens"]), figure_cell(row[OVERALL], unit="x")]
-            + [figure_cell(row["tokens_per_second"])]
             for row in rows.to_dict("records")
         ]
-        yield Table(f"{device}, published by: {source}", header, table, num_text_columns=2)
+        yield Table(
+            f"{device}, published by: {source}",
+            header,
+            table,
+            num_text_columns=2,
+            notes=[difference_text(rows, groups)],
+            first=(OVERALL_TITLE, MAT),
+        )
 
 
-def published_rows(published: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the published figures as records, in order."""
-    return [{str(key): value for key, value in row.items()} for row in published.to_dict("records")]
+def published_rows(published: pd.DataFrame, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return the published figures as records, in order, each with why ours differ."""
+    return [
+        {str(key): value for key, value in row.items()} | {"differs": difference_text(rows, groups)}
+        for _, rows in published.groupby(["source", "device"], sort=False)
+        for row in rows.to_dict("records")
+    ]
 
 
 def csv_text(measured: Sequence[dict[str, Any]], published: Sequence[dict[str, Any]]) -> str:
@@ -201,7 +210,7 @@ def csv_text(measured: Sequence[dict[str, Any]], published: Sequence[dict[str, A
         return table.to_csv(index=False, lineterminator="\n")
     # Through records: joining frames whose columns are empty on one side is deprecated in pandas.
     records = table.to_dict("records") + [{"kind": "published", **row} for row in published]
-    table = pd.DataFrame(records, columns=[*table.columns, "source"])
+    table = pd.DataFrame(records, columns=[*table.columns, "source", "conditions", "differs"])
     # Counts stay whole numbers beside rows that have none.
     table = table.astype(dict.fromkeys(("runs", "questions", "left_out"), "Int64"))
     return table.to_csv(index=False, lineterminator="\n")
@@ -219,6 +228,27 @@ def _speedup(row: Measured, group: Group, name: str) -> Cell:
         interval = UNKNOWN
     figures = row.figures
     return figure_cell(figures.figure(OVERALL, name), figures.spread(OVERALL, name), "x", interval)
+
+
+def _verdict(row: Measured, group: Group) -> str | None:
+    """Faster, slower or not told apart by the exact speed-up; None of the baseline."""
+    if row.entry is group.baseline:
+        return None
+    return group.verdict(row, "exact_speedup").value
+
+
+def _without_empty(table: Table) -> Table:
+    """A table without the columns of figures that no row has."""
+    kept = [
+        place
+        for place in range(len(table.header))
+        if place < table.num_text_columns
+        or not all(math.isnan(row[place].value) for row in table.rows)
+    ]
+    header = [table.header[place] for place in kept]
+    return table._replace(
+        header=header, rows=[[row[place] for place in kept] for row in table.rows]
+    )
 
 
 def _step_figures(row: Measured) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -10,10 +11,11 @@ import pandas as pd
 from evaluation.answers.step_figures import node_counts
 from evaluation.reporting import chart_style, charts
 from evaluation.reporting.benchmark_reports import Benchmark
+from evaluation.reporting.chart_style import Picture
 from evaluation.reporting.options import make_folder
-from evaluation.reporting.picture import Picture
+from evaluation.reporting.titles import entry_titles
 from evaluation.reporting.tree_chart import tree_chart
-from evaluation.scoring.comparable import AnswerFile, Group
+from evaluation.scoring.comparable import AnswerFile, Entry, Group
 from evaluation.scoring.figures import CODE
 from model.commands.files import replace_file, write_whole
 
@@ -58,16 +60,12 @@ def write_picture(picture: Picture, folder: Path) -> list[Path]:
 
 
 def _pictures_of(group: Group) -> Iterator[Picture]:
-    baseline = group.baseline.label
-    look = chart_style.looks([row.entry.label for row in group.rows])
-    speedups = _speedups(group)
+    names = {label: title.long for label, title in entry_titles(group).items()}
+    baseline = names[group.baseline.label]
+    look = chart_style.looks(list(names.values()))
+    speedups = _speedups(group, names)
     if (speedups["method"] != baseline).any():
-        yield Picture(
-            "speedup",
-            "Speed-up by task",
-            f"Tokens per second relative to {baseline}; bars are paired 95% intervals over questions.",
-            charts.speedup_chart(speedups, baseline, look),
-        )
+        yield _speedup_picture(group, speedups, baseline, look)
     # MBPP beside Spec-Bench has no part in overall figures.
     files = {row.entry.label: row.entry.runs.get(group.conditions[-1], []) for row in group.rows}
     lengths = {
@@ -82,38 +80,58 @@ def _pictures_of(group: Group) -> Iterator[Picture]:
         "How many tokens a step brings",
         "Share of a method's steps by the number of tokens they emit; one is what plain decoding "
         "does. A method that only sometimes guesses has most steps at one.",
-        charts.accept_length_chart({entry.label: lengths[entry.label] for entry in drafting}, look),
+        charts.accept_length_chart(
+            {names[entry.label]: lengths[entry.label] for entry in drafting}, look
+        ),
     )
-    for place, entry in enumerate(drafting, start=1):
-        nodes = node_counts([row for file in entry.files for row in file.rows])
-        if not nodes.empty:
-            yield Picture(
-                f"tree-{place}",
-                f"Which guesses are accepted: {entry.label}",
-                "Share of the steps with a draft that accept a guess of this depth and of this rank "
-                "among its siblings; a depth's shares sum to the share of steps that get so far. A "
-                "larger circle stands for more guesses a step.",
-                tree_chart(nodes),
-            )
+    yield from _tree_pictures(drafting, names)
     yield Picture(
         "warm-up",
         "Acceptance against questions seen",
         "Mean accepted tokens over all steps up to a question, in the order of answering. Dashed "
         "methods forget between questions.",
         charts.warm_up_chart(
-            {entry.label: _mat_so_far(files[entry.label]) for entry in drafting},
-            [entry.label for entry in drafting if entry.options.get("start") == "cold"],
+            {names[entry.label]: _mat_so_far(files[entry.label]) for entry in drafting},
+            [names[entry.label] for entry in drafting if entry.options.get("start") == "cold"],
             _task_order([file for entry in drafting for file in files[entry.label]]),
             look,
         ),
     )
 
 
-def _speedups(group: Group) -> pd.DataFrame:
+def _speedup_picture(
+    group: Group, speedups: pd.DataFrame, baseline: str, look: Mapping[str, chart_style.Look]
+) -> Picture:
+    floor = group.floor_interval("speedup")
+    is_known = not math.isnan(floor.low)
+    return Picture(
+        "speedup",
+        "Speed-up by task",
+        f"Tokens per second relative to {baseline}; bars are paired 95% intervals over questions."
+        + (" The grey band is how far two runs of one method differ overall." if is_known else ""),
+        charts.speedup_chart(speedups, baseline, look, floor if is_known else None),
+    )
+
+
+def _tree_pictures(drafting: Sequence[Entry], names: Mapping[str, str]) -> Iterator[Picture]:
+    for place, entry in enumerate(drafting, start=1):
+        nodes = node_counts([row for file in entry.files for row in file.rows])
+        if not nodes.empty:
+            yield Picture(
+                f"tree-{place}",
+                f"Which guesses are accepted: {names[entry.label]}",
+                "Share of the steps with a draft that accept a guess of this depth and of this rank "
+                "among its siblings; a depth's shares sum to the share of steps that get so far. A "
+                "larger circle stands for more guesses a step.",
+                tree_chart(nodes),
+            )
+
+
+def _speedups(group: Group, names: Mapping[str, str]) -> pd.DataFrame:
     """Columns method, task, speedup, low, high: tasks in order, of each the best method first."""
     lines = [
         (
-            row.entry.label,
+            names[row.entry.label],
             task,
             row.figures.figure(task, "speedup"),
             *row.figures.interval(task, "speedup"),

@@ -29,7 +29,7 @@ DEVICE_NAMES = {"A100": "A100-80GB"}
 COLUMNS = (
     *("source", "device", "model", "method"),
     *SPEC_BENCH_TASKS,
-    *(CODE, "mean_accepted_tokens", "overall", "tokens_per_second"),
+    *(CODE, "mean_accepted_tokens", "overall", "tokens_per_second", "conditions"),
 )
 
 
@@ -107,7 +107,9 @@ def _read_spec_bench(folder: Path) -> pd.DataFrame:
 def _read_paper(folder: Path) -> pd.DataFrame:
     """The paper's table; its code column is Code Llama's, as the source says."""
     rows = pd.read_csv(folder / PAPER_FILE)
-    rows["device"] = rows["conditions"].str.partition(",")[0]
+    rows["device"], rows["conditions"] = (
+        rows["conditions"].str.partition(", ")[part] for part in (0, 2)
+    )
     rows["model"] = "Vicuna-" + rows["size"] + "-v1.3"
     rows["source"] = rows["source"] + " (" + rows["benchmark_models"] + ")"
     return rows.rename(columns={"overall_speedup": "overall", "mbpp_speedup": CODE})

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from evaluation.answers.row import AnswerRow
 from evaluation.answers.step_figures import acceptance_rate, node_counts, source_counts, time_shares
-from evaluation.reporting.tables import cell, markdown_table, task_title
+from evaluation.reporting.tables import cell, markdown_table
+from evaluation.reporting.titles import task_title
 from evaluation.scoring.figures import INTERVALS, RunFigures
 
 COUNTED = ("drafted", "accepted")
@@ -52,20 +53,31 @@ RULERS = {
             Column("Decode tokens/s", "decode_tokens_per_second"),
             Column("Decode speed-up", "decode_speedup", "x"),
             Column("Break-even MAT", "break_even_mat"),
+            Column("CPU ms / token", "cpu_ms_per_token"),
+            Column("Baseline CPU ms / token", "base_cpu_ms_per_token"),
+            Column("CPU ratio", "cpu_ratio", "x"),
         ),
     ),
 }
 
 
 def ruler_table(figures: RunFigures, ruler: Ruler) -> str:
-    """Return a ruler's table, one row a task; speed-ups with their intervals."""
+    """Return a ruler's table, one row a task; speed-ups with their intervals.
+
+    CPU time has columns only where the answers have it.
+    """
+    columns = [
+        column
+        for column in ruler.columns
+        if "cpu" not in column.name or figures.mean[column.name].notna().any()
+    ]
     header = ["Task", "Questions"]
-    for column in ruler.columns:
+    for column in columns:
         header += [column.title] + (["95%"] if column.name in INTERVALS else [])
     rows = []
     for task in figures.mean.index:
         row = [task_title(task), f"{figures.figure(task, ruler.counted):.0f}"]
-        for column in ruler.columns:
+        for column in columns:
             value, spread = figures.figure(task, column.name), figures.spread(task, column.name)
             row.append(cell(value, spread, column.unit))
             if column.name in INTERVALS:

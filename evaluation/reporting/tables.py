@@ -14,17 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-TASK_TITLES = {
-    "mt_bench": "MT-bench",
-    "translation": "Translation",
-    "summarization": "Summarization",
-    "qa": "QA",
-    "math_reasoning": "Math reasoning",
-    "rag": "RAG",
-    "code": "Code",
-    "overall": "Overall",
-}
-
 
 class Cell(NamedTuple):
     """A cell of a table: what people read, and the figure behind it (NaN for a text or no figure)."""
@@ -39,30 +28,47 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table for Markdown and for a page.
+    """A table for Markdown, LaTeX, CSV and a page.
 
     Attributes:
         caption: One line that says what it shows.
         header: One title a column.
         rows: Cells, as many as titles in each row.
         num_text_columns: How many leading columns are text; the others are figures.
+        notes: Remarks below it, a line each.
+        first: Titles of the columns that a page shows next to the method's name, where a narrow
+            screen shows them too.
     """
 
     caption: str
     header: list[str]
     rows: list[list[Cell]]
     num_text_columns: int = 1
+    notes: Sequence[str] = ()
+    first: Sequence[str] = ()
 
     @property
     def markdown(self) -> str:
-        """The table without its caption."""
+        """The table without its caption and notes."""
         texts = [[item.text for item in row] for row in self.rows]
         return markdown_table(self.header, texts, self.num_text_columns)
 
+    @property
+    def records(self) -> list[dict[str, str | float]]:
+        """Its rows by column, with all digits; a figure that is missing is NaN."""
+        return [
+            {
+                title: cell.text if place < self.num_text_columns else cell.value
+                for place, (title, cell) in enumerate(zip(self.header, row, strict=True))
+            }
+            for row in self.rows
+        ]
 
-def task_title(task: str) -> str:
-    """Return a task's name for people; an unknown task keeps its own."""
-    return TASK_TITLES.get(task, task)
+    @property
+    def page_columns(self) -> list[int]:
+        """The places of the columns in a page's order: the method's name, `first`, the others."""
+        places = [0, *(self.header.index(title) for title in self.first)]
+        return [*places, *(place for place in range(len(self.header)) if place not in places)]
 
 
 def cell(value: float, deviation: float = math.nan, unit: str = "") -> str:

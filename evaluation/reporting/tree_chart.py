@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from evaluation.reporting.chart_style import STYLE, figure_of
+from evaluation.reporting.chart_style import STYLE, WIDTH, figure_of
 
 LEAST_LABELLED = 14  # points; in smaller circles the colour alone tells the share
 CENTRED: Any = {"ha": "center", "va": "center", "fontsize": 6.5, "zorder": 4}
@@ -36,8 +36,11 @@ def tree_chart(nodes: pd.DataFrame) -> Figure:
     share = 100 * nodes["accepted"].to_numpy() / num_steps
     height = 1.1 + min(0.36 * max(3, ranks.max()), 6)
     figure, axes = figure_of(height)
-    # Circles of neighbours must not touch: 5 inches hold all depths, the height all ranks.
-    widest = 72 * min(5 / (depths.max() + 1.2), (height - 0.9) / (ranks.max() + 0.2), 0.36)
+    # Circles of neighbours must not touch: the width without labels holds all depths, the height all
+    # ranks.
+    widest = 72 * min(
+        (WIDTH - 1.4) / (depths.max() + 1.2), (height - 0.9) / (ranks.max() + 0.2), 0.36
+    )
     per_step = nodes["drafted"].to_numpy() / num_steps
     diameters = widest * (0.6 + 0.4 * np.sqrt(per_step / per_step.max()))
     edges = [((depth - 1, 1), (depth, rank)) for depth, rank in zip(depths, ranks, strict=True)]

@@ -45,8 +45,9 @@ EXACT_FIGURES = (
     *(f"exact_{name}" for name in FIGURES),
     *("decode_tokens_per_second", "base_decode_tokens_per_second", "decode_speedup"),
     "break_even_mat",
+    *("cpu_ms_per_token", "base_cpu_ms_per_token", "cpu_ratio"),
 )
-WORK = ("tokens", "steps", "accepted", "seconds", "decode_seconds")
+WORK = ("tokens", "steps", "accepted", "seconds", "decode_seconds", "cpu_seconds")
 INTERVALS = ("speedup", "exact_speedup", "decode_speedup")
 
 
@@ -159,7 +160,8 @@ def run_figures(
         others left out of exact figures, and their causes (the first that applies). ``FIGURES``:
         legacy tokens, tokens/s twice, and a ratio, over ``LEGACY_COUNTS`` rows. ``EXACT_FIGURES``:
         the same, exactly; tokens/s and speed-up of decoding alone, NaN where a writer did not time
-        it; and the mean accepted tokens at which that speed-up would be 1.
+        it; the mean accepted tokens at which that speed-up would be 1; CPU milliseconds of the
+        process for a token, and their ratio to the baseline's.
 
     Raises:
         UserError: The files answer different questions, or none has figures in both.
@@ -245,6 +247,8 @@ def _exact_figures(part: pd.DataFrame) -> dict[str, float]:
     decode_speed = _quotient(total["tokens"], total["decode_seconds"])
     base_decode_speed = _quotient(total["base_tokens"], total["base_decode_seconds"])
     decode_speedup = _quotient(decode_speed, base_decode_speed)
+    cpu = 1000 * _quotient(total["cpu_seconds"], total["tokens"])
+    base_cpu = 1000 * _quotient(total["base_cpu_seconds"], total["base_tokens"])
     return figures | {
         "exact_mean_accepted_tokens": mat,
         "exact_tokens_per_second": speed,
@@ -254,6 +258,9 @@ def _exact_figures(part: pd.DataFrame) -> dict[str, float]:
         "base_decode_tokens_per_second": base_decode_speed,
         "decode_speedup": decode_speedup,
         "break_even_mat": _quotient(mat, decode_speedup),
+        "cpu_ms_per_token": cpu,
+        "base_cpu_ms_per_token": base_cpu,
+        "cpu_ratio": _quotient(cpu, base_cpu),
     }
 
 

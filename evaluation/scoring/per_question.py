@@ -23,7 +23,8 @@ MT_BENCH_CATEGORIES = frozenset(
 COLUMNS = (
     *("question_id", "category", "task", "is_failed", "is_usable", "is_sound", "is_flawless"),
     *("first_tokens", "first_steps", "first_accepted", "first_seconds"),
-    *("tokens", "steps", "accepted", "seconds", "decode_seconds", "draft_tokens"),
+    *("tokens", "steps", "accepted", "seconds", "decode_seconds", "cpu_seconds"),
+    "draft_tokens",
 )
 
 Tokenizer = Callable[[str], Any]
@@ -51,7 +52,7 @@ def question_frame(
         choice, the only one that
         Spec-Bench measures: new tokens, steps, tokens accepted (bonus tokens included) and seconds,
         over its turns. Of all choices the same, tokens only up to the limit; seconds without the
-        prompt, and drafted nodes, NaN where the writer did not count them. NaN where not usable.
+        prompt, CPU seconds, and drafted nodes, NaN where the writer did not count them. NaN where not usable.
     """
     flaws = row_flaws(rows, max_new_tokens)
     lines = []
@@ -160,5 +161,6 @@ def _all_choices(choices: Sequence[Choice], limit: int | None) -> dict[str, floa
         "accepted": sum(sum(choice.accept_lengths) for choice in choices),
         "seconds": sum(sum(choice.wall_time) for choice in choices),
         "decode_seconds": sum(sum(choice.decode_time) for choice in choices),
+        "cpu_seconds": sum(sum(choice.cpu_time) for choice in choices),
         "draft_tokens": sum(sum(choice.draft_tokens) for choice in choices),
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -226,7 +228,7 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
             model.eval() if placement else model.eval().to(checked.device),
             use_kernels=options.kernels != "off",
         )
-        self_test(target)
+        self_test(target, say=partial(print, file=sys.stderr, flush=True))
     except UnsupportedModelError as error:
         hint = " (with --compile; leave it out)" if options.compile else ""
         raise UserError(f"{error}{hint}") from error

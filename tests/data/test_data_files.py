@@ -106,7 +106,7 @@ def _assert_plausible(figures: pd.DataFrame) -> None:
 def test_published_leaderboard() -> None:
     table = pd.read_csv(DATA / "published/spec_bench_leaderboard.csv")
     figures = [*TASKS, "mean_accepted_tokens", "overall_speedup"]
-    assert list(table.columns) == ["device", "model", "method", *figures, "source"]
+    assert list(table.columns) == ["device", "model", "method", *figures, "conditions", "source"]
     assert not table.isna().any(axis=None)
     assert set(table["device"]) == {"3090", "A100", "A100-40GB"}
     _assert_plausible(table[figures])

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evaluation.leaderboard import PUBLISHED_HEADING, main
+from evaluation.leaderboard import FILES, PUBLISHED_HEADING, main
 from evaluation.reporting import tables
 from evaluation.reporting.published import COLUMNS, PUBLISHED_DIR, read_published
 from model.commands.command_line import UserError
@@ -29,29 +29,27 @@ META = {
 }
 Capture = pytest.CaptureFixture[str]
 
-GOLDEN = """\
-**models/tiny**: device cpu, dtype float32, threads 2, max_new_tokens 16, temperature 0.0, \
-bench spec_bench, commit 0123456789ab; baseline vanilla
+CAPTION = "models/tiny; Spec-Bench; greedy, at most 16 new tokens a turn; float32; cpu, 2 threads; "
+GOLDEN = f"""\
+{CAPTION}commit 0123456789ab
 
-| Method    | MT-bench | Translation | Summarization |    QA | Math reasoning | RAG |  Code | #Mean Accepted Tokens |            Overall | Tokens/s |
-| --------- | -------: | ----------: | ------------: | ----: | -------------: | --: | ----: | --------------------: | -----------------: | -------: |
-| recycling |    3.00x |           - |             - | 4.00x |              - |   - |     - |                  4.00 | 3.50x [3.00, 4.00] |    14.00 |
-| pld       |    1.50x |           - |             - | 2.00x |              - |   - | 1.20x |                  2.00 | 1.75x [1.50, 2.00] |     7.00 |
-| vanilla   |    1.00x |           - |             - | 1.00x |              - |   - | 1.00x |                  1.00 |              1.00x |     4.00 |
+Speed-up over Vanilla (autoregressive), as Spec-Bench counts
 
-Exact figures over vanilla: every token weighs the same
+| Models                   | Multi-turn Conversation | Translation | Summarization |    QA | Math Reasoning | RAG |  Code | #Mean accepted tokens |            Overall |
+| ------------------------ | ----------------------: | ----------: | ------------: | ----: | -------------: | --: | ----: | --------------------: | -----------------: |
+| Token Recycling          |                   3.00x |           - |             - | 4.00x |              - |   - |     - |                  4.00 | 3.50x [3.00, 4.00] |
+| Prompt lookup (PLD)      |                   1.50x |           - |             - | 2.00x |              - |   - | 1.20x |                  2.00 | 1.75x [1.50, 2.00] |
+| Vanilla (autoregressive) |                   1.00x |           - |             - | 1.00x |              - |   - | 1.00x |                  1.00 |              1.00x |
 
-| Method    |           Speed-up | Decode speed-up | Decode tokens/s |  MAT | Break-even MAT | Accepted % | Draft % | Forward % | Verify % | Keep % | Observe % |
-| --------- | -----------------: | --------------: | --------------: | ---: | -------------: | ---------: | ------: | --------: | -------: | -----: | --------: |
-| recycling | 3.43x [3.00, 4.00] |               - |               - | 4.00 |              - |          - |       - |         - |        - |      - |         - |
-| pld       | 1.71x [1.50, 2.00] |               - |               - | 2.00 |              - |          - |       - |         - |        - |      - |         - |
-| vanilla   |              1.00x |               - |               - | 1.00 |              - |          - |       - |         - |        - |      - |         - |
-"""  # noqa: E501
-GOLDEN_ROWS = """\
-| Models    | Multi-turn Conversation | Translation | Summa-rization | Question Answering | Mathematical Reasoning | Retrieval-aug. Generation | #Mean Accepted Tokens | Overall |
-| --------- | ----------------------: | ----------: | -------------: | -----------------: | ---------------------: | ------------------------: | --------------------: | ------: |
-| recycling |                   3.00x |           - |              - |              4.00x |                      - |                         - |                  4.00 |   3.50x |
-| pld       |                   1.50x |           - |              - |              2.00x |                      - |                         - |                  2.00 |   1.75x |
+Exact figures over Vanilla (autoregressive): every token weighs the same
+
+| Models                   |           Speed-up | Tokens/s |  MAT |
+| ------------------------ | -----------------: | -------: | ---: |
+| Token Recycling          | 3.43x [3.00, 4.00] |    13.71 | 4.00 |
+| Prompt lookup (PLD)      | 1.71x [1.50, 2.00] |     6.86 | 2.00 |
+| Vanilla (autoregressive) |              1.00x |     4.00 | 1.00 |
+
+- Faster than Vanilla (autoregressive) (the interval of the exact speed-up lies beyond 1): Token Recycling, Prompt lookup (PLD)
 """  # noqa: E501
 
 
@@ -109,9 +107,14 @@ def test_runs_are_averaged_and_options_tell_entries_apart(tmp_path: Path, capsys
     _write(tmp_path / "wide", "pld", {"qa": 6.0}, options={"n": 5, "m": 1})
     folders = [tmp_path / name for name in ("run_1", "run_2", "wide")]
     text, report = _run(capsys, *folders, "--no-published")
-    lines = [line.split("|")[1].strip() for line in text.splitlines()[4:7]]
-    assert lines == ["pld (n=3) (2 runs)", "pld (n=5)", "vanilla (2 runs)"]
+    lines = [line.split("|")[1].strip() for line in text.splitlines()[6:9]]
+    assert lines == [
+        *("Prompt lookup (PLD) (a)", "Prompt lookup (PLD) (b)", "Vanilla (autoregressive)")
+    ]
     assert "1.50x ±0.71" in text
+    assert "- Prompt lookup (PLD) (b): n 5, m 1\n" in text
+    runs = "2 of Prompt lookup (PLD) (a), 1 of Prompt lookup (PLD) (b), 2 of Vanilla"
+    assert f"- ± is the standard deviation over runs: {runs}" in text
     assert report["measured"][0]["overall_std"] == pytest.approx(0.5**0.5)
     assert report["measured"][1]["overall_std"] is None
 
@@ -133,7 +136,9 @@ def test_other_conditions_are_another_group(
         main([str(answers), str(lone)])
     base = _write(answers.parent, "vanilla", {"writing": 3.0, "qa": 4.0}, **{key: value})
     text, report = _run(capsys, answers, lone, base, "--no-published")
-    assert text.count("**: device") == 2
+    assert text.count("as Spec-Bench counts\n") == 2
+    captions = [line for line in text.splitlines() if line.startswith("models/")]
+    assert len(set(captions)) == len(captions) == 2
     assert len(report["measured"]) == 5
 
 
@@ -150,7 +155,7 @@ def test_code_stands_beside_spec_bench_and_each_question_file_by_itself(
     folders = [tmp_path / name for name in ("as-published", "mbpp", "of-mine")]
     text, report = _run(capsys, *folders[:2], "--no-published")
     assert report["measured"][0]["code"] == 1.25
-    assert "question_file as-published, bench spec_bench" in text
+    assert "Spec-Bench, a question file of its own (as-published);" in text
     _, report = _run(capsys, folders[0], folders[2], "--no-published")
     rows = {(row["question_file"], row["method"]): row for row in report["measured"]}
     assert rows["as-published", "pld"]["overall"] == 2.0
@@ -173,7 +178,7 @@ def test_files_without_sidecar_go_by_their_model_id(tmp_path: Path, capsys: Capt
         row = make_row(1, "qa", [2], seconds) | {"model_id": name}
         write_answers(tmp_path / f"{name}.jsonl", [row])
     text, report = _run(capsys, tmp_path, "--no-published")
-    assert text.startswith("**unknown**: device unknown")
+    assert text.startswith("unknown model; Spec-Bench; device not recorded\n")
     assert [row["method"] for row in report["measured"]] == [
         *("vicuna-pld-float16", "vicuna-vanilla-float16")
     ]
@@ -184,21 +189,22 @@ def test_left_out_questions_are_told(answers: Path, capsys: Capture) -> None:
     rows = [make_row(1, "writing", [2] * 6, 1.0), failed_row(2, "qa")]
     path = write_answers(answers / "pld.jsonl", rows)
     text, report = _run(capsys, answers, "--no-published")
-    assert f"\n\npld: 1 of 2 questions are left out: 1 failed in {path}\n" in text
+    assert f"\n- Prompt lookup (PLD): 1 of 2 questions are left out: 1 failed in {path}\n" in text
     assert [row["left_out"] for row in report["measured"]] == [0, 1, 0]
 
 
 def test_code_alone_fills_the_overall_columns(answers: Path, capsys: Capture) -> None:
     text, _ = _run(capsys, answers / "mbpp", "--no-published")
-    header = [title.strip() for title in text.splitlines()[2].strip("|").split("|")]
-    assert header == ["Method", "Code", "#Mean Accepted Tokens", "Overall", "Tokens/s"]
-    assert text.splitlines()[4].split("|")[2].strip() == "1.20x"
+    header = [title.strip() for title in text.splitlines()[4].strip("|").split("|")]
+    assert header == ["Models", "Code", "#Mean accepted tokens", "Overall"]
+    assert text.splitlines()[6].split("|")[2].strip() == "1.20x"
 
 
 def test_published_rows_come_below_and_apart(answers: Path, capsys: Capture) -> None:
     text, report = _run(capsys, answers)
     ours, _, published = text.partition(f"## {PUBLISHED_HEADING}\n")
-    assert "Vicuna" not in ours and "models/tiny" not in published
+    assert "Vicuna" not in ours
+    assert not [line for line in published.splitlines() if "|" in line and "models/tiny" in line]
     assert "A100-80GB, published by: Spec-Bench Leaderboard.md" in published
     assert "A100-80GB, published by: Token Recycling paper, arXiv 2408.08696" in published
     assert "3090, published by: Spec-Bench Leaderboard.md" in published
@@ -224,7 +230,9 @@ def test_intervals_tell_methods_from_the_baseline(tmp_path: Path, capsys: Captur
     _write(tmp_path, "pld", dict(zip(tasks, (3.0, 5.0, 4.5, 3.5), strict=True)))
     _write(tmp_path, "recycling", dict(zip(tasks, (7.0, 8.0, 9.0, 8.0), strict=True)))
     text, report = _run(capsys, tmp_path, "--no-published")
-    assert text.endswith("\nnot told from vanilla by the interval of the exact speed-up: pld\n")
+    assert text.endswith("\n- Not told apart from Vanilla (autoregressive): Prompt lookup (PLD)\n")
+    assert "lies beyond 1): Token Recycling\n" in text
+    assert [row["verdict"] for row in report["measured"]] == ["faster", "not told apart", None]
     recycling, pld, _ = report["measured"]
     assert recycling["overall"] == pytest.approx(2.0)
     assert 1.75 <= recycling["overall_low"] < 2.0 < recycling["overall_high"] <= 2.25
@@ -262,30 +270,35 @@ def test_tokens_a_second_stand_beside_the_published_baseline(
     text, report = run()
     assert [row["over_published_baseline"] for row in report["measured"]] == pytest.approx([2, 1])
     ours = text.partition(PUBLISHED_HEADING)[0]
-    assert ours.splitlines()[2].endswith("| Tokens/s | Tokens/s / published A100-80GB |")
-    assert "over 54.30 tokens/s of plain decoding of Vicuna-7B-v1.3 there, as published" in ours
+    assert "over the 54.30 of plain decoding of Vicuna-7B-v1.3 on A100-80GB as published" in ours
+    assert "Prompt lookup (PLD) 108.60 (2.00x), Vanilla (autoregressive) 54.30 (1.00x)" in ours
     for meta in ({"temperature": 0.7}, {"bench_name": "demo"}, {"model_path": "lmsys/vicuna-7b"}):
         text, report = run(**meta)
-        assert "/ published" not in text
+        assert "over the 54.30" not in text
         assert [row["over_published_baseline"] for row in report["measured"]] == [None, None]
 
 
-def test_rows_to_paste_into_spec_benchs_leaderboard(
-    answers: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    out = tmp_path / "table.md"
-    text, _ = _run(capsys, answers, answers / "mbpp", "--no-published", "--markdown", out)
-    written = out.read_text(encoding="utf-8")
-    assert written.startswith(text)
-    assert written.removeprefix(text).partition("baseline vanilla\n\n")[2] == GOLDEN_ROWS
-    _run(capsys, answers / "mbpp", "--markdown", out)
-    assert "Rows for Spec-Bench" not in out.read_text(encoding="utf-8")
+def test_the_columns_of_spec_bench_as_csv(answers: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "table.csv"
+    _run(capsys, answers, "--no-published", "--spec-bench-csv", out)
+    table = pd.read_csv(out)
+    assert list(table.columns) == [
+        *("Models", "Multi-turn Conversation", "Translation", "Summarization", "QA"),
+        *("Math Reasoning", "RAG", "#Mean accepted tokens", "Overall", "Measured"),
+    ]
+    assert table["Models"].tolist()[:2] == ["Token Recycling", "Prompt lookup (PLD)"]
+    assert table["Overall"].tolist() == [3.5, 1.75, 1.0]
+    assert table["Translation"].isna().all()
+    assert set(table["Measured"]) == {f"{CAPTION}commit 0123456789ab"}
 
 
 def test_files_are_written(answers: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "new" / "report"
     text, report = _run(capsys, answers, "--out", out)
-    names = ("leaderboard.csv", "leaderboard.html", "leaderboard.json", "leaderboard.md")
+    names = (
+        *("leaderboard.csv", "leaderboard.html", "leaderboard.json", "leaderboard.md"),
+        *("leaderboard.tex", "spec-bench.csv"),
+    )
     assert tuple(sorted(path.name for path in out.iterdir())) == names
     assert (out / "leaderboard.md").read_text(encoding="utf-8").startswith(text)
     assert json.loads((out / "leaderboard.json").read_text(encoding="utf-8")) == report
@@ -300,6 +313,16 @@ def test_files_are_written(answers: Path, tmp_path: Path, capsys: Capture) -> No
     lone = tmp_path / "table.csv"
     _run(capsys, answers, "--no-published", "--csv", lone)
     assert len(lone.read_text(encoding="utf-8").splitlines()) == 4
+
+
+def test_files_are_written_though_no_one_reads_the_tables(answers: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    command = [sys.executable, "-m", "evaluation.leaderboard", str(answers), "--out", str(out)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout
+        run.stdout.close()
+        run.communicate()
+    assert {path.name for path in out.iterdir()} == set(FILES.values())
 
 
 def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:

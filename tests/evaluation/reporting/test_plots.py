@@ -24,8 +24,9 @@ from matplotlib.text import Text
 from evaluation.plots import main
 from evaluation.reporting import chart_style, charts
 from evaluation.reporting.benchmark_reports import read_benchmark
-from evaluation.reporting.picture import Picture
+from evaluation.reporting.chart_style import Picture
 from evaluation.reporting.pictures import group_pictures
+from evaluation.reporting.titles import entry_titles
 from evaluation.reporting.tree_chart import tree_chart
 from evaluation.scoring.comparable import group_answers, load_answers
 from model.commands.command_line import UserError
@@ -112,7 +113,8 @@ def test_files_are_written(
             assert file.read_bytes().startswith(b"\x89PNG")
         else:
             assert ElementTree.parse(file).getroot().tag == "{http://www.w3.org/2000/svg}svg"
-    assert "recycling (start=hot)" in (out / "speedup.svg").read_text(encoding="utf-8")
+    text = (out / "speedup.svg").read_text(encoding="utf-8")
+    assert "Token Recycling (b: memory kept across" in text
 
 
 def test_speedups_and_intervals_are_those_of_the_table(answers: Path) -> None:
@@ -122,12 +124,14 @@ def test_speedups_and_intervals_are_those_of_the_table(answers: Path) -> None:
     marks = {line.get_label(): line.get_xdata() for line in axes.get_lines()}
     bars = [it.lines[2][0] for it in axes.containers if isinstance(it, ErrorbarContainer)]
     drafting = [row for row in group.rows if row.entry is not group.baseline]
-    assert [row.entry.label for row in drafting] == [
-        f"recycling (start={it})" for it in ("hot", "cold")
+    titles = entry_titles(group)
+    assert [titles[row.entry.label].long for row in drafting] == [
+        "Token Recycling (b: memory kept across questions)",
+        "Token Recycling (a: memory emptied before each question)",
     ]
     for row, (*_, overall) in zip(drafting, (it.get_segments() for it in bars), strict=True):
         expected = [row.figures.figure(task, "speedup") for task in group.tasks]
-        assert marks[row.entry.label] == pytest.approx(expected)
+        assert marks[titles[row.entry.label].long] == pytest.approx(expected)
         assert overall[:, 0] == pytest.approx(row.figures.interval("overall", "speedup"))
         assert overall[0, 0] < overall[1, 0]
     assert [it.get_text() for it in axes.get_yticklabels()] == ["QA", "Code", "Overall"]
@@ -137,8 +141,9 @@ def test_histogram_leaves_out_code_and_failures(answers: Path) -> None:
     hot, cold = _pictures(answers)["accept-lengths"].figure.axes
     bars = next(it for it in hot.containers if isinstance(it, BarContainer))
     assert [bar.get_height() for bar in bars] == [25.0, 50.0, 25.0]
-    assert hot.get_title(loc="left") == "recycling (start=hot): mean 2.00"
-    assert cold.get_title(loc="left") == "recycling (start=cold): mean 2.00"
+    name = "Token Recycling (b: memory kept across questions):\nmean 2.00"
+    assert hot.get_title(loc="left") == name
+    assert cold.get_title(loc="left").endswith("mean 2.00")
 
 
 def test_warm_up_runs_over_the_questions_in_order(answers: Path) -> None:

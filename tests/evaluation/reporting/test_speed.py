@@ -58,13 +58,13 @@ def test_table_and_json(pair: tuple[str, str], capsys: Capture) -> None:
     legacy, exact = "\n".join(lines).split("\n\n")[1::2]
     assert _cells(legacy) == [
         [*TITLES, "#Mean accepted tokens", "Tokens/s", "Baseline tokens/s", "Speed-up", "95%"],
-        ["MT-bench", "1", "2.00", "6.00", "2.00", "3.00x", "-"],
+        ["Multi-turn Conversation", "1", "2.00", "6.00", "2.00", "3.00x", "-"],
         ["RAG", "1", "4.00", "4.00", "2.00", "2.00x", "-"],
         ["Overall", "2", "2.50", "5.00", "2.00", "2.50x", "[2.00, 3.00]"],
     ]
     assert _cells(exact) == [
         [*TITLES, "MAT", "Tokens/s", "Baseline tokens/s", "Speed-up", "95%", *DECODE_TITLES],
-        ["MT-bench", "1", "2.00", "6.00", "2.00", "3.00x", "-", "-", "-", "-", "-"],
+        ["Multi-turn Conversation", "1", "2.00", "6.00", "2.00", "3.00x", "-", "-", "-", "-", "-"],
         ["RAG", "1", "4.00", "4.00", "2.00", "2.00x", "-", "-", "-", "-", "-"],
         ["Overall", "2", "2.50", "5.00", "2.00", "2.50x", "[2.00, 3.00]", "-", "-", "-", "-"],
     ]

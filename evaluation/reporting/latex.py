@@ -1,0 +1,78 @@
+r"""Tables as LaTeX for a paper: booktabs, and no other package.
+
+Use:
+    Path("tables.tex").write_text(latex_text([table]))
+    # in the paper: \usepackage{booktabs} ... \input{tables}
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from evaluation.reporting.tables import Cell, Table
+
+PREAMBLE = "% Needs \\usepackage{booktabs}, nothing else. Sized for a page of two columns."
+SPECIAL = {
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"},
+    **{character: f"\\{character}" for character in "{}$&#%_"},
+    **{'"': "''", "`": r"\textasciigrave{}"},
+    # An opening bracket after \\ would be read as an option.
+    **{"[": "{[}", "]": "{]}"},
+}
+
+
+def latex_text(tables: Sequence[Table]) -> str:
+    """Return tables as floats of a LaTeX document, each with its caption and its notes."""
+    return "\n\n".join([PREAMBLE, *(_float(table) for table in tables)]) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Return a text as LaTeX shows it; what its default fonts lack is shown as its code point."""
+    return "".join(_escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    if character.isspace():
+        return " "
+    if character in SPECIAL:
+        return SPECIAL[character]
+    is_shown = " " <= character <= "~"
+    return character if is_shown else f"{{[}}U+{ord(character):04X}{{]}}"
+
+
+def _float(table: Table) -> str:
+    columns = "l" * table.num_text_columns
+    columns += "r" * (len(table.header) - table.num_text_columns)
+    lines = [
+        r"\begin{table*}[t]",
+        r"\centering",
+        rf"\caption{{{escaped(table.caption)}}}",
+        r"\scriptsize",
+        r"\setlength{\tabcolsep}{2pt}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        " & ".join(_stacked(title) for title in table.header) + r" \\",
+        r"\midrule",
+        *(" & ".join(_cell(cell) for cell in row) + r" \\" for row in table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par\raggedright\smallskip {escaped(note)}" for note in table.notes),
+        r"\end{table*}",
+    ]
+    return "\n".join(lines)
+
+
+def _stacked(title: str) -> str:
+    """A column's title, a word a line."""
+    words = [escaped(word) for word in title.split()]
+    return words[0] if len(words) == 1 else r"\shortstack{" + r" \\ ".join(words) + "}"
+
+
+def _cell(cell: Cell) -> str:
+    """A cell; the unit of a ratio is a multiplication sign."""
+    text = escaped(cell.text)
+    is_text = math.isnan(cell.value)
+    return text if is_text else re.sub(r"(?<=\d)x", r"$\\times$", text)

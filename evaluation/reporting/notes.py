@@ -1,0 +1,146 @@
+"""The sentences around the leaderboard's tables: conditions, options, noise, published figures.
+
+Use:
+    group_notes(group, published_baseline)
+    alarms(groups)  # what must be read before any table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from evaluation.reporting.published import PublishedBaseline
+from evaluation.reporting.tables import cell
+from evaluation.reporting.titles import (
+    entry_options,
+    entry_titles,
+    group_facts,
+    method_title,
+    shared_options,
+)
+from evaluation.scoring.comparable import Group
+from evaluation.scoring.figures import OVERALL
+from evaluation.scoring.intervals import Interval
+from evaluation.scoring.noise import LARGEST_FLOOR_RATIO, Verdict
+
+WHAT_TO_DO = "close other programs, repeat with RUNS=3, or ask more questions"
+FLOOR_NAMES = {
+    "exact_speedup": "by the exact speed-up",
+    "speedup": "as Spec-Bench counts",
+    "decode_speedup": "by decoding alone",
+}
+
+
+def group_caption(facts: Mapping[str, str]) -> str:
+    """Return a group's conditions as one line."""
+    return "; ".join(facts.values())
+
+
+def alarms(groups: Sequence[Group]) -> list[str]:
+    """Return a line for each group whose machine was too unsteady to compare methods."""
+    lines = []
+    for group, facts in zip(groups, group_facts(groups), strict=True):
+        if group.is_unsteady:
+            where = f" ({group_caption(facts)})" if len(groups) > 1 else ""
+            lines.append(
+                f"The machine was too unsteady for this comparison{where}: two runs of the same "
+                f"method differ by {_bounds(group.floor_interval('exact_speedup'))}, more than "
+                f"{LARGEST_FLOOR_RATIO:.2f}x apart; {WHAT_TO_DO}"
+            )
+    return lines
+
+
+def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
+    """Return what must be known of a group's tables, a line each."""
+    notes = [*_floor_notes(group), *_verdict_notes(group), *group.warnings]
+    titles = {label: title.short for label, title in entry_titles(group).items()}
+    notes += [f"{titles[row.entry.label]}: {note}" for row in group.rows for note in row.notes]
+    shared = shared_options(group)
+    for row in group.rows:
+        options = entry_options(row.entry, shared)
+        if options:
+            notes.append(f"{titles[row.entry.label]}: {options}")
+    runs = {titles[row.entry.label]: row.figures.num_runs for row in group.rows}
+    if max(runs.values()) > 1:
+        counts = ", ".join(f"{count} of {title}" for title, count in runs.items())
+        notes.append(f"± is the standard deviation over runs: {counts}")
+    if baseline:
+        notes.append(_published_speed_note(group, titles, baseline))
+    return notes
+
+
+def difference_text(published: pd.DataFrame, groups: Sequence[Group]) -> str:
+    """Return one sentence on why published figures differ from ours, with both sides' conditions.
+
+    Args:
+        published: Rows of one source and device.
+        groups: What was measured here.
+    """
+    row = published.iloc[0]
+    models = ", ".join(dict.fromkeys(published["model"]))
+    ours = " and ".join(f"({group_caption(facts)})" for facts in group_facts(groups))
+    return (
+        f"Why these differ from ours: they are of {models} on {row['device']} "
+        f"({row['conditions']}), ours of {ours}; what a pass over several tokens costs, and how many "
+        "of them are right, depends on device, model, precision and software, not on the method alone"
+    )
+
+
+def _floor_notes(group: Group) -> Iterator[str]:
+    if group.floor is None:
+        return
+    name = method_title(group.floor.entry.method)
+    found = {key: group.floor_interval(key) for key in FLOOR_NAMES}
+    exact = found["exact_speedup"]
+    if exact.low != exact.low:
+        yield f"Two runs of {name} were made, but of fewer than two questions: no noise floor"
+        return
+    details = ", ".join(f"{FLOOR_NAMES[key]} {_bounds(it)}" for key, it in found.items())
+    yield (
+        f"Two runs of {name} differ by {_bounds(exact)}: ratios within this are not told apart "
+        f"({details})"
+    )
+
+
+def _verdict_notes(group: Group) -> Iterator[str]:
+    """What the exact speed-up says, method by method."""
+    titles = entry_titles(group)
+    base = titles[group.baseline.label].short
+    beyond = " and the two runs' difference" if group.floor else ""
+    wordings = {
+        Verdict.FASTER: f"Faster than {base} (the interval of the exact speed-up lies beyond 1{beyond})",
+        Verdict.SLOWER: f"Slower than {base}",
+        Verdict.ALIKE: f"Not told apart from {base}",
+    }
+    for verdict, wording in wordings.items():
+        names = [
+            titles[row.entry.label].short
+            for row in group.rows
+            if row.entry is not group.baseline and group.verdict(row, "exact_speedup") is verdict
+        ]
+        if names:
+            yield f"{wording}: {', '.join(names)}"
+
+
+def _published_speed_note(
+    group: Group, titles: Mapping[str, str], baseline: PublishedBaseline
+) -> str:
+    speeds = {
+        titles[row.entry.label]: row.figures.figure(OVERALL, "tokens_per_second")
+        for row in group.rows
+    }
+    ratios = ", ".join(
+        f"{title} {cell(speed)} ({cell(speed / baseline.tokens_per_second, unit='x')})"
+        for title, speed in speeds.items()
+    )
+    return (
+        f"Tokens/s as Spec-Bench counts, and over the {baseline.tokens_per_second:.2f} of plain "
+        f"decoding of {baseline.model} on {baseline.device} as published ({baseline.source}); that "
+        f"is another machine, so not a speed-up of the method: {ratios}"
+    )
+
+
+def _bounds(interval: Interval) -> str:
+    return f"[{interval.low:.2f}, {interval.high:.2f}]"

@@ -1,0 +1,245 @@
+"""What people call methods, tasks, options and conditions: the words of every table and picture.
+
+Use:
+    method_title("pld")  # Prompt lookup (PLD)
+    entry_titles(group)["pld (match=latest)"].short  # Prompt lookup (PLD) (b)
+    group_facts(groups)[0]["Decoding"]  # greedy, at most 128 new tokens a turn
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evaluation.answers.record import UNKNOWN, Use, conditions
+from evaluation.questions.pinned_data import PINNED
+from evaluation.scoring.comparable import Entry, Group
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+METHOD_TITLES = {
+    "vanilla": "Vanilla (autoregressive)",
+    "recycling": "Token Recycling",
+    "pld": "Prompt lookup (PLD)",
+    "lookahead": "Lookahead",
+    "samd": "SAM decoding",
+    "sps": "Speculative sampling (draft model)",
+    "hybrid": "Hybrid",
+}
+# As Spec-Bench's Leaderboard.md calls them.
+TASK_TITLES = {
+    "mt_bench": "Multi-turn Conversation",
+    "translation": "Translation",
+    "summarization": "Summarization",
+    "qa": "QA",
+    "math_reasoning": "Math Reasoning",
+    "rag": "RAG",
+    "code": "Code",
+    "overall": "Overall",
+}
+BENCH_TITLES = {
+    "spec_bench": "Spec-Bench",
+    "mt_bench": "MT-bench",
+    "mbpp": "MBPP",
+    "demo": "demo questions",
+}
+# Names of the same methods in other people's tables.
+PUBLISHED_NAMES = {"AR": "vanilla", "Recycling": "recycling", "PLD": "pld", "SpS": "sps"}
+# Options, and values of options, in words; those not here are shown as "name value".
+OPTION_WORDS = {
+    "automaton": "the automaton of a corpus, {}",
+    "budget=auto": "as many drafted tokens as pay",
+    "budget=fixed": "a fixed number of drafted tokens",
+    "draft_dtype": "draft model in precision {}",
+    "fallback": "short matches left to {}",
+    "guess": "{} n-grams verified in a step",
+    "harvest_prompt": "memory seeded from the prompt: {}",
+    "level": "n-grams of {} tokens",
+    "load_matrix": "memory loaded before the first question",
+    "match": "{} match continued",
+    "max_ngram_size": "n-grams of at most {} tokens looked up",
+    "neighbours": "state compared with {} of the same token",
+    "num_draft_tokens": "{} tokens of the draft model a step",
+    "num_nodes": "at most {} drafted tokens a step",
+    "num_pred_tokens": "chains of at most {} tokens",
+    "output_id_topk": "{} successors kept for each token",
+    "policy": "write-back {}",
+    "question_begin": "questions from index {}",
+    "question_end": "questions before index {}",
+    "shard": "shard {} of the questions",
+    "shuffle": "questions shuffled with seed {}",
+    "start=cold": "memory emptied before each question",
+    "start=hot": "memory kept across questions",
+    "table_bits": "a table of 2^{} rows",
+    "threshold": "matches from {} tokens on",
+    "tokens_per_match": "{} tokens drafted for each token matched",
+    "tree_version": "tree {}",
+    "tree_version=auto": "tree sized to the device",
+    "window": "a window of {} columns",
+}
+# Options at which sampling leaves no token out.
+USUAL_OPTIONS = {"top_k": 0, "top_p": 1.0}
+# Conditions in words; those not here are shown as "name value", a condition's default never.
+CONDITION_WORDS = {
+    "dtype": "{}",
+    "device": "{}",
+    "threads": "{} threads",
+    "threads=1": "1 thread",
+    "max_new_tokens": "at most {} new tokens a turn",
+    "temperature": "sampling at temperature {}",
+    **dict.fromkeys(("temperature=0", "temperature=0.0"), "greedy"),
+    "compile=True": "compiled passes",
+    "num_workers": "{} worker processes",
+    "num_choices": "{} answers to each question",
+    "conv_template": "conversation template {}",
+    "commit": "commit {}",
+}
+SILENT = {"threads": "None", "max_new_tokens": "None", "conv_template": "tokenizer"}
+# The conditions under each heading of a group; what is in none of them comes last.
+HEADINGS = {
+    "Decoding": ("temperature", "max_new_tokens", "num_choices", "conv_template"),
+    "Precision": ("dtype",),
+    "Device": ("device", "threads", "num_workers"),
+    "Software": ("compile", "kernels", "commit"),
+}
+IN_OTHER_WORDS = {"model", "bench", "question_file"}
+
+
+class Title(NamedTuple):
+    """A row's name.
+
+    Attributes:
+        short: For a cell: a letter tells entries of one method apart.
+        long: For a picture, which has no notes: their options instead.
+    """
+
+    short: str
+    long: str
+
+
+def method_title(method: str) -> str:
+    """Return a method's name for people; that of a method not known here is itself."""
+    return METHOD_TITLES.get(PUBLISHED_NAMES.get(method, method), method)
+
+
+def task_title(task: str) -> str:
+    """Return the title of a task; an unknown one is its own."""
+    return TASK_TITLES.get(task, task)
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Return options as words, without those that are not set or leave nothing out."""
+    return ", ".join(
+        _option_words(name, value)
+        for name, value in options.items()
+        if value is not None and value != USUAL_OPTIONS.get(name)
+    )
+
+
+def _option_words(name: str, value: Any) -> str:
+    return _words(OPTION_WORDS, name, str(value))
+
+
+def _words(table: Mapping[str, str], name: str, value: str) -> str:
+    words = table.get(f"{name}={value}") or table.get(name) or f"{name.replace('_', ' ')} {{}}"
+    return words.replace("{}", value)  # not by format: a value is any text
+
+
+def entry_titles(group: Group) -> dict[str, Title]:
+    """Return the name of every entry of a group, by its label."""
+    entries = [row.entry for row in group.rows]
+    titles = {}
+    for entry in entries:
+        name = method_title(entry.method)
+        namesakes = sorted(other.label for other in entries if other.method == entry.method)
+        title = Title(name, name)
+        if len(namesakes) > 1:
+            letter = _letter(namesakes.index(entry.label))
+            options = options_text(entry.differing) or "no other options"
+            title = Title(f"{name} ({letter})", f"{name} ({letter}: {options})")
+        titles[entry.label] = title
+    return titles
+
+
+def entry_options(entry: Entry, shared: Mapping[str, Any]) -> str:
+    """Return the options of an entry in words, without those that all entries share."""
+    own = {name: value for name, value in entry.options.items() if name not in shared}
+    return options_text(own)
+
+
+def shared_options(group: Group) -> dict[str, Any]:
+    """Return the options that all entries of a group have in common, beside the methods' own."""
+    first, *others = (file.record.further_options() for file in group.files)
+    return {
+        name: value
+        for name, value in first.items()
+        if all(options.get(name) == value for options in others)
+    }
+
+
+def group_facts(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """Return each group's conditions in words, by name; usual and unknown ones are left out.
+
+    Weights and questions are told by the first digits of their hashes where nothing else tells two
+    groups apart, and questions where they are not those of the benchmark.
+    """
+    found = [_facts(group) for group in groups]
+    for facts, group in zip(found, groups, strict=True):
+        if sum(facts == other for other in found) > 1:
+            more = {
+                "Weights": group.facts["model"].rpartition("@")[2],
+                "Question file": group.facts["question_file"],
+            }
+            facts |= more
+    return found
+
+
+def software_text(group: Group) -> str:
+    """Return the versions of the packages that a group's answers were made with; empty if unknown."""
+    versions = {
+        f"{name} {version}"
+        for file in group.files
+        for name, version in (file.record.values.get("versions") or {}).items()
+        if name in ("torch", "transformers")
+    }
+    return ", ".join(sorted(versions))
+
+
+def _facts(group: Group) -> dict[str, str]:
+    facts = group.facts
+    usual = {item.key: str(item.default) for item in conditions(Use.COMPARED)} | SILENT
+    words = {
+        name: "" if value in (UNKNOWN, usual.get(name)) else _words(CONDITION_WORDS, name, value)
+        for name, value in facts.items()
+        if name not in IN_OTHER_WORDS
+    }
+    model = facts["model"].partition("@")[0]
+    asked = [BENCH_TITLES.get(facts["bench"], facts["bench"]), options_text(shared_options(group))]
+    if not _is_of_benchmark(facts["bench"], facts["question_file"]):
+        asked.append(f"a question file of its own ({facts['question_file']})")
+    parts = {"Model": ["unknown model" if model == UNKNOWN else model], "Questions asked": asked}
+    for heading, names in HEADINGS.items():
+        parts[heading] = [words.pop(name) for name in names]
+    parts["Software"].insert(0, software_text(group))
+    parts["Further"] = list(words.values())
+    texts = {name: ", ".join(filter(None, texts)) for name, texts in parts.items()}
+    texts["Device"] = texts["Device"] or "device not recorded"
+    return {name: text for name, text in texts.items() if text}
+
+
+def _is_of_benchmark(bench: str, digits: str) -> bool:
+    """Whether a question file, told by its hash's first digits, may be the one that a name stands for."""
+    if digits == UNKNOWN or bench not in BENCH_TITLES:
+        return True
+    file = DATA / "demo" / "question.jsonl"
+    pinned = PINNED.get(bench)
+    expected = pinned.sha256 if pinned else hashlib.sha256(file.read_bytes()).hexdigest()
+    return expected.startswith(digits)
+
+
+def _letter(index: int) -> str:
+    """Return a, b, ... z, then 27, 28, ..."""
+    letters = string.ascii_lowercase
+    return letters[index] if index < len(letters) else str(index + 1)
