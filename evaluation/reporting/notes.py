@@ -62,10 +62,7 @@ def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
         options = entry_options(row.entry, shared)
         if options:
             notes.append(f"{titles[row.entry.label]}: {options}")
-    runs = {titles[row.entry.label]: row.figures.num_runs for row in group.rows}
-    if max(runs.values()) > 1:
-        counts = ", ".join(f"{count} of {title}" for title, count in runs.items())
-        notes.append(f"± is the standard deviation over runs: {counts}")
+    notes += _run_notes(group, titles)
     if baseline:
         notes.append(_published_speed_note(group, titles, baseline))
     return notes
@@ -122,6 +119,16 @@ def _verdict_notes(group: Group) -> Iterator[str]:
         ]
         if names:
             yield f"{wording}: {', '.join(names)}"
+
+
+def _run_notes(group: Group, titles: Mapping[str, str]) -> Iterator[str]:
+    runs = {titles[row.entry.label]: row.figures.num_runs for row in group.rows}
+    if max(runs.values()) == 1:
+        return
+    counts = ", ".join(f"{count} of {title}" for title, count in runs.items())
+    if len(set(runs.values())) == 1:
+        counts = f"{max(runs.values())} of each method"
+    yield f"± is the standard deviation over runs: {counts}"
 
 
 def _published_speed_note(

@@ -186,14 +186,15 @@ def group_facts(groups: Sequence[Group]) -> list[dict[str, str]]:
     groups apart, and questions where they are not those of the benchmark.
     """
     found = [_facts(group) for group in groups]
-    for facts, group in zip(found, groups, strict=True):
-        if sum(facts == other for other in found) > 1:
-            more = {
-                "Weights": group.facts["model"].rpartition("@")[2],
-                "Question file": group.facts["question_file"],
-            }
-            facts |= more
-    return found
+    return [
+        facts | (_hashes(group) if found.count(facts) > 1 else {})
+        for facts, group in zip(found, groups, strict=True)
+    ]
+
+
+def _hashes(group: Group) -> dict[str, str]:
+    weights = group.facts["model"].rpartition("@")[2]
+    return {"Weights": f"weights {weights}", "Question file": group.facts["question_file"]}
 
 
 def software_text(group: Group) -> str:
