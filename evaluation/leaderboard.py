@@ -155,8 +155,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         published = read_published(PUBLISHED_DIR, devices, options.published_model or ())
     groups = group_answers([load_answers(path) for path in paths], options.base)
     board = Board(groups, published, benchmarks)
-    for warning in [text for group in groups for text in group.warnings]:
-        print(f"WARNING: {warning}", file=sys.stderr)
     writers = {
         **{"markdown": _markdown, "latex": _latex, "csv": _csv, "json": _json, "html": _html},
         "spec_bench_csv": lambda board: spec_bench_csv(board.groups),
@@ -167,6 +165,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before anything is printed: a reader such as head may close the pipe.
     for name, path in files.items():
         write_whole(path, contents[name])
+    for warning in [text for group in groups for text in group.warnings]:
+        print(f"WARNING: {warning}", file=sys.stderr)
+    for path in files.values():
         print(f"wrote {path}", file=sys.stderr)
     print(_text(board))
     print(_json(board), end="")

@@ -336,13 +336,16 @@ def test_files_are_written(answers: Path, tmp_path: Path, capsys: Capture) -> No
     assert len(lone.read_text(encoding="utf-8").splitlines()) == 4
 
 
-def test_files_are_written_though_no_one_reads_the_tables(answers: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
+def test_files_are_written_though_no_one_reads_the_tables(
+    stderr: int, answers: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "report"
     command = [sys.executable, "-m", "evaluation.leaderboard", str(answers), "--out", str(out)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr) as run:
         assert run.stdout
         run.stdout.close()
-        run.communicate()
+        run.wait()
     assert {path.name for path in out.iterdir()} == set(FILES.values())
 
 
