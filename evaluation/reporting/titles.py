@@ -47,6 +47,12 @@ BENCH_TITLES = {
 }
 # Names of the same methods in other people's tables.
 PUBLISHED_NAMES = {"AR": "vanilla", "Recycling": "recycling", "PLD": "pld", "SpS": "sps"}
+# Of transformers, as scripts.benchmark names them.
+GENERATE_TITLES = {
+    "generate": "transformers generate",
+    "generate-pld": "transformers prompt lookup",
+    "generate-assisted": "transformers assisted generation",
+}
 # Options, and values of options, in words; those not here are shown as "name value".
 OPTION_WORDS = {
     "automaton": "the automaton of a corpus, {}",
@@ -122,6 +128,14 @@ class Title(NamedTuple):
 def method_title(method: str) -> str:
     """Return a method's name for people; that of a method not known here is itself."""
     return METHOD_TITLES.get(PUBLISHED_NAMES.get(method, method), method)
+
+
+def benchmark_title(name: str) -> str:
+    """Return the name of a method of ``scripts.benchmark``: with -auto it drafts as much as pays."""
+    if name in GENERATE_TITLES:
+        return GENERATE_TITLES[name]
+    method = name.removesuffix("-auto")
+    return method_title(method) + (", as many tokens as pay" if method != name else "")
 
 
 def task_title(task: str) -> str:

@@ -14,6 +14,7 @@ from evaluation.reporting.notes import group_caption, group_notes
 from evaluation.reporting.titles import (
     METHOD_TITLES,
     OPTION_WORDS,
+    benchmark_title,
     entry_titles,
     group_facts,
     method_title,
@@ -42,6 +43,12 @@ def test_every_title_is_of_a_method_and_a_new_method_is_its_own() -> None:
     )
     assert method_title("echo") == "echo"
     assert method_title("AR") == "Vanilla (autoregressive)"
+
+
+def test_methods_of_a_benchmark_have_the_same_names() -> None:
+    assert benchmark_title("pld") == "Prompt lookup (PLD)"
+    assert benchmark_title("recycling-auto") == "Token Recycling, as many tokens as pay"
+    assert benchmark_title("generate-pld") == "transformers prompt lookup"
 
 
 @pytest.mark.parametrize("method", METHOD_TITLES)
