@@ -47,7 +47,8 @@ from evaluation.reporting.options import (
 from evaluation.reporting.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
 from evaluation.reporting.tables import Table, json_line
 from evaluation.reporting.titles import group_facts
-from evaluation.scoring.comparable import Group, group_answers, load_answers
+from evaluation.scoring.comparable import group_answers, load_answers
+from evaluation.scoring.groups import Group
 from model.commands.command_line import OptionParser, run_command
 from model.commands.files import refuse_outputs, write_whole
 

@@ -20,8 +20,8 @@ from evaluation.reporting.titles import (
     method_title,
     shared_options,
 )
-from evaluation.scoring.comparable import Group
 from evaluation.scoring.figures import OVERALL
+from evaluation.scoring.groups import Group
 from evaluation.scoring.intervals import Interval
 from evaluation.scoring.noise import LARGEST_FLOOR_RATIO, Verdict
 

@@ -15,8 +15,8 @@ from evaluation.reporting.chart_style import Picture
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.titles import benchmark_title, entry_titles
 from evaluation.reporting.tree_chart import tree_chart
-from evaluation.scoring.comparable import AnswerFile, Entry, Group
 from evaluation.scoring.figures import CODE
+from evaluation.scoring.groups import AnswerFile, Entry, Group
 from model.commands.files import replace_file, write_whole
 
 

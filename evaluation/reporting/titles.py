@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from evaluation.answers.record import UNKNOWN, Use, conditions
 from evaluation.questions.pinned_data import PINNED
-from evaluation.scoring.comparable import Entry, Group
+from evaluation.scoring.groups import Entry, Group
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 METHOD_TITLES = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evaluation.leaderboard import main
-from evaluation.scoring.comparable import NOISE_FLOOR
+from evaluation.scoring.groups import NOISE_FLOOR
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 

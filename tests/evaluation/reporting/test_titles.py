@@ -20,7 +20,8 @@ from evaluation.reporting.titles import (
     method_title,
     options_text,
 )
-from evaluation.scoring.comparable import Group, group_answers, load_answers
+from evaluation.scoring.comparable import group_answers, load_answers
+from evaluation.scoring.groups import Group
 from model.methods.registry import METHODS, drafter_class
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 
