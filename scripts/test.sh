@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
-use_python "$IMPORTS, pytest, xdist, ruff, mypy, importlinter, setuptools, hypothesis, ray, accelerate" -r requirements.txt -r scripts/requirements-test.txt
+use_python "$IMPORTS, pytest, xdist, ruff, mypy, importlinter, setuptools, hypothesis, ray" -r requirements.txt -r requirements-test.txt
 
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .

@@ -10,7 +10,7 @@ wanted=${wanted:-$(sed -n 's/^ *"\(transformers[<>=].*\)",$/\1/p' pyproject.toml
 folder=.venv/transformers-${VERSION:-newest}
 
 source scripts/setup.sh
-use_python "$IMPORTS, pytest, xdist, hypothesis, accelerate" -r requirements.txt -r scripts/requirements-test.txt
+use_python "$IMPORTS, pytest, xdist, hypothesis" -r requirements.txt -r requirements-test.txt
 # All other packages are those of the usual environment.
 [ -x "$folder/bin/python" ] || "$PYTHON" -m venv "$folder"
 site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

@@ -22,6 +22,7 @@ WITH_TRANSFORMERS = {
     *("model.engine.self_test", "model.compiled.target", "model.compiled.cache"),
     *("model.kernels.attention", "model.methods.sps.draft_model"),
     *("model.api.decoder", "model.api.custom_generate", "model.api.checkpoint_settings"),
+    "model.api.gguf",
     *("model.commands.loading", "model.chat.setup"),
 }
 

@@ -14,6 +14,7 @@ import torch
 from evaluation.answering.config import RunConfig
 from evaluation.answering.low_memory import LeanDrafter
 from evaluation.answering.question import Answerer, answer_row
+from evaluation.answering.referees import Referee
 from evaluation.answers.row import AnswerRow, Turn
 from evaluation.answers.step_counts import step_counts
 from evaluation.questions.conversation import Conversation
@@ -38,7 +39,7 @@ class Setup:
     `longest_text` is what a question can grow to in tokens; 0 where nobody needs to know.
     """
 
-    method: Method
+    method: Method | Referee
     run: RunConfig
     config: Any
     model: CheckedModel
@@ -93,7 +94,7 @@ class MethodAnswerer:
     def answer(self, prompt_ids: list[int]) -> Turn:
         """Answer one prompt."""
         num_late = self.target.num_late_shapes
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         generation = generate(
             self.target,
             self.drafter,
@@ -102,12 +103,13 @@ class MethodAnswerer:
             eos_ids=self._eos_ids,
             rule=self._rule,
         )
-        wall_time = time.perf_counter() - start
+        wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
         prefill_time = generation.steps[0].prefill_ns / 1e9
         details = {
             "prompt_tokens": len(prompt_ids),
             "prefill_time": prefill_time,
             "decode_time": wall_time - prefill_time,
+            "cpu_time": cpu_time,
             "stop_reasons": generation.steps[-1].stop_reason,
             **step_counts(generation.steps),
         }
@@ -152,9 +154,24 @@ def load_answerer(setup: Setup) -> MethodAnswerer:
     Raises:
         UserError: if the weights cannot be loaded, or the method does not go with the model.
     """
-    target = load_target(setup.run.model, setup.model)
+    return method_answerer(setup, load_target(setup.run.model, setup.model))
+
+
+def method_answerer(setup: Setup, target: TargetModel) -> MethodAnswerer:
+    """Return a method on a loaded model.
+
+    Raises:
+        UserError: if the method does not go with the model.
+    """
+    assert isinstance(setup.method, Method), "referees are no drafters"
     drafter = make_drafter(
         setup.method, setup.config, target.vocab_size, target.device, setup.start_memory
     )
-    eos_ids = eos_ids_of(target.model, setup.model.tokenizer) | setup.conversation.stop_ids
-    return MethodAnswerer(target, drafter, setup.run.sampling, eos_ids, setup.longest_text)
+    return MethodAnswerer(
+        target, drafter, setup.run.sampling, eos_ids(setup, target), setup.longest_text
+    )
+
+
+def eos_ids(setup: Setup, target: TargetModel) -> frozenset[int]:
+    """Return the tokens that end an answer."""
+    return eos_ids_of(target.model, setup.model.tokenizer) | setup.conversation.stop_ids

@@ -10,27 +10,32 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from evaluation.answering.config import RunConfig
 from evaluation.answering.method import Setup
+from evaluation.answering.referees import Referee
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.provenance import file_hash, git_commit, model_fingerprint, versions
-from evaluation.answers.record import recorded_options, sidecar_path
+from evaluation.answers.record import RunRecord, recorded_options, sidecar_path
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
+from model.budget.threads import use_fastest_threads
 from model.commands.command_line import UserError
 from model.commands.files import refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory
+from model.engine.target import TargetModel
 from model.machine.measurements import device_name
 from model.methods.registry import Method
+from model.options import chosen
 
 
 class Asked(NamedTuple):
@@ -40,21 +45,43 @@ class Asked(NamedTuple):
     questions: Sequence[Question]
     model: CheckedModel
     conversation: Conversation
+    model_name: str
 
 
 @dataclass(slots=True)
 class Plan:
-    """A run that has been checked: what can be known without the weights is right."""
+    """A run that has been checked: what can be known without the weights is right.
+
+    Attributes:
+        setup: what answers, and how.
+        questions: all questions of the run.
+        is_hot: whether the method keeps memory across questions.
+        log: the answer file.
+        threads: CPU threads; None if the loaded model decides.
+    """
 
     setup: Setup
     questions: Sequence[Question]
     is_hot: bool
     log: AnswerLog
+    threads: int | None
 
     @property
     def is_answered(self) -> bool:
         """Whether the answer file has every question already."""
         return not self.log.remaining(self.questions)
+
+    def settle_threads(self, target: TargetModel) -> None:
+        """Let the loaded model decide the CPU threads if nothing else has, and say so."""
+        if self.threads is None:
+            choice = use_fastest_threads(target)
+            print(f"{choice}; --threads sets it", file=sys.stderr)
+            self.note_threads()
+
+    def note_threads(self) -> None:
+        """Write the threads that were decided into the sidecar."""
+        self.threads = torch.get_num_threads()
+        self.log.note(threads=self.threads)
 
     def memory(self) -> dict[str, torch.Tensor] | None:
         """Return the memory before the first question; None if every worker has a memory of its own.
@@ -87,58 +114,106 @@ def check_asked(run: RunConfig) -> Asked:
     conversation = choose_conversation(
         run.answers.conv_template, run.model.model_path, model.tokenizer
     )
-    return Asked(question_file, questions, model, conversation)
+    model_name = Path(run.model.model_path).resolve().name
+    return Asked(question_file, questions, model, conversation, model_name)
 
 
 def prepare(
     asked: Asked,
-    method: Method,
+    method: Method | Referee,
     run: RunConfig,
     config: Any,
     load_matrix: str | None = None,
     save_matrix: str | None = None,
+    circumstances: Mapping[str, Any] = MappingProxyType({}),
 ) -> Plan:
     """Check all that can be known before the weights load; the answer file is locked from here on.
+
+    Args:
+        asked: questions and model.
+        method: what answers.
+        run: options of the run.
+        config: options of the method.
+        load_matrix: file of the memory to begin with.
+        save_matrix: file for the memory when the run is done.
+        circumstances: what else the sidecar says.
 
     Raises:
         UserError: if something given cannot be used.
     """
-    question_file, questions, model, conversation = asked
     memory = read_memory(load_matrix)
-    is_hot = False
-    if model.vocab_size:
-        # Where the run drafts, since a draft model that is loaded stays; workers load their own.
-        place = torch.device("cpu") if run.uses_ray else model.device
-        drafter = make_drafter(method, config, model.vocab_size, place, memory)
-        is_hot = drafter.is_hot
-        if save_matrix and not drafter.memory():
-            raise UserError(
-                f"save_matrix: {method.name} keeps nothing across prompts with these options; leave it out"
-            )
-    model_name = Path(run.model.model_path).resolve().name
-    model_id = (
-        run.answers.model_id or f"{model_name}-{_run_name(method.name, config, run, model.dtype)}"
-    )
-    shard = "-shard-" + run.questions.shard.replace("/", "-of-") if run.questions.shard else ""
-    default_file = (
-        DATA_FOLDER / run.questions.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
-    )
-    if (
-        not run.answers.answer_file and not DATA_FOLDER.is_dir()
-    ):  # as where the package is installed
-        raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
-    given_file = run.answers.answer_file
-    answer_file = Path(given_file).expanduser() if given_file else default_file
+    is_hot = isinstance(method, Method) and _is_hot(asked, method, run, config, memory, save_matrix)
+    run_name = _run_name(method.name, config, run, asked.model.dtype)
+    model_id = run.answers.model_id or f"{asked.model_name}-{run_name}"
+    answer_file = _answer_file(run, model_id)
     saved, loaded = ([Path(file)] if file else [] for file in (save_matrix, load_matrix))
     # A matrix may be gone on with in its own file.
-    read = [question_file, *(loaded if loaded != saved else [])]
+    read = [asked.question_file, *(loaded if loaded != saved else [])]
     refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
     longest = 0
     if run.model.compile:
-        longest = _longest_text(questions, conversation, run.sampling.max_new_tokens)
-    setup = Setup(method, run, config, model, conversation, memory, model_id, longest)
-    log = AnswerLog(answer_file, _sidecar(setup, question_file, load_matrix), run.answers.overwrite)
-    return Plan(setup, questions, is_hot, log)
+        longest = _longest_text(asked.questions, asked.conversation, run.sampling.max_new_tokens)
+    setup = Setup(method, run, config, asked.model, asked.conversation, memory, model_id, longest)
+    threads = _known_threads(run, asked.model.device, answer_file)
+    sidecar = {**_sidecar(setup, asked.question_file, load_matrix), **circumstances}
+    if threads:
+        sidecar["threads"] = threads
+    log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
+    return Plan(setup, asked.questions, is_hot, log, threads)
+
+
+def _is_hot(
+    asked: Asked,
+    method: Method,
+    run: RunConfig,
+    config: Any,
+    memory: Mapping[str, torch.Tensor],
+    save_matrix: str | None,
+) -> bool:
+    """Make the drafter on trial; return whether it keeps memory across questions.
+
+    Raises:
+        UserError: if options, memory and model do not go together.
+    """
+    vocab_size = asked.model.vocab_size
+    if not vocab_size:
+        return False
+    # Where the run drafts, since a draft model that is loaded stays; workers load their own.
+    place = torch.device("cpu") if run.uses_ray else asked.model.device
+    drafter = make_drafter(method, config, vocab_size, place, memory)
+    if save_matrix and not drafter.memory():
+        raise UserError(
+            f"save_matrix: {method.name} keeps nothing across prompts with these options; leave it out"
+        )
+    return drafter.is_hot
+
+
+def _answer_file(run: RunConfig, model_id: str) -> Path:
+    """Return the answer file: the given one, or one in the benchmark's folder.
+
+    Raises:
+        UserError: if none is given and there is no such folder.
+    """
+    if given := run.answers.answer_file:
+        return Path(given).expanduser()
+    if not DATA_FOLDER.is_dir():  # as where the package is installed
+        raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
+    shard = "-shard-" + run.questions.shard.replace("/", "-of-") if run.questions.shard else ""
+    return DATA_FOLDER / run.questions.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
+
+
+def _known_threads(run: RunConfig, device: torch.device, answer_file: Path) -> int | None:
+    """Return the run's CPU threads as far as they are known before the weights load, else None.
+
+    Answers that are there were made with a number of threads, and the run goes on with it.
+    """
+    if run.model.threads is None and not run.answers.overwrite and answer_file.exists():
+        found = RunRecord.read(answer_file).threads
+        if found:
+            torch.set_num_threads(found)
+            return found
+    is_given = run.model.threads or run.uses_ray or device.type != "cpu"
+    return torch.get_num_threads() if is_given or torch.get_num_threads() == 1 else None
 
 
 def check_run_model(run: RunConfig) -> CheckedModel:
@@ -191,7 +266,6 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
         "state_order": run.workers.state_order if run.uses_ray else None,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": device_name(model.device),
-        "threads": torch.get_num_threads(),
         "versions": versions(),
         "git_commit": git_commit(),
         "argv": sys.argv[1:],
@@ -215,9 +289,8 @@ def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> s
     dtype, temperature.
     """
     changed = [
-        f"{item.name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
-        for item in dataclasses.fields(config)
-        if (value := getattr(config, item.name)) != item.default
+        f"{name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
+        for name, value in chosen(config).items()
     ]
     changed += ["compile"] * run.model.compile
     changed += [f"shuffle-{run.questions.shuffle}"] * (run.questions.shuffle is not None)

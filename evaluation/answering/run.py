@@ -44,6 +44,7 @@ def answer_with_method(
                 _answer_by_workers(plan, memory)
             else:
                 answerer = load_answerer(plan.setup)
+                plan.settle_threads(answerer.target)
                 print("".join(note + "\n" for note in answerer.notes()), end="", file=sys.stderr)
                 _answer(plan, answerer, memory)
                 if save_matrix:

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from evaluation.answers.answer_file import read_answers
-from evaluation.answers.record import RunRecord, not_resumed, sidecar_path
+from evaluation.answers.record import RunRecord, not_resumed, sidecar_path, state_path
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
@@ -48,7 +48,7 @@ class AnswerLog:
     def __init__(self, file: Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:
         self.file = file
         self._meta_file = sidecar_path(file)
-        self._state_folder = file.with_name(file.name.removesuffix(".jsonl") + ".state")
+        self._state_folder = state_path(file)
         self._overwrite = overwrite
         self._is_new = not file.exists()
         self._descriptor = _open_locked(file)
@@ -70,6 +70,10 @@ class AnswerLog:
     def remaining(self, questions: Sequence[Question]) -> list[Question]:
         """Return the questions that have no row."""
         return [question for question in questions if question.question_id not in self.done]
+
+    def note(self, **values: Any) -> None:
+        """Add to the sidecar what became known after the file was opened; before `begin`."""
+        self._meta |= values
 
     def begin(self) -> None:
         """Write the sidecar; only now is an earlier run forgotten, if that was asked for."""

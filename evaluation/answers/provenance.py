@@ -30,7 +30,8 @@ def versions() -> dict[str, str]:
 
 
 def model_fingerprint(model_path: str, hf_config: Any) -> str:
-    """Return 12 digits that tell two sets of weights apart: a hub commit, or a hash of a folder.
+    """Return 12 digits that tell two sets of weights apart: a hub commit, or a hash of a folder's
+    files, or of a GGUF file.
 
     Of large files only size, first and last megabyte are read: enough to tell checkpoints apart
     without reading gigabytes.
@@ -38,9 +39,9 @@ def model_fingerprint(model_path: str, hf_config: Any) -> str:
     if hub_commit := getattr(hf_config, "_commit_hash", None):
         return hub_commit[:12]
     digest = hashlib.sha256()
-    for file in sorted(Path(model_path).glob("*")):
-        if file.suffix not in WEIGHT_SUFFIXES:
-            continue
+    path = Path(model_path)
+    in_folder = (file for file in sorted(path.glob("*")) if file.suffix in WEIGHT_SUFFIXES)
+    for file in [path] if path.is_file() else in_folder:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())
         with file.open("rb") as content:

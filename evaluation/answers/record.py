@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from pathlib import Path, PurePath
@@ -20,6 +21,7 @@ from typing import Any
 
 from model.commands.command_line import UserError
 from model.commands.files import write_whole
+from model.options import resolved
 
 UNKNOWN = "unknown"
 # Of a condition that every sidecar of ours has.
@@ -91,7 +93,9 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("warmup", _OPTION),
 )
 # What a sidecar says beside: when, where from and by which command.
-CIRCUMSTANCES = frozenset({"start_time", "end_time", "git_commit", "versions", "argv", "resumed"})
+CIRCUMSTANCES = frozenset(
+    {"start_time", "end_time", "git_commit", "versions", "argv", "resumed", "interleaved_with"}
+)
 
 
 def conditions(use: Use) -> list[Condition]:
@@ -184,6 +188,12 @@ class RunRecord:
         return limit if isinstance(limit, int) else None
 
     @property
+    def threads(self) -> int | None:
+        """The CPU threads, None if they are not known."""
+        threads = self.values.get("threads")
+        return threads if isinstance(threads, int) and threads > 0 else None
+
+    @property
     def git_commit(self) -> str | None:
         """The commit that the answers were made with."""
         return self.values.get("git_commit")
@@ -235,14 +245,28 @@ class RunRecord:
         """Return the first key, by name, in which two records are not of one run, with both values.
 
         Args:
-            other: the other record; a key that either lacks counts as None there.
+            other: the other record; a key that either lacks has its default there, None without one.
             but: keys that may differ.
         """
-        for key in sorted((set(self.values) | set(other.values)) - but):
-            mine, theirs = self.values.get(key), other.values.get(key)
-            if mine != theirs:
-                return key, mine, theirs
+        mine, theirs = self._with_defaults(), other._with_defaults()
+        for key in sorted((set(mine) | set(theirs)) - but):
+            if mine.get(key) != theirs.get(key):
+                return key, mine.get(key), theirs.get(key)
         return None
+
+    def _with_defaults(self) -> dict[str, Any]:
+        """Return the values, with what an older sidecar means where it has none or None."""
+        values = dict(self.values)
+        for condition in CONDITIONS:
+            if values.get(condition.key) is None and condition.default is not NO_DEFAULT:
+                values[condition.key] = condition.default
+        with suppress(ValueError):  # a method of another version
+            if self.method is not None:
+                from model.methods.registry import find_method  # imports torch
+
+                config_class = find_method(self.method).config_class
+                values["options"] = resolved(config_class, self.options)
+        return values
 
     def _value(self, condition: Condition) -> Any:
         default = condition.default if self.values else UNKNOWN
@@ -254,9 +278,33 @@ class RunRecord:
 
 
 def sidecar_path(path: str | Path) -> Path:
-    """Return where an answer file's sidecar lies: ``ANSWERS.jsonl`` has ``ANSWERS.meta.json``."""
-    path = Path(path)
-    return path.with_name(path.name.removesuffix(".jsonl") + ".meta.json")
+    """Return where an answer file's sidecar lies: ``ANSWERS.jsonl`` has ``ANSWERS.meta.json``.
+
+    Raises:
+        UserError: ``ANSWERS`` is there too: its sidecar would have the same name.
+    """
+    return _beside(Path(path), ".meta.json")
+
+
+def state_path(path: str | Path) -> Path:
+    """Return the folder of what a method keeps across the questions of an answer file.
+
+    Raises:
+        UserError: As `sidecar_path`.
+    """
+    return _beside(Path(path), ".state")
+
+
+def _beside(path: Path, ending: str) -> Path:
+    """Return the file of an answer file's name with another ending."""
+    name = path.name.removesuffix(".jsonl")
+    namesake = path.with_name(name if name != path.name else f"{name}.jsonl")
+    if namesake.is_file():
+        raise UserError(
+            f"answer file {path}: {namesake} is there, and both would have {name}{ending}; "
+            "give another file, or rename one of them"
+        )
+    return path.with_name(name + ending)
 
 
 def recorded_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,10 +74,10 @@ class Replay:
         model = check_model(options)
         fingerprint = metas[0]["model_fingerprint"]
         check_weights(
-            model_path, model.hf_config, fingerprint, "the answers are", "give that model"
+            options.model_path, model.hf_config, fingerprint, "the answers are", "give that model"
         )
         self._conversation: Conversation = choose_conversation(
-            metas[0]["conv_template"], model_path, model.tokenizer
+            metas[0]["conv_template"], options.model_path, model.tokenizer
         )
         self._target = load_target(options, model)
         self._judge = Judge(self._target)

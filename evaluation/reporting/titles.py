@@ -27,6 +27,9 @@ METHOD_TITLES = {
     "samd": "SAM decoding",
     "sps": "Speculative sampling (draft model)",
     "hybrid": "Hybrid",
+    "generate": "transformers generate",
+    "generate-pld": "transformers prompt lookup",
+    "generate-assisted": "transformers assisted generation",
 }
 # As Spec-Bench's Leaderboard.md calls them.
 TASK_TITLES = {
@@ -47,12 +50,6 @@ BENCH_TITLES = {
 }
 # Names of the same methods in other people's tables.
 PUBLISHED_NAMES = {"AR": "vanilla", "Recycling": "recycling", "PLD": "pld", "SpS": "sps"}
-# Of transformers, as scripts.benchmark names them.
-GENERATE_TITLES = {
-    "generate": "transformers generate",
-    "generate-pld": "transformers prompt lookup",
-    "generate-assisted": "transformers assisted generation",
-}
 # Options, and values of options, in words; those not here are shown as "name value".
 OPTION_WORDS = {
     "automaton": "the automaton of a corpus, {}",
@@ -132,8 +129,6 @@ def method_title(method: str) -> str:
 
 def benchmark_title(name: str) -> str:
     """Return the name of a method of ``scripts.benchmark``: with -auto it drafts as much as pays."""
-    if name in GENERATE_TITLES:
-        return GENERATE_TITLES[name]
     method = name.removesuffix("-auto")
     return method_title(method) + (", as many tokens as pay" if method != name else "")
 

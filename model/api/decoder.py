@@ -19,11 +19,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     StoppingCriteriaList,
@@ -34,13 +33,14 @@ from ..engine.drafter import Drafter
 from ..engine.loop import decode
 from ..engine.prefix_cache import PrefixCache
 from ..engine.rules import Processor, TokenRule, token_rule
-from ..engine.self_test import self_test
+from ..engine.self_test import prove
 from ..engine.step import StepRecord
 from ..engine.support import eos_ids_of
 from ..engine.target import IN_TRAINING, TargetModel
 from ..methods.registry import drafter_class
 from ..options import unknown_name
 from .checkpoint_settings import shaping_settings
+from .gguf import read, read_weights
 from .prompts import prompt_ids_of
 from .saved_memory import load_memory, save_memory
 from .text_stream import TextStream
@@ -103,11 +103,12 @@ class StreamPiece:
 class SpeculativeDecoder:
     """A method on a loaded model.
 
-    One thread and one text at a time: there is one memory and one cache.
+    One thread and one text at a time: there is one memory and one cache. `copy.copy` makes another
+    decoder of the same model.
 
     Args:
         model: a loaded causal LM on its device(s), in eval mode, also with peft's LoRA adapters or
-            compiled. Or a target that passed `model.engine.self_test`.
+            compiled. Or a target that passed `model.engine.self_test`. A model is tested once.
         tokenizer: its tokenizer; None if prompts are token ids and no text is wanted.
         method: a name in `model.methods.registry.METHODS`.
         options: the method's options, such as `output_id_topk=16` for recycling.
@@ -133,7 +134,7 @@ class SpeculativeDecoder:
             self.target = model
         else:
             self.target = TargetModel(_base_of(model))
-            self_test(self.target)
+            prove(self.target)
         self.tokenizer = tokenizer
         self.method = method
         self.drafter: Drafter = drafter_class(method)(
@@ -155,7 +156,7 @@ class SpeculativeDecoder:
         """Load a model and its tokenizer.
 
         Args:
-            path: folder or hub name of a causal LM.
+            path: folder, GGUF file (dequantised) or hub name of a causal LM.
             method: a name in `model.methods.registry.METHODS`.
             dtype: "auto" is the checkpoint's own. In float32 texts equal those of plain decoding exactly.
             device_map: where to put the weights (needs accelerate); None is the CPU.
@@ -170,10 +171,8 @@ class SpeculativeDecoder:
             for name in ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
             if name in of_model
         }
-        tokenizer = AutoTokenizer.from_pretrained(path, **of_tokenizer)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, device_map=device_map, **of_model
-        )
+        tokenizer = read(AutoTokenizer, path, **of_tokenizer)
+        model = read_weights(path, dtype=dtype, device_map=device_map, **of_model)
         return cls(model.eval(), tokenizer, method, **of_method)
 
     @property
@@ -302,6 +301,33 @@ class SpeculativeDecoder:
                     "stream: got a further step of a text after another was begun; allowed: one text at a "
                     "time; make a decoder for each"
                 )
+
+    def __copy__(self: Decoder) -> Decoder:
+        """Return a decoder of its own on the same model, with a copy of what `save_matrix` saves.
+
+        So is a deep copy: weights are not copied. The cache of the last text stays here.
+        """
+        config = self.drafter.config
+        options = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+        twin = type(self)(self.target, self.tokenizer, self.method, **options)
+        if memory := self.drafter.memory():
+            twin.drafter.load_memory(memory)
+        return twin
+
+    def __deepcopy__(self: Decoder, memo: dict[int, Any]) -> Decoder:
+        """Return `copy.copy` of it."""
+        return self.__copy__()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "decoder: cannot be pickled, since its kernels belong to this process; allowed: "
+            "save_matrix here, and load_matrix in a new decoder there"
+        )
 
     def reset(self) -> None:
         """Forget what the method has learned and the last text, and free its rows."""

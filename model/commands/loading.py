@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,12 +14,13 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from ..api.gguf import check_gguf, is_gguf, read, read_weights
 from ..compiled.target import CompiledTarget
 from ..engine.self_test import self_test
 from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
 from .command_line import UserError, first_line
-from .model_options import ModelOptions
+from .model_options import MODEL_PATHS, ModelOptions
 
 # Most threads per processor: far more exhaust the memory before anything runs.
 MOST_THREADS = 8
@@ -120,30 +123,19 @@ def load_config_and_tokenizer(
     """Load a model's config and tokenizer.
 
     Args:
-        model_path: folder or hub name.
+        model_path: folder, GGUF file or hub name.
         trust_remote_code: whether the model's own Python code may run.
         allow_pickle: whether weights may be pickles.
 
     Raises:
         UserError: if it does not exist, is not a causal LM, or needs trust that was not given.
     """
-    is_folder = Path(model_path).is_dir()
-    looks_local = model_path.startswith((".", "/", "~")) or model_path.count("/") != 1
-    if not is_folder and looks_local:
-        raise UserError(
-            f"model_path: got {model_path!r}; allowed: a folder with a model, or a hub name ORG/NAME"
-        )
-    if is_folder and not (Path(model_path) / "config.json").is_file():
-        raise UserError(
-            f"model_path: the folder {model_path} has no config.json; give a folder with a model"
-        )
-    if is_folder and not allow_pickle:
-        _refuse_pickles(Path(model_path))
+    _check_place(model_path, allow_pickle)
     # Always explicit: without it, transformers asks at the terminal.
     trust = {"trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(model_path, **trust)
-        tokenizer = AutoTokenizer.from_pretrained(model_path, **trust)
+        config = read(AutoConfig, model_path, **trust)
+        tokenizer = read(AutoTokenizer, model_path, **trust)
     # transformers raises many types of errors for a missing, broken or unknown model.
     except Exception as error:
         if not trust_remote_code and "trust_remote_code" in str(error):
@@ -159,6 +151,29 @@ def load_config_and_tokenizer(
             f"model_path {model_path}: is of type {config.model_type}; allowed: causal language models"
         )
     return config, tokenizer
+
+
+def _check_place(model_path: str, allow_pickle: bool) -> None:
+    """Refuse a model that is not there, or whose weights may not be read.
+
+    Raises:
+        UserError: says which.
+    """
+    folder = Path(model_path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"model_path: the folder {model_path} has no config.json; give {MODEL_PATHS}"
+            )
+        if not allow_pickle:
+            _refuse_pickles(folder)
+    elif is_gguf(model_path):
+        try:
+            check_gguf(model_path)
+        except (OSError, ValueError) as error:
+            raise UserError(f"model_path: {error}") from error
+    elif model_path.startswith((".", "/", "~")) or model_path.count("/") != 1:
+        raise UserError(f"model_path: got {model_path!r}; allowed: {MODEL_PATHS}")
 
 
 def _refuse_pickles(folder: Path) -> None:
@@ -199,7 +214,7 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
     """Load the weights and run the self-test."""
     placement = {"device_map": "auto"} if options.num_gpus_per_model > 1 else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = read_weights(
             options.model_path,
             config=checked.hf_config,
             dtype=checked.dtype,
@@ -213,7 +228,7 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
             model.eval() if placement else model.eval().to(checked.device),
             use_kernels=options.kernels != "off",
         )
-        self_test(target)
+        self_test(target, say=partial(print, file=sys.stderr, flush=True))
     except UnsupportedModelError as error:
         hint = " (with --compile; leave it out)" if options.compile else ""
         raise UserError(f"{error}{hint}") from error

@@ -12,12 +12,13 @@ from safetensors.torch import load_file
 
 from ..api import saved_memory as memory_file
 from ..engine.drafter import Drafter
+from ..methods.growth import memory as rows
 from ..methods.registry import Method
 from .command_line import UserError, first_line, user_errors
 from .files import check_file
 
-# A matrix of Token Recycling takes a few megabytes; this leaves room for tables of other methods.
-MAX_BYTES = 2**30
+# Rows, and as much again for what else a method keeps.
+MAX_BYTES = 2 * rows.MAX_BYTES
 
 
 def make_drafter(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..options import DTYPES, check_options, option
+from .known_models import KNOWN_MODELS, resolve_model
 from .options import CHECKOUT
 
 DEMO_MODEL = CHECKOUT / "data" / "demo" / "model"
 # None if the package is installed without a checkout.
 DEFAULT_MODEL = str(DEMO_MODEL) if DEMO_MODEL.is_dir() else None
+MODEL_PATHS = "a folder with a model, a GGUF file, or a hub name ORG/NAME"
 KERNELS = ("auto", "off")
 
 
@@ -17,7 +19,11 @@ KERNELS = ("auto", "off")
 class ModelOptions:
     """The target model, and where and how it runs."""
 
-    model_path: str = option(DEFAULT_MODEL, "folder or hub name of the target model")
+    model_path: str = option(
+        DEFAULT_MODEL,
+        f"the target model: a folder, a GGUF file, a hub name, or {', '.join(KNOWN_MODELS)} "
+        "(scripts.download_model)",
+    )
     dtype: str = option("auto", "auto: float32 on CPU, float16 elsewhere", choices=DTYPES)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps, ...")
     threads: int | None = option(None, "CPU threads (default: torch's)", least=1)
@@ -46,9 +52,9 @@ class ModelOptions:
         """
         check_options(self)
         if self.model_path is None:  # the default if there is no demo model
-            raise ValueError(
-                "model_path: got none; give --model-path, a folder with a model or a hub name ORG/NAME"
-            )
+            raise ValueError(f"model_path: got none; give --model-path, {MODEL_PATHS}")
+        # Sidecars and file names then say which folder a short name stands for.
+        object.__setattr__(self, "model_path", resolve_model(self.model_path))
         if self.compile and self.num_gpus_per_model > 1:
             raise ValueError(
                 f"compile: got num_gpus_per_model {self.num_gpus_per_model} with it; allowed: 1"

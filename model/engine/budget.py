@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from .tree import TreeTopology
 
+# Most drafted nodes of a step: each takes a row of logits and of the mask over the text, so that far more
+# are a mistake or an attack on memory.
+MAX_DRAFT = 4096
 # A larger tree must promise more tokens per millisecond by this factor, since estimates err.
 MARGIN = 1.01
 

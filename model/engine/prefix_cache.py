@@ -36,7 +36,7 @@ class PrefixCache:
         self._cache: TreeCache | None = None
         self._text: Sequence[int] = ()
         self._num_rows = 0
-        self._weights: _Weights | None = None
+        self._weights: Weights | None = None
 
     def open(self, target: TargetModel, prompt_ids: Sequence[int], capacity: int) -> TreeCache:
         """Return a cache for `capacity` rows that holds the rows of the prompt's known beginning.
@@ -45,7 +45,7 @@ class PrefixCache:
         the weights have changed, or if rows depend on the length of the text (longrope).
         """
         cache, self._cache = self._cache, None  # lost if reading the prompt fails
-        weights = _Weights(target.model)
+        weights = Weights(target.model)
         is_usable = weights.are_those_of(self._weights) and not rope_border(target.config)
         self._weights = weights
         if cache is None or not is_usable:
@@ -82,7 +82,7 @@ def _common_length(known: Sequence[int], prompt_ids: Sequence[int]) -> int:
     return len(known)
 
 
-class _Weights:
+class Weights:
     """Which tensors a model computes with, and how often each was written.
 
     PyTorch counts writes, but not those through `.data` nor those to tensors made in inference
@@ -105,7 +105,7 @@ class _Weights:
             if hasattr(module, "active_adapters")
         ]
 
-    def are_those_of(self, other: _Weights | None) -> bool:
+    def are_those_of(self, other: Weights | None) -> bool:
         """Whether nothing has changed since `other` was recorded."""
         return (
             other is not None

@@ -7,13 +7,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from .budget import MAX_DRAFT
 from .rules import TokenRule
 from .step import StepRecord
 from .target import TargetModel
 from .verification import Acceptance
-
-# Depth allowed to drafts where the model sets no limit to its context.
-MAX_UNLIMITED_DRAFT = 4096
 
 
 class Request(NamedTuple):
@@ -63,7 +61,7 @@ class Request(NamedTuple):
             raise ValueError("prompt: got no token; allowed: at least one")
         context = target.context_limit(len(prompt_ids))
         if context is None:
-            context = len(prompt_ids) + limit + MAX_UNLIMITED_DRAFT
+            context = len(prompt_ids) + limit + MAX_DRAFT
         room = context - len(prompt_ids)
         if room < 1:
             raise ValueError(

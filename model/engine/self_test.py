@@ -13,14 +13,18 @@ Shapes: N nodes, V vocabulary, L tokens of a plain pass.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from threading import Timer
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from transformers import DynamicCache
 
+from .prefix_cache import Weights
 from .support import UnsupportedModelError
 from .target import TargetModel
 from .tree import DraftTree, TreeTopology
@@ -35,6 +39,12 @@ CHAIN_PATH = (0, 1, 2, 3)
 PREFIX_LENGTH = 11
 # Shorter than the prefix, so that no node sees its first tokens.
 SHORT_WINDOW = 5
+# After this long a line says what is going on: on a busy machine the test of a small model took a minute.
+SLOW_SECONDS = 3.0
+# What was proved of a model, by the settings of the test.
+_VERDICTS: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, ...], Verdict]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +101,76 @@ class Comparison:
         )
 
 
+class Verdict(NamedTuple):
+    """What a self-test found, and of which model.
+
+    Attributes:
+        weights: what the model computed with.
+        modules: its modules, each with the code of its class.
+        error: the largest difference between logits.
+        chain_reason: why drafts must be chains; empty if trees work.
+    """
+
+    weights: Weights
+    modules: list[tuple[weakref.ref[nn.Module], Any]]
+    error: float
+    chain_reason: str
+
+    def is_of(self, weights: Weights, modules: list[tuple[weakref.ref[nn.Module], Any]]) -> bool:
+        """Whether the model still has these weights and this code."""
+        return self.modules == modules and weights.are_those_of(self.weights)
+
+
+def prove(target: TargetModel) -> float:
+    """Self-test a model, unless it passed the same test before and has not changed since.
+
+    A model with hooks, with a forward of its own or compiled is tested every time: what it computes
+    cannot be told from its weights and classes.
+
+    Returns:
+        The largest difference between logits.
+
+    Raises:
+        UnsupportedModelError: as `self_test`.
+    """
+    model = target.model
+    settings = (target.machine_key, model.config.to_json_string(), str(target.use_kernels))
+    with target.lock:
+        weights = Weights(model)
+        modules = [(weakref.ref(module), type(module).forward) for module in model.modules()]
+        known = _VERDICTS.setdefault(model, {})
+        is_plain = all(map(_is_plain, model.modules()))
+        verdict = known.get(settings)
+        if not is_plain or verdict is None or not verdict.is_of(weights, modules):
+            error = self_test(target)
+            if is_plain:
+                known[settings] = Verdict(weights, modules, error, target.chain_reason)
+            return error
+    if verdict.chain_reason and not target.chain_reason:
+        _use_chains(target, verdict.chain_reason)
+    return verdict.error
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module computes what its class says."""
+    own = vars(module)
+    return "forward" not in own and own.get("_compiled_call_impl") is None
+
+
 @torch.inference_mode()
-def self_test(target: TargetModel, prefix_length: int = PREFIX_LENGTH) -> float:
+def self_test(
+    target: TargetModel,
+    prefix_length: int = PREFIX_LENGTH,
+    say: Callable[[str], object] = logger.info,
+) -> float:
     """Compare verified drafts with plain forward passes: a chain, and a tree.
 
     If chains are right and trees are not, the model is set to chains only, with a warning.
+
+    Args:
+        target: the model.
+        prefix_length: tokens before each draft.
+        say: gets a line for people if the test takes long.
 
     Returns:
         The largest difference between logits.
@@ -112,7 +187,7 @@ def self_test(target: TargetModel, prefix_length: int = PREFIX_LENGTH) -> float:
     if limit is not None:
         prefix_length = min(prefix_length, limit - CHAIN.num_nodes - 1)
     # Locked: other threads must not decode with short windows.
-    with target.lock, _short_windows(target.config):
+    with target.lock, _short_windows(target.config), _said_if_slow(kind, say):
         chain = compare(target, Probe.random(target.vocab_size, True, prefix_length))
         if not chain.is_exact:
             raise UnsupportedModelError(f"{kind}: a verified chain is not lossless: {chain}")
@@ -120,10 +195,15 @@ def self_test(target: TargetModel, prefix_length: int = PREFIX_LENGTH) -> float:
             return chain.error
         tree = compare(target, Probe.random(target.vocab_size, False, prefix_length))
     if not tree.is_exact:
-        target.chain_reason = f"a verified tree is not lossless: {tree}"
-        logger.warning("%s: chain drafts only: %s", kind, target.chain_reason)
+        _use_chains(target, f"a verified tree is not lossless: {tree}")
         return chain.error
     return max(chain.error, tree.error)
+
+
+def _use_chains(target: TargetModel, reason: str) -> None:
+    """Set a target to chains only, with a warning."""
+    target.chain_reason = reason
+    logger.warning("model type %s: chain drafts only: %s", target.config.model_type, reason)
 
 
 @torch.inference_mode()
@@ -189,6 +269,21 @@ def plain_logits(target: TargetModel, token_ids: list[int]) -> torch.Tensor:
     arguments: dict[str, Any] = {"input_ids": ids, target.cache_argument: cache}
     logits: torch.Tensor = target.model(**arguments, use_cache=True, return_dict=True).logits
     return logits[0].float()
+
+
+@contextmanager
+def _said_if_slow(kind: str, say: Callable[[str], object]) -> Iterator[None]:
+    """Say what is going on if the block takes long."""
+    text = (
+        f"{kind}: comparing drafts with plain forward passes, once a model; slow on a busy machine"
+    )
+    timer = Timer(SLOW_SECONDS, say, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

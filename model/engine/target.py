@@ -98,7 +98,7 @@ class TargetModel:
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         self.model = model
-        self._use_kernels = use_kernels
+        self.use_kernels = use_kernels
         refuse_unverifiable(model)
         with self.lock:
             use_masked_attention(model)
@@ -162,14 +162,14 @@ class TargetModel:
     @_measured
     def linear_kernels(self) -> LinearKernels:
         """The kernels of linear layers over a few rows; measured at the first call."""
-        if not self._use_kernels:
+        if not self.use_kernels:
             return LinearKernels([], {}, self.is_compiled)
         return linear_kernels(self.model, self.dtype, self.machine_key, self.is_compiled)
 
     @_measured
     def attention(self) -> Attention:
         """The attention of passes over a few rows; measured at the first call."""
-        if not self._use_kernels:
+        if not self.use_kernels:
             return Attention(self.config, groups_heads=False, most_queries=0)
         layer = next(shape for shape in self.layer_shapes if shape)
         keys, values = (

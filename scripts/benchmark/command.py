@@ -18,15 +18,20 @@ from __future__ import annotations
 import argparse
 import random
 import resource
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
 from tqdm import tqdm
 
+from evaluation.answering.entrants import entrants_of
+from evaluation.answering.interleaved import in_turn
+from evaluation.answers.row import Turn
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.per_question import task_of
+from model.budget.threads import use_fastest_threads
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs, write_whole
 from model.commands.loading import CheckedModel, check_model, load_target
@@ -42,19 +47,8 @@ from scripts.benchmark.device_costs import (
     cost_curve,
     roofline,
 )
-from scripts.benchmark.methods import (
-    Method,
-    Setting,
-    check_draft,
-    choose_draft_model,
-    config_of,
-    drafter_of,
-    first_prompts,
-    our_method,
-    referee,
-    refuse_repeated,
-)
-from scripts.benchmark.report import REFEREES, Answer, print_tables, summarise
+from scripts.benchmark.methods import Method, check_draft_models, first_prompts, ready
+from scripts.benchmark.report import print_tables, summarise
 from scripts.enlarge.arithmetic import SHAPES, scale_config
 from scripts.enlarge.command import scaled_model
 
@@ -71,7 +65,7 @@ def measure(
     prompts: Sequence[list[int]],
     num_repetitions: int,
     warm_up: Callable[[], None] = lambda: None,
-) -> dict[str, list[list[Answer]]]:
+) -> dict[str, list[list[Turn]]]:
     """Return answers[method][repetition][question], interleaved, after one unmeasured answer of
     each method and then `warm_up`.
 
@@ -82,18 +76,16 @@ def measure(
     for name in names:
         methods[name].answer(prompts[0])
     warm_up()
-    answers: dict[str, list[list[Answer]]] = {name: [] for name in names}
+    answers: dict[str, list[list[Turn]]] = {name: [] for name in names}
     total = num_repetitions * len(prompts) * len(names)
     with tqdm(total=total, unit="answer") as bar:
         for _ in range(num_repetitions):
             for name in names:
                 methods[name].reset()
                 answers[name].append([])
-            for index, prompt in enumerate(prompts):
-                turn = index % len(names)
-                for name in names[turn:] + names[:turn]:
-                    answers[name][-1].append(methods[name].answer(prompt))
-                    bar.update()
+            for index, name in in_turn(names, len(prompts)):
+                answers[name][-1].append(methods[name].answer(prompts[index]))
+                bar.update()
     return answers
 
 
@@ -125,7 +117,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--methods",
         nargs="+",
         default=DEFAULT_METHODS,
-        help="any method, METHOD-auto, and the referees (default: %(default)s)",
+        help="as for evaluation.compare: methods, METHOD-auto, methods with options, and the referees "
+        "(default: %(default)s)",
     )
     parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
     parser.add_argument(
@@ -171,12 +164,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what can be known to be wrong without a model."""
-    for method in args.methods:
-        if method not in REFEREES:
-            drafter_of(method, also=REFEREES)
-    if "vanilla" not in args.methods:
-        raise UserError("methods: vanilla, the baseline, must be among them")
-    refuse_repeated(args.methods)
     if args.random_prompts and (args.question_file or args.bench_name):
         raise UserError(
             "random_prompts: got questions too; leave --bench-name and --question-file out"
@@ -214,10 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     args = build_parser().parse_args(argv)
     _check(args)
-    draft_model = choose_draft_model(args.methods, args.model_path, args.draft_model)
-    for name in args.methods:
-        if name not in REFEREES:
-            config_of(name, draft_model)
+    entrants = entrants_of(args.methods, args.model_path, args.draft_model)
     with user_errors():
         options = ModelOptions(
             model_path=args.model_path,
@@ -226,14 +210,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             threads=args.threads,
             compile=args.compile and args.shape == "demo",
         )
-        SamplingOptions(max_new_tokens=args.max_new_tokens)
+        sampling = SamplingOptions(max_new_tokens=args.max_new_tokens)
     file = question_file_of(args.bench_name or "demo", args.question_file)
     if args.out:
         refuse_outputs([args.out], [file])
     questions = spread(load_questions(file), args.num_questions)
     model = check_model(options)
     contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
-    check_draft(draft_model, model)
+    check_draft_models(entrants, model)
     conversation = choose_conversation("auto", options.model_path, model.tokenizer)
     prompts = [] if args.random_prompts else first_prompts(conversation, questions, model)
     target = _load(args, options, model)
@@ -242,10 +226,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.random_prompts:
         tasks = ["random"] * args.num_questions
         prompts = random_prompts(args.num_questions, target.vocab_size)
-    setting = Setting(target, args.max_new_tokens, eos_ids, draft_model)
-    methods = {
-        name: (referee if name in REFEREES else our_method)(setting, name) for name in args.methods
-    }
+    if args.threads is None and (choice := use_fastest_threads(target)):
+        print(f"{choice}; --threads sets it", file=sys.stderr)
+    methods = {entrant.words: ready(entrant, target, sampling, eos_ids) for entrant in entrants}
     longest = max(map(len, prompts)) + args.max_new_tokens
     answers = measure(methods, prompts, args.repetitions, lambda: target.warm_up(longest))
     rows = summarise(answers, tasks)

@@ -1,131 +1,60 @@
-"""The methods and referees that the benchmark times, and what they must be given.
-
-The referees are transformers' own `generate`, its prompt lookup and its assisted generation.
-"""
+"""Entrants on a loaded model, ready to be timed, and the prompts that they get."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-
+from evaluation.answering.entrants import Entrant
+from evaluation.answering.method import MethodAnswerer
+from evaluation.answering.referees import Referee, RefereeAnswerer
+from evaluation.answers.row import Turn
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import CheckedModel
-from model.commands.model_options import DEFAULT_MODEL, DEMO_MODEL
-from model.engine.drafter import Drafter
-from model.engine.loop import generate
+from model.commands.matrix_file import make_drafter
+from model.commands.model_options import SamplingOptions
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
-from model.methods.registry import METHODS, drafter_class
-from model.methods.sps.draft_model import check_draft_model, load_draft_model
-from model.options import unknown_name
-from scripts.benchmark.report import ASSISTED, PARTS, REFEREES, Answer
-
-DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
-AUTO = "-auto"
+from model.methods.sps.draft_model import check_draft_model
 
 
 class Method(NamedTuple):
-    """Something that answers prompts.
+    """An entrant that answers prompts.
 
     Attributes:
         answer: answers one prompt.
         reset: forgets what earlier prompts taught.
     """
 
-    answer: Callable[[list[int]], Answer]
+    answer: Callable[[list[int]], Turn]
     reset: Callable[[], None]
 
 
-class Setting(NamedTuple):
-    """The model and the limits of a run, the same for all methods.
-
-    Attributes:
-        target: the target model.
-        max_new_tokens: of an answer.
-        eos_ids: tokens that end it.
-        draft_model: folder or hub name of the model that some methods draft with, if there is one.
-    """
-
-    target: TargetModel
-    max_new_tokens: int
-    eos_ids: frozenset[int]
-    draft_model: str | None = None
-
-
-def drafter_of(name: str, also: Sequence[str] = ()) -> tuple[type[Drafter], dict[str, str]]:
-    """Return the class and the options behind a method's name; NAME-auto has an automatic budget.
-
-    Args:
-        name: the method.
-        also: names that an error says are allowed, too.
+def ready(
+    entrant: Entrant, target: TargetModel, sampling: SamplingOptions, eos_ids: frozenset[int]
+) -> Method:
+    """Return an entrant on a loaded model; its memory is hot until it is reset.
 
     Raises:
-        UserError: if there is no such method.
+        UserError: if it does not go with the model.
     """
-    base = name.removesuffix(AUTO)
-    options = dict(drafter_class(base).auto_options) if base in METHODS else {}
-    if base not in METHODS or (name != base and not options):
-        known = [*METHODS, *(m + AUTO for m in METHODS if drafter_class(m).auto_options)]
-        raise UserError(unknown_name("methods", name, [*known, *also]))
-    return drafter_class(base), options if name != base else {}
+    if isinstance(entrant.method, Referee):
+        limit = sampling.max_new_tokens
+        return Method(RefereeAnswerer(target, entrant.config, limit, eos_ids).answer, lambda: None)
+    drafter = make_drafter(entrant.method, entrant.config, target.vocab_size, target.device, {})
+    return Method(MethodAnswerer(target, drafter, sampling, eos_ids).answer, drafter.reset)
 
 
-def refuse_repeated(methods: Sequence[str]) -> None:
-    """Raise UserError if a method is there twice: results go by its name."""
-    if len(set(methods)) < len(methods):
-        raise UserError(f"methods: got {' '.join(methods)}; allowed: each once")
-
-
-def wants_draft_model(name: str) -> bool:
-    """Return whether a method drafts with another model."""
-    if name in REFEREES:
-        return name == ASSISTED
-    return drafter_of(name)[0].drafts_with_model()
-
-
-def choose_draft_model(methods: Sequence[str], model_path: str, given: str | None) -> str | None:
-    """Return the draft model: what was given, else the demo model's with the demo model; None if no
-    method drafts with one.
-
-    Raises:
-        UserError: if there is none where one is wanted, or one is given for nothing.
-    """
-    wanting = [method for method in methods if wants_draft_model(method)]
-    if not wanting:
-        if given is not None:
-            raise UserError(
-                f"draft_model: got {given}; only sps and {ASSISTED} draft with it, add one to --methods"
-            )
-        return None
-    if given is None and model_path != DEFAULT_MODEL:
-        raise UserError(f"draft_model: got none; give the model that {wanting[0]} drafts with")
-    return DEMO_DRAFT if given is None else given
-
-
-def config_of(name: str, draft_model: str | None) -> Any:
-    """Return the config of a method of ours, with its defaults.
-
-    Raises:
-        UserError: if the method cannot run here.
-    """
-    cls, options = drafter_of(name)
-    if draft_model is not None and wants_draft_model(name):
-        options["draft_model"] = draft_model
-    with user_errors():
-        return cls.config_class(**options)
-
-
-def check_draft(draft_model: str | None, model: CheckedModel) -> None:
-    """Raise UserError if a draft model was chosen that does not go with the target model."""
-    if draft_model is not None and model.vocab_size is not None:
-        with user_errors():
-            check_draft_model(draft_model, model.vocab_size)
+def check_draft_models(entrants: Sequence[Entrant], model: CheckedModel) -> None:
+    """Raise UserError if a draft model does not go with the target model."""
+    for entrant in entrants:
+        draft_model = getattr(entrant.config, "draft_model", None)
+        if draft_model is not None and model.vocab_size is not None:
+            with user_errors():
+                check_draft_model(draft_model, model.vocab_size)
 
 
 def first_prompts(
@@ -148,55 +77,3 @@ def first_prompts(
                 + "; leave the question out"
             )
     return prompts
-
-
-def our_method(setting: Setting, name: str) -> Method:
-    """Return a method of ours with its defaults; its memory is hot within a repetition."""
-    target, max_new_tokens, eos_ids, draft_model = setting
-    cls, _ = drafter_of(name)
-    drafter = cls(config_of(name, draft_model), target.vocab_size, target.device)
-
-    def answer(prompt_ids: list[int]) -> Answer:
-        target.synchronize()
-        start = time.perf_counter()
-        done = generate(target, drafter, prompt_ids, max_new_tokens=max_new_tokens, eos_ids=eos_ids)
-        total = time.perf_counter() - start
-        parts = {part: sum(getattr(step, part + "_ns") for step in done.steps) for part in PARTS}
-        decode = total - done.steps[0].prefill_ns / 1e9
-        num_nodes = sum(step.num_nodes for step in done.steps)
-        return Answer(done.token_ids, total, decode, done.accept_lengths, parts, num_nodes)
-
-    return Method(answer, drafter.reset)
-
-
-def referee(setting: Setting, name: str) -> Method:
-    """Return transformers' own generate: plain, with prompt lookup, or assisted by a draft model."""
-    target, max_new_tokens, eos_ids, draft_model = setting
-    options: dict[str, Any] = {}
-    if name == "generate-pld":
-        options["prompt_lookup_num_tokens"] = 10
-    if name == ASSISTED:
-        assert draft_model is not None, "main makes sure"
-        options["assistant_model"] = load_draft_model(draft_model, "auto", target.device).model
-
-    def answer(prompt_ids: list[int]) -> Answer:
-        ids = torch.tensor([prompt_ids], device=target.device)
-        # Transformers would go on past the model's context, where our methods stop.
-        limit = target.context_limit(len(prompt_ids))
-        room = max_new_tokens if limit is None else min(max_new_tokens, limit - len(prompt_ids))
-        target.synchronize()
-        start = time.perf_counter()
-        with torch.inference_mode():
-            output = target.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=room,
-                eos_token_id=sorted(eos_ids),
-                pad_token_id=min(eos_ids, default=0),
-                **options,
-            )
-        token_ids = output[0, len(prompt_ids) :].tolist()
-        return Answer(token_ids, time.perf_counter() - start)
-
-    return Method(answer, lambda: None)

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from evaluation.answering.referees import REFEREES
+from evaluation.answers.row import Turn
 from evaluation.answers.step_figures import PARTS
 from evaluation.reporting.tables import markdown_table
 from evaluation.scoring.intervals import paired_interval, ratio_of_rates
 from scripts.benchmark.device_costs import CostPoint, Roofline
-
-ASSISTED = "generate-assisted"
-REFEREES = ("generate", "generate-pld", ASSISTED)
-
-
-@dataclass(slots=True)
-class Answer:
-    """One measured answer; times in seconds, `decode` is None where a referee does not tell it
-    apart; `num_nodes` over all its steps.
-    """
-
-    token_ids: list[int]
-    total: float
-    decode: float | None = None
-    accept_lengths: list[int] = field(default_factory=list)
-    parts: dict[str, int] = field(default_factory=dict)
-    num_nodes: int = 0
 
 
 class Work(NamedTuple):
@@ -48,22 +32,22 @@ def speedup(work: Work, base: Work) -> tuple[float, float, float]:
     return work.rate / base.rate, *paired_interval(ratio_of_rates, [*work, *base])
 
 
-def work_of(runs: list[list[Answer]], seconds: Callable[[Answer], float]) -> Work:
+def work_of(runs: list[list[Turn]], seconds: Callable[[Turn], float]) -> Work:
     """Collect tokens and seconds of a method's answers[repetition][question]."""
     tokens = np.array([[len(answer.token_ids) for answer in run] for run in runs])
     times = np.array([[seconds(answer) for answer in run] for run in runs])
     return Work(tokens.mean(axis=0), times.mean(axis=0))
 
 
-def end_to_end(answer: Answer) -> float:
+def end_to_end(answer: Turn) -> float:
     """Return the seconds of an answer, prompt included."""
-    return answer.total
+    return answer.wall_time
 
 
-def decode_only(answer: Answer) -> float:
-    """Return the seconds of an answer without its prompt."""
-    assert answer.decode is not None, "a referee's time is not split"
-    return answer.decode
+def decode_only(answer: Turn) -> float:
+    """Return the seconds of an answer without its prompt; a referee does not tell them apart."""
+    seconds: float = answer.details["decode_time"]
+    return seconds
 
 
 def over(referee: str) -> str:
@@ -71,7 +55,7 @@ def over(referee: str) -> str:
     return f"speedup_over_{referee.replace('-', '_')}"
 
 
-def summarise(answers: dict[str, list[list[Answer]]], tasks: Sequence[str]) -> list[dict[str, Any]]:
+def summarise(answers: dict[str, list[list[Turn]]], tasks: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row of figures for every method, from answers[method][repetition][question]."""
     base = answers["vanilla"]
     referees = [name for name in REFEREES if name in answers]
@@ -99,17 +83,18 @@ def summarise(answers: dict[str, list[list[Answer]]], tasks: Sequence[str]) -> l
             row["decode_tokens_per_second"] = decode.rate
             row["decode_speedup"] = speedup(decode, work_of(base, decode_only))
             spent = {
-                part: sum(answer.parts[part] for run in runs for answer in run) for part in PARTS
+                part: sum(answer.details["step_times"][part] for run in runs for answer in run)
+                for part in PARTS
             }
             row["share_of_step"] = {part: spent[part] / sum(spent.values()) for part in PARTS}
-            num_nodes = sum(answer.num_nodes for run in runs for answer in run)
-            row["nodes_per_step"] = num_nodes / len(lengths)
+            num_drafted = sum(answer.details["draft_tokens"] for run in runs for answer in run)
+            row["nodes_per_step"] = 1 + num_drafted / len(lengths)
         rows.append(row)
     return rows
 
 
 def by_task(
-    runs: list[list[Answer]], base: list[list[Answer]], tasks: Sequence[str]
+    runs: list[list[Turn]], base: list[list[Turn]], tasks: Sequence[str]
 ) -> dict[str, float]:
     """Return the end-to-end ratio of rates in every task."""
     ratios = {}

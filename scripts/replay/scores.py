@@ -6,22 +6,21 @@ answer is a bug, and is said.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
 
-from evaluation.answering.command import parse
-from evaluation.answering.config import RunConfig
+from evaluation.answering.entrants import entrant_of
+from evaluation.answering.referees import Referee
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import UserError
+from model.commands.matrix_file import make_drafter
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.step import Generation
 from model.engine.target import TargetModel
-from model.methods.registry import find_method
 from scripts.demo_model.loops import find_loop
 from scripts.replay.recording import RecordedTurn
 from scripts.replay.target import MissingRowError, ReplayTarget
@@ -90,16 +89,10 @@ def drafter_from(words: str, vocab_size: int) -> Drafter:
     Raises:
         UserError: if method or options are unknown, or the options are not allowed.
     """
-    name, *options = shlex.split(words) or [""]
-    try:
-        method = find_method(name)
-        run, config, matrix = parse(method, options)
-        drafter = method.drafter_class(config, vocab_size, torch.device("cpu"))
-    except ValueError as error:
-        raise UserError(f"{words!r}: {error}") from error
-    if run != RunConfig() or matrix.load or matrix.save:
-        raise UserError(f"{words!r}: allowed: options of {name} itself, without a saved matrix")
-    return drafter
+    entrant = entrant_of(words)
+    if isinstance(entrant.method, Referee):
+        raise UserError(f"{words!r}: is no drafter; allowed: methods")
+    return make_drafter(entrant.method, entrant.config, vocab_size, torch.device("cpu"), {})
 
 
 def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:

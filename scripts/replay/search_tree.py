@@ -29,10 +29,10 @@ import torch
 
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import check_output, refuse_outputs, write_whole
-from model.engine.budget import DraftBudget
+from model.engine.budget import MAX_DRAFT, DraftBudget
 from model.engine.tree import DraftTree
 from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
-from model.methods.recycling.tree_template import MAX_PATHS, load_template
+from model.methods.recycling.tree_template import load_template
 from scripts.replay.command import load_recorded_model
 from scripts.replay.recording import RecordedTurn, Recording
 from scripts.replay.scores import Figures, check_replayable, figures, score
@@ -202,7 +202,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Learn a template and write it."""
     args = build_parser().parse_args(argv)
-    limits = {"nodes": MAX_PATHS, "ranks": None, "rounds": None}
+    limits = {"nodes": MAX_DRAFT, "ranks": None, "rounds": None}
     for name, most in limits.items():
         value = getattr(args, name)
         if value < 1 or (most and value > most):

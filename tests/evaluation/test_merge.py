@@ -56,8 +56,9 @@ def test_a_result_that_is_there_is_kept(shards: list[Path], tmp_path: Path) -> N
         merged(shards[1:], shards[1], "--overwrite")
     sidecar = sidecar_path(shards[1])
     before = sidecar.read_bytes()
-    for taken in (sidecar, shards[1].with_suffix("")):  # the latter's own sidecar would be the same
-        with pytest.raises(UserError, match="one of the shards"):
+    namesake = shards[1].with_suffix("")
+    for taken, says in ((sidecar, "one of the shards"), (namesake, "both would have 1.meta.json")):
+        with pytest.raises(UserError, match=says):
             merged(shards[1:], taken, "--overwrite")
     assert sidecar.read_bytes() == before
 

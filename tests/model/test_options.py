@@ -12,6 +12,8 @@ import pytest
 
 from evaluation.answering.config import PARTS
 from model.methods.registry import METHODS, drafter_class
+from model.methods.samd.drafter import SamdConfig
+from model.options import chosen
 
 CONFIGS = (*PARTS.values(), *(drafter_class(method).config_class for method in METHODS))
 
@@ -28,11 +30,20 @@ def bounded(bound: str) -> list[Any]:
 
 @pytest.mark.parametrize(("cls", "item"), bounded("least"))
 def test_numbers_below_the_least_are_refused(cls: Any, item: Any) -> None:
-    least = item.metadata["least"]
-    with pytest.raises(
-        ValueError, match=f"^{item.name}: got {least - 1}; allowed: {least} or more$"
-    ):
+    least, most = item.metadata["least"], item.metadata["most"]
+    allowed = f"{least} or more" if most is None else f"{least} to {most}"
+    with pytest.raises(ValueError, match=f"^{item.name}: got {least - 1}; allowed: {allowed}$"):
         cls(**{item.name: least - 1})
+
+
+@pytest.mark.parametrize(("cls", "item"), bounded("most"))
+def test_numbers_above_the_most_are_refused(cls: Any, item: Any) -> None:
+    least, most = item.metadata["least"], item.metadata["most"]
+    cls(**{item.name: most})
+    with pytest.raises(
+        ValueError, match=f"^{item.name}: got {most + 1}; allowed: {least} to {most}$"
+    ):
+        cls(**{item.name: most + 1})
 
 
 @pytest.mark.parametrize(("cls", "item"), bounded("choices"))
@@ -41,3 +52,16 @@ def test_values_that_are_no_choice_are_refused(cls: Any, item: Any) -> None:
     for value in ("something", "auto" * 2, ""):
         with pytest.raises(ValueError, match=f"^{item.name}: got '{value}'; allowed: {allowed}$"):
             cls(**{item.name: value})
+
+
+def test_an_option_left_open_has_the_value_that_follows_from_the_others() -> None:
+    plain, alone = SamdConfig(), SamdConfig(fallback="none")
+    assert (plain.threshold, alone.threshold) == (5, 1)
+    assert SamdConfig(threshold=3).threshold == 3
+
+
+def test_chosen_options_are_those_that_leaving_out_would_change() -> None:
+    assert chosen(SamdConfig()) == {}
+    assert chosen(SamdConfig(fallback="none")) == {"fallback": "none"}
+    assert chosen(SamdConfig(fallback="none", threshold=5)) == {"fallback": "none", "threshold": 5}
+    assert chosen(SamdConfig(threshold=5)) == {}, "the same as without"

@@ -11,19 +11,26 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config
 
+from evaluation.answering.entrants import entrant_of
+from evaluation.answers.row import Turn
+from evaluation.answers.step_figures import PARTS
 from evaluation.questions.questions import DATA_FOLDER, Question
 from model.commands.command_line import UserError
+from model.commands.model_options import SamplingOptions
 from model.engine.target import TargetModel
 from scripts.benchmark.command import main, measure, spread
 from scripts.benchmark.device_costs import CostPoint, Roofline, choose_contexts, cost_curve
-from scripts.benchmark.methods import Method, Setting, drafter_of, our_method, referee
-from scripts.benchmark.report import PARTS, Answer, Work, print_tables, speedup, summarise
+from scripts.benchmark.methods import Method, ready
+from scripts.benchmark.report import Work, print_tables, speedup, summarise
 from tests.model.decoded import known
 
 
-def answer(num_tokens: int, total: float, decode: float | None = None) -> Answer:
+def answer(num_tokens: int, total: float, decode: float | None = None) -> Turn:
     """Return an answer of equal steps."""
-    return Answer([7] * num_tokens, total, decode, [2] * (num_tokens // 2), dict.fromkeys(PARTS, 1))
+    details = {"step_times": dict.fromkeys(PARTS, 1.0), "draft_tokens": num_tokens}
+    if decode is not None:
+        details["decode_time"] = decode
+    return Turn([7] * num_tokens, [2] * (num_tokens // 2), total, details)
 
 
 def test_a_method_that_takes_half_the_time_is_twice_as_fast_whatever_the_questions() -> None:
@@ -222,18 +229,22 @@ def test_a_referee_ends_with_the_models_context_as_our_methods_do(name: str) -> 
         **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32},
         **{"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32},
     )
-    setting = Setting(TargetModel(LlamaForCausalLM(config).eval()), 16, frozenset())
+    target = TargetModel(LlamaForCausalLM(config).eval())
     prompt = list(range(1, 29))
-    ours = our_method(setting, "vanilla").answer(prompt).token_ids
+    sampling = SamplingOptions(max_new_tokens=16)
+    ours, theirs = (
+        ready(entrant_of(words), target, sampling, frozenset()).answer(prompt).token_ids
+        for words in ("vanilla", name)
+    )
     assert len(ours) == 4
-    assert referee(setting, name).answer(prompt).token_ids == ours
+    assert theirs == ours
 
 
 def test_a_method_that_drafts_from_its_own_earlier_answer_is_not_measured_so() -> None:
     resets: list[int] = []
     calls: list[int] = []
 
-    def respond(prompt: list[int]) -> Answer:
+    def respond(prompt: list[int]) -> Turn:
         calls.append(prompt[0])
         return answer(1, 1.0, 1.0)
 
@@ -246,4 +257,4 @@ def test_a_method_that_drafts_from_its_own_earlier_answer_is_not_measured_so() -
 @pytest.mark.parametrize("name", ["nope", "vanilla-auto", "hybrid-auto"])
 def test_an_unknown_method_or_one_without_an_automatic_budget_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="recycling-auto"):
-        drafter_of(name)
+        entrant_of(name)

@@ -163,7 +163,7 @@ def test_steps_that_begin_after_a_loop_is_seen_are_counted_apart(
     ("words", "text"),
     [
         ("recyling", "did you mean recycling"),
-        ("", "method: got ''"),
+        ("", "methods: got ''"),
         ("recycling --output-id-topk 13", "asks for 13 tokens of a row; the recording holds 12"),
         ("recycling --tree-version auto", "its trees follow the clock"),
         ("recycling --output-id-topk 2", "uses rank"),

@@ -6,11 +6,30 @@ from collections.abc import Mapping
 
 import torch
 
+# A table of rows is written to disk after every answer of a run.
+MAX_BYTES = 2**30
+
 
 def check_topk(k: int, vocab_size: int) -> None:
-    """Raise ValueError if a row cannot hold as many different tokens."""
+    """Raise ValueError if a row cannot hold as many different tokens, or a row for every token takes too much."""
     if k > vocab_size:
         raise ValueError(f"output_id_topk: got {k}; allowed: 1 to {vocab_size}, the vocabulary")
+    check_size("output_id_topk", vocab_size, k)
+
+
+def check_size(options: str, num_rows: int, k: int) -> None:
+    """Raise ValueError if a table of rows of k tokens, int32, takes too much memory.
+
+    Args:
+        options: the options that make it so large, for the error.
+        num_rows: its rows.
+        k: tokens in a row.
+    """
+    if 4 * num_rows * k > MAX_BYTES:
+        raise ValueError(
+            f"{options}: got {num_rows} rows of {k} tokens, {4 * num_rows * k / 2**30:.1f} GiB; "
+            f"allowed: at most {MAX_BYTES >> 30} GiB; give less"
+        )
 
 
 def wrong_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:

@@ -25,13 +25,13 @@ import torch
 
 from ...budget.measure import MAX_MEASURED_NODES
 from ...budget.paced import CostAwareDrafter
-from ...engine.budget import DraftBudget
+from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import VerifiedStep
 from ...engine.read_out import state_sketch
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, budget_option, check_options, option
-from ..growth.memory import check_topk, wrong_tensors
+from ..growth.memory import check_size, check_topk, wrong_tensors
 from .candidate_pool import CandidatePool, library_of_pool
 from .row_tables import LONGEST_KEY
 
@@ -42,13 +42,17 @@ MAX_DEPTH = 24
 class HybridConfig:
     """Options of the hybrid."""
 
-    num_nodes: int = option(MAX_MEASURED_NODES - 1, "drafted nodes of a step, at most", least=1)
+    num_nodes: int = option(
+        MAX_MEASURED_NODES - 1, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT
+    )
     budget: str = budget_option("auto")
     output_id_topk: int = option(8, "tokens kept in a row (k)", least=1)
     start: str = option(
         "hot", "hot: the rows live across questions; cold: cleared before each", choices=STARTS
     )
-    table_bits: int = option(18, "log2 of the slots of the table of rows; 18 take 10 MB")
+    table_bits: int = option(
+        18, "log2 of the slots of the table of rows; 18 take 10 MB", least=8, most=24
+    )
     neighbours: int = option(
         32,
         "verified nodes with the same token among which the likest state is looked for; 0: none",
@@ -58,6 +62,7 @@ class HybridConfig:
         None,
         "make rows of the prompt's logits too (default: yes; with --budget auto where the "
         "output head is a small part of the model)",
+        derived=lambda given: None if given["budget"] == "auto" else True,
     )
 
     def __post_init__(self) -> None:
@@ -67,8 +72,7 @@ class HybridConfig:
             ValueError: naming the option, what was given and what is allowed.
         """
         check_options(self)
-        if not 8 <= self.table_bits <= 24:
-            raise ValueError(f"table_bits: got {self.table_bits}; allowed: 8 to 24")
+        check_size("table_bits, output_id_topk", 2**self.table_bits, self.output_id_topk)
         library_of_pool()  # fail before any weights load if it cannot be built
 
 
@@ -84,8 +88,6 @@ class HybridDrafter(CostAwareDrafter):
         self.is_cold = config.start == "cold"
         self.wants_costs = config.budget == "auto"
         self.harvests_prompt = config.harvest_prompt
-        if config.harvest_prompt is None and not self.wants_costs:
-            self.harvests_prompt = True
         self.max_nodes = 1 + config.num_nodes
         self._pool = CandidatePool(
             2**config.table_bits, self.num_candidates, vocab_size, config.neighbours

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 from ...budget.paced import CostAwareDrafter
-from ...engine.budget import CostCurve, DraftBudget
+from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import budget_option, check_options, option
@@ -48,6 +48,17 @@ class LookaheadConfig:
             ValueError: naming the option, what was given and what is allowed.
         """
         check_options(self)
+        if self.num_drafted > MAX_DRAFT:
+            raise ValueError(
+                f"level, window, guess: got {self.level}, {self.window}, {self.guess}, a draft of "
+                f"{self.num_drafted} nodes, (level - 1) * (level - 2 + window + guess); allowed: at most "
+                f"{MAX_DRAFT}; give less"
+            )
+
+    @property
+    def num_drafted(self) -> int:
+        """Nodes of the largest draft, without the root."""
+        return (self.level - 1) * (self.level - 2 + self.window + self.guess)
 
 
 class _Nodes(NamedTuple):
@@ -66,8 +77,7 @@ class LookaheadDrafter(CostAwareDrafter):
 
     def __init__(self, config: LookaheadConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
-        num_columns = config.window + config.level - 3
-        self.max_nodes = 1 + (config.level - 1) * (num_columns + 1 + config.guess)
+        self.max_nodes = 1 + config.num_drafted
         self._rows: list[list[int]] = []
         # first token -> the N-1 tokens that follow it in an n-gram, the latest last
         self._pool: dict[int, list[tuple[int, ...]]] = {}

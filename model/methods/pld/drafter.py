@@ -17,19 +17,22 @@ from types import MappingProxyType
 import torch
 
 from ...budget.paced import CostAwareDrafter
-from ...engine.budget import DraftBudget
+from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import budget_option, check_options, option
 from ..growth.chain_acceptance import ChainAcceptance
+
+# A rate is kept for every length of a match and every place in the chain.
+MAX_NGRAM_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PldConfig:
     """Options of prompt lookup."""
 
-    max_ngram_size: int = option(3, "longest suffix n-gram looked up", least=1)
-    num_pred_tokens: int = option(10, "length of the proposed chain", least=1)
+    max_ngram_size: int = option(3, "longest suffix n-gram looked up", least=1, most=MAX_NGRAM_SIZE)
+    num_pred_tokens: int = option(10, "length of the proposed chain", least=1, most=MAX_DRAFT)
     match: str = option(
         "first", "which earlier occurrence to continue", choices=("first", "latest")
     )

@@ -64,15 +64,19 @@ class RecyclingConfig:
         "average: as accepted-last, but half of a row stays as it was; original: as the published code, "
         "to compare with its figures (default: accepted-last; average with --tree-version auto)",
         choices=POLICIES,
+        derived=lambda given: "average" if given["tree_version"] == AUTO else "accepted-last",
     )
     harvest_prompt: bool | None = option(
         None,
         "seed the matrix from the prompt's logits (default: yes; no with --policy original; "
         "with --tree-version auto where the output head is a small part of the model)",
+        derived=lambda given: (
+            None if given["tree_version"] == AUTO else given["policy"] != "original"
+        ),
     )
 
     def __post_init__(self) -> None:
-        """Validate, the tree template included.
+        """Validate, the tree template included; a policy that was not given is that of the tree.
 
         Raises:
             ValueError: naming the option, what was given and what is allowed.
@@ -90,15 +94,8 @@ class RecyclingConfig:
             load_template(self.tree_version).check_ranks(self.output_id_topk)
         elif self.policy == "original":
             raise ValueError("tree_version: got auto with policy original, whose tree is static")
-        if self.write_back == "average" or self.tree_version == AUTO:
+        if self.policy == "average" or self.tree_version == AUTO:
             library_of_guesses()  # fail before any weights load if it cannot be built
-
-    @property
-    def write_back(self) -> str:
-        """The policy given, else the default for the kind of tree."""
-        if self.policy is not None:
-            return self.policy
-        return "average" if self.tree_version == AUTO else "accepted-last"
 
 
 class _Level(NamedTuple):
@@ -120,10 +117,8 @@ class RecyclingDrafter(CostAwareDrafter):
         check_topk(config.output_id_topk, vocab_size)
         self._is_original = config.policy == "original"
         self._writes_accepted_only = config.policy == "accepted-only"
-        is_average = config.write_back == "average"
+        is_average = config.policy == "average"
         self.harvests_prompt = config.harvest_prompt
-        if config.harvest_prompt is None and config.tree_version != AUTO:
-            self.harvests_prompt = not self._is_original
         self.is_cold = config.start == "cold"
         if self._is_original:
             # The published loop stops after more than max_new_tokens + 1 tokens; its steps beyond

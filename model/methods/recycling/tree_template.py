@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from ...engine.budget import DraftBudget
+from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.tree import TreeTopology
 from ...options import unknown_name
 
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
-# A template is verified in one forward pass; far larger ones are a mistake or an attack on memory.
-MAX_PATHS = 4096
 # A valid file, even with the most paths, is far smaller.
 MAX_BYTES = 16 * 2**20
 
@@ -68,9 +66,9 @@ def _cut(template: TreeTemplate, depth: int, chain_only: bool) -> TreeTemplate:
 
 
 def _checked_paths(paths: Sequence[Sequence[int]], name: str) -> list[tuple[int, ...]]:
-    if len(paths) > MAX_PATHS:
+    if len(paths) > MAX_DRAFT:
         raise ValueError(
-            f"tree template {name}: got {len(paths)} paths; allowed: at most {MAX_PATHS}"
+            f"tree template {name}: got {len(paths)} paths; allowed: at most {MAX_DRAFT}"
         )
     seen: set[tuple[int, ...]] = set()
     for path in paths:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from ...budget.paced import CostAwareDrafter
-from ...engine.budget import DraftBudget
+from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, budget_option, check_options, option
@@ -42,15 +42,18 @@ FALLBACK_OPTIONS = ("output_id_topk", "tree_version", "start")
 
 @dataclass(frozen=True, slots=True)
 class SamdConfig:
-    """Options of SAMD; those left at None take the default of the fallback."""
+    """Options of SAMD; the fallback's own, left at None, take its defaults."""
 
     fallback: str = option(
         "recycling", "what is drafted when the match is short", choices=FALLBACKS
     )
     threshold: int | None = option(
-        None, "shortest match continued (default: 5, 1 with --fallback none)", least=1
+        None,
+        "shortest match continued (default: 5, 1 with --fallback none)",
+        least=1,
+        derived=lambda given: 1 if given["fallback"] == "none" else 5,
     )
-    num_pred_tokens: int = option(40, "length of the longest chain", least=1)
+    num_pred_tokens: int = option(40, "length of the longest chain", least=1, most=MAX_DRAFT)
     tokens_per_match: int = option(4, "tokens drafted for each token of the match", least=1)
     match: str = option(
         "latest",
@@ -63,6 +66,9 @@ class SamdConfig:
         "tokens that a match in the corpus must be longer to count as much as one in "
         "the text (default: 5, 0 with --fallback none)",
         least=0,
+        derived=lambda given: (
+            None if given["automaton"] is None else 0 if given["fallback"] == "none" else 5
+        ),
     )
     output_id_topk: int | None = option(None, "of the fallback: successors kept for each token (k)")
     tree_version: str | None = option(None, "of the fallback: tree template, JSON file, or auto")
@@ -122,11 +128,6 @@ class SamdDrafter(CostAwareDrafter):
         if config.fallback != "none":
             cls = drafter_class(config.fallback)
             self._fallback = cls(config.fallback_config(), vocab_size, device)
-        self._threshold, self._bias = (5, 5) if self._fallback else (1, 0)
-        if config.threshold is not None:
-            self._threshold = config.threshold
-        if config.bias is not None:
-            self._bias = config.bias
         self._corpus = StaticAutomaton.load(config.automaton) if config.automaton else None
         if self._corpus is not None and self._corpus.largest_token >= vocab_size:
             raise ValueError(
@@ -162,7 +163,7 @@ class SamdDrafter(CostAwareDrafter):
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the chain after the match if that is long enough and pays, else the fallback's tree."""
         chain = self._best_chain(min(self.config.num_pred_tokens, budget.max_depth))
-        self._chain = chain if chain.length >= self._threshold and chain.tokens else None
+        self._chain = chain if chain.length >= self.config.threshold and chain.tokens else None
         drafted = len(chain.tokens) if self._chain else 0
         if drafted and budget.cost_curve and self.config.budget == "auto":
             drafted = self._rates.paying(chain.length - 1, drafted, budget.cost_curve)
@@ -231,6 +232,6 @@ class SamdDrafter(CostAwareDrafter):
         chain = _Chain(tokens, length, "text")
         if self._follower:
             length, tokens = self._follower.match(max_tokens)
-            if tokens and length - self._bias > chain.length:
-                chain = _Chain(tokens, length - self._bias, "corpus")
+            if tokens and length - self.config.bias > chain.length:
+                chain = _Chain(tokens, length - self.config.bias, "corpus")
         return chain._replace(tokens=chain.tokens[: self.config.tokens_per_match * chain.length])

@@ -26,7 +26,7 @@ import torch
 from ...budget.cost_model import CostModel
 from ...budget.measure import step_costs
 from ...budget.paced import CostAwareDrafter
-from ...engine.budget import CostCurve, DraftBudget
+from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
 from ...engine.cache import TreeCache
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree, TreeTopology
@@ -46,7 +46,9 @@ class SpsConfig:
     """Options of speculative sampling."""
 
     draft_model: str | None = option(None, "folder or hub name of the draft model (required)")
-    num_draft_tokens: int = option(5, "tokens that the draft model writes in a step", least=1)
+    num_draft_tokens: int = option(
+        5, "tokens that the draft model writes in a step", least=1, most=MAX_DRAFT
+    )
     draft_dtype: str = option(
         "auto", "of the draft model; auto: float32 on CPU, float16 elsewhere", choices=DTYPES
     )

@@ -155,6 +155,27 @@ CASES = (
     ),
     Case("a matrix for pld", "--save-matrix m", ("--save-matrix", "--help"), method="pld"),
     # other methods
+    Case(
+        "hybrid's table past all memory",
+        "--table-bits 24 --output-id-topk 8000",
+        ("table_bits, output_id_topk", "500.0 GiB", "at most 1 GiB"),
+        method="hybrid",
+    ),
+    Case(
+        "samd's chain past all memory",
+        "--num-pred-tokens 10000000",
+        ("num_pred_tokens", "got 10000000", "1 to 4096"),
+        method="samd",
+    ),
+    *(
+        Case(
+            f"lookahead's draft past all memory by {options}",
+            options,
+            ("level, window, guess", f"of {num_nodes} nodes", "at most 4096"),
+            method="lookahead",
+        )
+        for options, num_nodes in (("--level 2000", 4021988), ("--window 3000", 12040))
+    ),
     Case("lookahead level 1", "--level 1", ("level", "got 1", "2 or more"), method="lookahead"),
     Case("pld n-gram 0", "--max-ngram-size 0", ("max_ngram_size", "got 0"), method="pld"),
     Case("pld option to vanilla", "--match latest", ("--match", "--help"), method="vanilla"),

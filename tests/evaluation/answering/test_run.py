@@ -301,6 +301,7 @@ def test_the_sidecar_says_what_was_run_with_what(
     }
     assert {name: meta[name] for name in expected} == expected
     assert meta["options"] == {name: getattr(config, name) for name in config.__slots__}
+    assert meta["options"]["policy"] == "accepted-last", "resolved, though it was not given"
     assert meta["device"].startswith("cpu")
     assert meta["versions"]["torch"] == torch.__version__
     assert {"python", "transformers", "tokenizers", "fschat"} <= set(meta["versions"])
@@ -327,6 +328,7 @@ def test_runs_of_other_options_have_other_names(options: list[str], tmp_path: Pa
     others = (
         *("", "--start cold", "--policy original", "--no-harvest-prompt", "--output-id-topk 9"),
         *("--dtype float64", "--temperature 0.5", f"--tree-version {tmp_path}/wide.json"),
+        "--tree-version auto",
     )
     names = set()
     for number, other in enumerate(others):
@@ -337,3 +339,4 @@ def test_runs_of_other_options_have_other_names(options: list[str], tmp_path: Pa
         names.add(plan.setup.model_id)
     assert len(names) == len(others), f"two runs share a name: {sorted(names)}"
     assert "tiny-recycling-tree-version-wide-float32-temp-0.0" in names
+    assert "tiny-recycling-tree-version-auto-float32-temp-0.0" in names, "no derived option"

@@ -273,3 +273,19 @@ def test_a_number_that_is_not_json_is_never_written(tmp_path: Path) -> None:
         log.append(make_row(1).plus(wall_time=float("nan")), {})
     assert file.read_bytes() == b""
     log.close()
+
+
+@pytest.mark.parametrize("names", [("a", "a.jsonl"), ("a.jsonl", "a")])
+def test_a_file_whose_sidecar_and_matrix_would_be_anothers_is_refused(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    first, second = (tmp_path / name for name in names)
+    log = begun(first)
+    append_up_to(log, 2)
+    log.finish()
+    with pytest.raises(UserError, match=f"{second}: {first} is there, and both would have a.meta"):
+        begun(second, overwrite=True)
+    assert not second.exists()
+    again = AnswerLog(first, META)
+    check_rows_and_state(again, first)
+    again.close()

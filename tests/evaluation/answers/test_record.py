@@ -6,6 +6,7 @@ Run: pytest tests/evaluation/answers/test_record.py
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from evaluation.reporting.notes import group_caption
 from evaluation.reporting.titles import group_facts
 from evaluation.scoring.comparable import differing_conditions, group_answers, load_answers
 from model.commands.command_line import UserError
+from model.methods.recycling.drafter import RecyclingConfig
 from tests.evaluation.answers.answer_rows import answer_rows, make_row, write_answers
 
 EVERYWHERE = Use.RECORDED | Use.RESUMED | Use.COMPARED | Use.NEEDED | Use.EQUAL
@@ -119,3 +121,25 @@ def test_what_the_table_does_not_know_must_be_equal_to_resume(tmp_path: Path) ->
     file = write_run(tmp_path, "pld", unheard_of=1)
     with pytest.raises(UserError, match="of a run with unheard_of 1, this one has None"):
         AnswerLog(file, meta_of("pld"))
+
+
+@pytest.mark.parametrize("found", [None, "missing"])
+def test_resuming_takes_the_default_of_a_condition_that_an_older_sidecar_lacks(
+    flavour: None, found: str | None, tmp_path: Path
+) -> None:
+    meta = meta_of("pld", flavour=found)
+    if found == "missing":
+        del meta["flavour"]
+    file = write_answers(tmp_path / "older.jsonl", ROWS, meta)
+    with pytest.raises(UserError, match="of a run with flavour 'plain', this one has 'plum'"):
+        AnswerLog(file, meta_of("pld", flavour="plum"))
+    AnswerLog(file, meta_of("pld", flavour="plain")).close()
+
+
+def test_resuming_derives_the_options_that_an_older_sidecar_left_open(tmp_path: Path) -> None:
+    older = asdict(RecyclingConfig()) | {"policy": None, "harvest_prompt": None}
+    file = write_run(tmp_path, "recycling", options=older)
+    for config in (RecyclingConfig(policy="original"), RecyclingConfig(tree_version="auto")):
+        with pytest.raises(UserError, match=r"of a run with options .*'policy': 'accepted-last'"):
+            AnswerLog(file, meta_of("recycling", options=asdict(config)))
+    AnswerLog(file, meta_of("recycling", options=asdict(RecyclingConfig()))).close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from evaluation.answering.referees import REFEREES
 from evaluation.reporting.notes import group_caption, group_notes
 from evaluation.reporting.titles import (
     METHOD_TITLES,
@@ -38,7 +39,7 @@ def _groups(folder: Path, *metas: dict[str, Any]) -> list[Group]:
 
 
 def test_every_title_is_of_a_method_and_a_new_method_is_its_own() -> None:
-    assert set(METHOD_TITLES) <= set(METHODS)
+    assert set(METHOD_TITLES) <= {*METHODS, *REFEREES}
     assert {"vanilla", "recycling", "pld", "lookahead", "samd", "sps", "hybrid"} <= set(
         METHOD_TITLES
     )
@@ -52,7 +53,7 @@ def test_methods_of_a_benchmark_have_the_same_names() -> None:
     assert benchmark_title("generate-pld") == "transformers prompt lookup"
 
 
-@pytest.mark.parametrize("method", METHOD_TITLES)
+@pytest.mark.parametrize("method", METHODS)
 def test_options_have_no_underscores_in_words(method: str) -> None:
     fields = drafter_class(method).config_class.__dataclass_fields__
     assert "_" not in options_text(dict.fromkeys(fields, 3))

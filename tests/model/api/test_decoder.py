@@ -5,7 +5,9 @@ Run: pytest tests/model/api/test_decoder.py
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -379,3 +381,41 @@ def test_measuring_draws_nothing_from_the_users_generator(
     assert decoder.target.linear_kernels and decoder.target.attention
     assert list(tmp_path.glob("linear-kernels-*.json"))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_copy_is_a_decoder_of_its_own_that_has_learned_the_same(
+    method: str, duplicate: Any
+) -> None:
+    model, tokenizer = demo()
+    decoder = decoder_for(method, model, tokenizer)
+    expected = decoder.generate(PROMPT, max_new_tokens=20).token_ids
+    memory = decoder.drafter.memory()
+    twin = duplicate(decoder)
+    assert type(twin) is type(decoder) and twin.drafter.config == decoder.drafter.config
+    assert twin.target.model is model, "weights are not copied"
+    assert all(torch.equal(found, memory[name]) for name, found in twin.drafter.memory().items())
+    streams = [one.stream(PROMPT, max_new_tokens=20) for one in (decoder, twin)]
+    texts = [[next(stream)] for stream in streams]
+    for text, stream in zip(texts, streams, strict=True):
+        assert [token for piece in (*text, *stream) for token in piece.token_ids] == expected
+    twin.reset()
+    assert decoder.drafter.memory().keys() == memory.keys()
+    if method == "recycling":
+        assert decoder.drafter.memory()["adjacency"].any(), "the copy forgot for both"
+
+
+def test_a_copy_keeps_the_class_and_options() -> None:
+    model, tokenizer = demo()
+    decoder = TokenRecycling(model, tokenizer, output_id_topk=9, policy="accepted-only")
+    assert isinstance(copy.copy(decoder), TokenRecycling)
+    assert copy.copy(decoder).drafter.config == decoder.drafter.config
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_decoder_is_not_pickled(method: str) -> None:
+    decoder = decoder_for(method, *demo())
+    decoder.generate(PROMPT, max_new_tokens=4)
+    with pytest.raises(TypeError, match=r"^decoder: cannot be pickled, .*save_matrix.*$"):
+        pickle.dumps(decoder)

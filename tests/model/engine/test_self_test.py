@@ -6,11 +6,15 @@ Run: pytest tests/model/engine/test_self_test.py
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from types import MethodType
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
+from model import SpeculativeDecoder
 from model.engine import self_test as module
 from model.engine.cache import TreeCache
 from model.engine.loop import generate
@@ -21,6 +25,7 @@ from model.engine.self_test import (
     Probe,
     compare,
     expected_logits,
+    prove,
     self_test,
 )
 from model.engine.target import TargetModel, UnsupportedModelError
@@ -194,3 +199,128 @@ def test_giving_up_trees_is_logged(
         self_test(target)
     assert "chain drafts only" in caplog.text
     assert CHAIN.is_chain
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Probe]:
+    """The probes compared since the test began."""
+    found: list[Probe] = []
+
+    def counted(target: TargetModel, probe: Probe) -> Comparison:
+        found.append(probe)
+        return original(target, probe)
+
+    original = module.compare
+    monkeypatch.setattr(module, "compare", counted)
+    return found
+
+
+def test_a_model_is_tested_by_its_first_decoder_only(comparisons: list[Probe]) -> None:
+    model = fresh().model
+    for method in ("recycling", "pld", "recycling"):
+        assert SpeculativeDecoder(model, method=method).generate([1, 2], max_new_tokens=2).token_ids
+        assert len(comparisons) == 2, "a chain and a tree, once"
+    SpeculativeDecoder(fresh().model)
+    assert len(comparisons) == 4, "another model"
+
+
+def _write(model: LlamaForCausalLM) -> None:
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+
+
+def _write_data(model: LlamaForCausalLM) -> None:
+    model.lm_head.weight.data[0, 0] += 1
+
+
+def _replace_layer(model: LlamaForCausalLM) -> None:
+    model.model.layers[0].mlp.act_fn = torch.nn.ReLU()
+
+
+def _patch_forward(model: LlamaForCausalLM) -> None:
+    model.forward = MethodType(LlamaForCausalLM.forward, model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _write,
+        _write_data,
+        _replace_layer,
+        _patch_forward,
+        lambda model: model.set_attn_implementation("eager"),
+        lambda model: model.register_forward_hook(lambda *_: None),
+        lambda model: model.to(torch.bfloat16),
+        lambda model: setattr(model.config, "rms_norm_eps", 1e-3),
+    ],
+)
+def test_a_changed_model_is_tested_again(
+    change: Callable[[LlamaForCausalLM], object], comparisons: list[Probe]
+) -> None:
+    model = fresh().model
+    prove(TargetModel(model))
+    change(model)
+    prove(TargetModel(model))
+    assert len(comparisons) == 4
+    prove(TargetModel(model, use_kernels=False))
+    assert len(comparisons) == 6, "other kernels"
+
+
+def test_the_code_of_a_class_that_was_changed_is_tested(
+    comparisons: list[Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = fresh()
+    kind = type(target.model.model.layers[0].mlp)
+    prove(target)
+    monkeypatch.setattr(kind, "forward", lambda mlp, hidden: mlp.down_proj(mlp.up_proj(hidden)))
+    prove(target)
+    assert len(comparisons) == 4
+
+
+def test_a_model_with_hooks_is_tested_every_time(comparisons: list[Probe]) -> None:
+    target = fresh()
+    target.model.register_forward_hook(lambda *_: None)
+    for number in (1, 2):
+        prove(target)
+        assert len(comparisons) == 2 * number
+
+
+def test_what_a_patched_forward_passed_says_nothing_of_the_models_own(
+    comparisons: list[Probe],
+) -> None:
+    target = fresh()
+    _patch_forward(target.model)
+    prove(target)
+    del target.model.forward
+    prove(target)
+    assert len(comparisons) == 4
+
+
+def test_a_second_decoder_of_a_model_without_trees_drafts_chains_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = fresh()
+    monkeypatch.setattr(first.masks, "of_tree", lambda *_: 1 / 0)
+    prove(first)
+    caplog.clear()
+    second = SpeculativeDecoder(first.model).target
+    assert second.chain_only and second.chain_reason == first.chain_reason
+    assert "chain drafts only" in caplog.text
+
+
+def test_a_slow_self_test_says_so_and_a_fast_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*arguments: object) -> Comparison:
+        time.sleep(0.05)
+        return original(*arguments)
+
+    original = module.compare
+    monkeypatch.setattr(module, "SLOW_SECONDS", 60.0)
+    said: list[str] = []
+    self_test(fresh(), say=said.append)
+    assert not said
+    monkeypatch.setattr(module, "SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(module, "compare", slow)
+    self_test(fresh(), say=said.append)
+    assert said == [
+        "model type llama: comparing drafts with plain forward passes, once a model; slow on a busy machine"
+    ]

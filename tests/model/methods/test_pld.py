@@ -91,8 +91,8 @@ def test_the_draft_is_never_longer_than_asked() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"max_ngram_size": 0}, "max_ngram_size: got 0; allowed: 1 or more"),
-        ({"num_pred_tokens": 0}, "num_pred_tokens: got 0; allowed: 1 or more"),
+        ({"max_ngram_size": 0}, "max_ngram_size: got 0; allowed: 1 to"),
+        ({"num_pred_tokens": 0}, "num_pred_tokens: got 0; allowed: 1 to"),
         ({"match": "last"}, "match: got 'last'; allowed: first, latest"),
     ],
 )

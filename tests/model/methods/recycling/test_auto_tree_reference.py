@@ -91,4 +91,4 @@ def test_without_a_compiler_it_is_refused_before_a_model_loads(
         ValueError, match="no C\\+\\+ compiler: got no-such-compiler; install g\\+\\+"
     ):
         RecyclingConfig(**options)
-    assert RecyclingConfig().write_back == "accepted-last", "a static tree needs none"
+    assert RecyclingConfig().policy == "accepted-last", "a static tree needs none"

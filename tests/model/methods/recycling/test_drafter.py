@@ -131,8 +131,8 @@ def test_half_of_an_averaged_row_stays(template: str) -> None:
 
 
 def test_the_default_averages_where_the_tree_is_automatic(template: str) -> None:
-    assert RecyclingConfig(tree_version=template, output_id_topk=2).write_back == "accepted-last"
-    assert RecyclingConfig(tree_version="auto").write_back == "average"
+    assert RecyclingConfig(tree_version=template, output_id_topk=2).policy == "accepted-last"
+    assert RecyclingConfig(tree_version="auto").policy == "average"
 
 
 @pytest.mark.parametrize("stop_reason", ["eos", "length", "context"])

@@ -209,7 +209,7 @@ def test_nodes_say_where_they_come_from(corpus: str) -> None:
         ({"fallback": "pld"}, "fallback: got 'pld'; allowed: recycling, none"),
         ({"match": "last"}, "match: got 'last'; allowed: first, latest"),
         ({"threshold": 0}, "threshold: got 0; allowed: 1 or more"),
-        ({"num_pred_tokens": 0}, "num_pred_tokens: got 0; allowed: 1 or more"),
+        ({"num_pred_tokens": 0}, "num_pred_tokens: got 0; allowed: 1 to"),
         ({"tokens_per_match": 0}, "tokens_per_match: got 0; allowed: 1 or more"),
         ({"automaton": "a", "bias": -1}, "bias: got -1; allowed: 0 or more"),
         ({"bias": 3}, "bias: got 3 without an automaton; leave it out"),

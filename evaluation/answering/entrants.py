@@ -1,0 +1,146 @@
+"""Entrants of a comparison: methods with options, and transformers' own ways to decode as referees.
+
+An entrant is named as its inference command spells it, without what all have in common: "pld",
+"recycling --tree-version 2.2.2". NAME-auto is the method with its automatic number of nodes.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from evaluation.answering.command import parse
+from evaluation.answering.config import RunConfig
+from evaluation.answering.referees import ASSISTED, REFEREES, Referee
+from model.commands.command_line import UserError
+from model.commands.model_options import DEMO_MODEL
+from model.methods.registry import METHODS, Method, find_method
+from model.options import unknown_name
+
+AUTO = "-auto"
+BASELINE = "vanilla"
+# The baseline once more: what the two differ by, the run cannot tell apart.
+AGAIN = f"{BASELINE}-again"
+DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A method or referee with its options.
+
+    Attributes:
+        words: as it was named.
+        method: the method or referee.
+        config: its options.
+    """
+
+    words: str
+    method: Method | Referee
+    config: Any
+
+    @property
+    def label(self) -> str:
+        """Its words as part of a file's name: "recycling-tree-version-2.2.2"."""
+        return re.sub(r"[^\w.]+", "-", self.words).strip("-")
+
+    @property
+    def is_again(self) -> bool:
+        """Whether it is the baseline once more, which measures what the run cannot tell apart."""
+        return self.words == AGAIN
+
+
+def entrants_of(
+    words: Sequence[str],
+    model_path: str,
+    draft_model: str | None = None,
+    needs_baseline: bool = True,
+) -> list[Entrant]:
+    """Return the entrants of a comparison, the baseline first.
+
+    Args:
+        words: one text an entrant, such as "recycling --start cold".
+        model_path: the target model.
+        draft_model: what entrants draft with that need a model and name none; with the demo model
+            there is one by default.
+        needs_baseline: whether the baseline must be among them.
+
+    Raises:
+        UserError: if a method or an option is unknown or not allowed, an entrant is there twice, or
+            the draft model is missing or for nothing.
+    """
+    if needs_baseline and BASELINE not in words:
+        raise UserError(
+            f"methods: got {' '.join(words)}; {BASELINE}, the baseline, must be among them"
+        )
+    needing = [one for one in words if _needs_draft_model(one)]
+    if draft_model is not None and not needing:
+        raise UserError(
+            f"draft_model: got {draft_model}; only sps and {ASSISTED} draft with it, add one to --methods"
+        )
+    if draft_model is None and Path(model_path).resolve() == DEMO_MODEL:
+        draft_model = DEMO_DRAFT
+    if needing and draft_model is None:
+        raise UserError(f"draft_model: got none; give the model that {needing[0]} drafts with")
+    in_order = sorted(words, key=lambda one: one != BASELINE)
+    found = [entrant_of(one, draft_model) for one in in_order]
+    labels = [entrant.label for entrant in found]
+    if len(set(labels)) < len(labels):
+        raise UserError(f"methods: got {' '.join(words)}; allowed: each once")
+    return found
+
+
+def entrant_of(words: str, draft_model: str | None = None) -> Entrant:
+    """Return the entrant of these words.
+
+    Raises:
+        UserError: if the method or an option is unknown or not allowed.
+    """
+    name, *options = shlex.split(words) or [""]
+    if name in REFEREES:
+        if options:
+            raise UserError(f"methods: got {words!r}; {name} takes no options")
+        return Entrant(words, REFEREES[name], REFEREES[name].config(draft_model))
+    method = _method_of(name)
+    given = list(options)
+    if name.endswith(AUTO):
+        for option, value in method.drafter_class.auto_options.items():
+            given += [f"--{option.replace('_', '-')}", value]
+    if _needs_draft_model(words):
+        given += ["--draft-model", str(draft_model)]
+    run, config, matrix = parse(method, given)
+    if run != RunConfig() or matrix.load or matrix.save:
+        raise UserError(
+            f"methods: got {words!r}; allowed: options of {method.name} itself, without a saved matrix"
+        )
+    return Entrant(words, method, config)
+
+
+def baseline_again(entrants: Sequence[Entrant]) -> Entrant:
+    """Return the baseline as a second entrant, which measures what the run cannot tell apart."""
+    return replace(next(one for one in entrants if one.words == BASELINE), words=AGAIN)
+
+
+def _method_of(name: str) -> Method:
+    """Return the method of a name, with or without `AUTO`.
+
+    Raises:
+        UserError: if there is none.
+    """
+    known = [*METHODS]
+    known += [one + AUTO for one in METHODS if find_method(one).drafter_class.auto_options]
+    if name not in known:
+        raise UserError(unknown_name("methods", name, [*known, *REFEREES]))
+    return find_method(name.removesuffix(AUTO))
+
+
+def _needs_draft_model(words: str) -> bool:
+    """Whether an entrant drafts with a model that its words do not name."""
+    name, *options = shlex.split(words) or [""]
+    if name in REFEREES:
+        return REFEREES[name].drafts_with_model
+    is_named = any(option.startswith("--draft-model") for option in options)
+    return not is_named and _method_of(name).drafter_class.drafts_with_model()

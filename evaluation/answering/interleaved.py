@@ -1,0 +1,221 @@
+"""A comparison: one loaded model, every question answered by every entrant in turn.
+
+Wall-clock figures of separate processes drift with the machine. Here a slow minute hits all entrants,
+the baseline included, and ratios stay. Every entrant has its own memory, answer file and sidecar, as
+its inference command writes them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from evaluation.answering.config import RunConfig
+from evaluation.answering.entrants import Entrant, baseline_again
+from evaluation.answering.loop import Finished, record
+from evaluation.answering.method import MethodAnswerer, eos_ids, method_answerer
+from evaluation.answering.plan import Asked, Plan, check_asked, prepare
+from evaluation.answering.question import Answerer, warm_up
+from evaluation.answering.referees import Referee, RefereeAnswerer
+from evaluation.answers.log import AnswerLog
+from evaluation.questions.questions import DATA_FOLDER
+from model.commands.command_line import UserError
+from model.commands.loading import load_target
+from model.engine.target import TargetModel
+
+T = TypeVar("T")
+Memory = dict[str, torch.Tensor] | None
+NOISE_FLOOR = "noise floor"
+
+
+class Place(NamedTuple):
+    """Where a comparison's answers go.
+
+    Attributes:
+        folder: of the answer files; None: the benchmark's.
+        name: what the names of all files begin with; None: the model's name.
+    """
+
+    folder: str | None = None
+    name: str | None = None
+
+
+def in_turn(entrants: Sequence[T], num_questions: int) -> Iterator[tuple[int, T]]:
+    """Yield every question's index with every entrant; who is first changes from question to question."""
+    for index in range(num_questions):
+        first = index % len(entrants)
+        for entrant in (*entrants[first:], *entrants[:first]):
+            yield index, entrant
+
+
+def compare(entrants: Sequence[Entrant], run: RunConfig, place: Place, num_runs: int = 1) -> int:
+    """Answer a benchmark's questions with all entrants in turn, as often as asked.
+
+    The baseline answers twice, as two entrants.
+
+    Returns:
+        0, or 1 if a question failed.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # noise in a log; ours shows the run
+    entrants = [*entrants, baseline_again(entrants)]
+    _refuse_sampling_referees(entrants, run)
+    asked = check_asked(run)
+    runs: list[list[Plan]] = []
+    try:
+        for number in range(1, num_runs + 1):
+            suffix = "" if num_runs == 1 else f"-run-{number}"
+            runs.append([])
+            for entrant in entrants:
+                runs[-1].append(_plan(asked, entrants, entrant, run, place, suffix))
+        _answer(asked, runs)
+        return _report([plan.log for plans in runs for plan in plans])
+    finally:
+        for plans in runs:
+            for plan in plans:
+                plan.log.close()
+
+
+def _refuse_sampling_referees(entrants: Sequence[Entrant], run: RunConfig) -> None:
+    for entrant in entrants:
+        if isinstance(entrant.method, Referee) and run.sampling.temperature:
+            raise UserError(
+                f"temperature: got {run.sampling.temperature} with {entrant.words}, which is greedy; leave one out"
+            )
+
+
+def _plan(
+    asked: Asked,
+    entrants: Sequence[Entrant],
+    entrant: Entrant,
+    run: RunConfig,
+    place: Place,
+    suffix: str,
+) -> Plan:
+    """Return the checked run of one entrant.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    name = place.name or asked.model_name
+    dtype = str(asked.model.dtype).removeprefix("torch.")
+    facts = (f"temp-{run.sampling.temperature}", str(run.sampling.max_new_tokens))
+    model_id = "-".join((name, entrant.label, dtype, *facts)) + suffix
+    folder = place.folder or DATA_FOLDER / run.questions.bench_name / "model_answer"
+    answers = replace(run.answers, model_id=model_id, answer_file=f"{folder}/{model_id}.jsonl")
+    circumstances = {"interleaved_with": [other.label for other in entrants]}
+    role = {"role": NOISE_FLOOR} if entrant.is_again else {}
+    return prepare(
+        asked,
+        entrant.method,
+        replace(run, answers=answers),
+        entrant.config,
+        circumstances=circumstances | role,
+    )
+
+
+def _answer(asked: Asked, runs: Sequence[Sequence[Plan]]) -> None:
+    """Load the model and answer what the logs lack."""
+    plans = [plan for plans in runs for plan in plans]
+    if all(plan.is_answered for plan in plans):
+        for plan in plans:
+            if not plan.log.is_finished:  # broken off after its last answer
+                plan.log.finish()
+        return
+    _warn_of_earlier_answers(plans)
+    # Before the weights load: one may be missing.
+    memories = {plan.setup.model_id: plan.memory() for plan in plans if not plan.is_answered}
+    target = load_target(plans[0].setup.run.model, asked.model)
+    _settle_threads(plans, target)
+    num_rows = len(asked.questions) * len(plans)
+    num_done = sum(len(plan.questions) - len(plan.log.remaining(plan.questions)) for plan in plans)
+    record(_finished(asked, runs, target, memories), num_rows, num_done)
+    for plan in plans:
+        plan.log.finish()
+
+
+def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
+    """Say it if some entrants have more answers than others: these are not interleaved."""
+    done = [len(plan.log.done) for plan in plans]
+    if max(done) - min(done) > 1:
+        ahead = [
+            plan.setup.model_id
+            for plan, count in zip(plans, done, strict=True)
+            if count > min(done) + 1
+        ]
+        print(
+            f"WARNING: answers of {', '.join(ahead)} are there already, and were not measured in turn with "
+            "those that follow; --overwrite measures all anew",
+            file=sys.stderr,
+        )
+
+
+def _settle_threads(plans: Sequence[Plan], target: TargetModel) -> None:
+    """Let all entrants compute with the same number of threads.
+
+    Raises:
+        UserError: if earlier answers were made with different numbers.
+    """
+    known = sorted({plan.threads for plan in plans if plan.threads})
+    if len(known) > 1:
+        raise UserError(
+            f"threads: answers that are there were made with {' and '.join(map(str, known))}; give --overwrite"
+        )
+    if not known:
+        plans[0].settle_threads(target)
+    for plan in plans:
+        plan.note_threads()
+
+
+def _finished(
+    asked: Asked,
+    runs: Sequence[Sequence[Plan]],
+    target: TargetModel,
+    memories: Mapping[str, Memory],
+) -> Iterator[tuple[AnswerLog, Finished]]:
+    """Yield every missing row with its log, run by run, each with drafters of its own."""
+    for plans in runs:
+        entrants = [
+            (plan, _ready(plan, target, memories[plan.setup.model_id]))
+            for plan in plans
+            if not plan.is_answered
+        ]
+        for index, (plan, answerer) in in_turn(entrants, len(asked.questions)):
+            question = asked.questions[index]
+            if question.question_id not in plan.log.done:
+                row = plan.setup.ask(answerer, question)
+                yield plan.log, Finished(row, answerer.memory())
+
+
+def _ready(plan: Plan, target: TargetModel, memory: Memory) -> Answerer:
+    """Return an entrant that is warm and has the memory of its answers so far; its file is begun."""
+    setup = plan.setup
+    answerer: Answerer
+    if isinstance(setup.method, Referee):
+        limit, ends = setup.run.sampling.max_new_tokens, eos_ids(setup, target)
+        answerer = RefereeAnswerer(target, setup.config, limit, ends)
+    else:
+        answerer = method_answerer(setup, target)
+        print("".join(note + "\n" for note in answerer.notes()), end="", file=sys.stderr)
+    first = plan.log.remaining(plan.questions)[0]
+    warm_up(answerer, setup.conversation, first, setup.run.answers.warmup)
+    if memory and isinstance(answerer, MethodAnswerer):
+        answerer.drafter.load_memory(memory)
+    plan.log.begin()
+    return answerer
+
+
+def _report(logs: Sequence[AnswerLog]) -> int:
+    """Print where the answers are; return the exit code."""
+    for log in logs:
+        failed = f"; {log.num_failed} failed, with their cause" if log.num_failed else ""
+        print(f"{log.num_rows} answers in {log.file}{failed}")
+    return int(any(log.num_failed for log in logs))

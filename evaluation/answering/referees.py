@@ -1,0 +1,140 @@
+"""Referees: transformers' own ways to decode, beside which the baseline is seen to be honest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from evaluation.answers.row import Turn
+from model.engine.target import TargetModel
+from model.methods.sps.draft_model import load_draft_model
+from model.options import check_options, option
+
+GENERATE, LOOKUP, ASSISTED = "generate", "generate-pld", "generate-assisted"
+
+
+@dataclass(frozen=True, slots=True)
+class RefereeConfig:
+    """Options of `generate` beyond greedy decoding.
+
+    Raises:
+        ValueError: if a value is not allowed.
+    """
+
+    prompt_lookup_num_tokens: int | None = option(None, "tokens of a prompt lookup", least=1)
+    draft_model: str | None = option(None, "folder or hub name of the assistant")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Referee:
+    """One of transformers' ways to decode: plain, by prompt lookup, or assisted by a draft model."""
+
+    name: str
+
+    config_class: ClassVar[type] = RefereeConfig
+
+    @property
+    def drafts_with_model(self) -> bool:
+        """Whether it needs a draft model."""
+        return self.name == ASSISTED
+
+    def config(self, draft_model: str | None) -> RefereeConfig:
+        """Return its options."""
+        if self.name == LOOKUP:
+            return RefereeConfig(prompt_lookup_num_tokens=10)
+        return RefereeConfig(draft_model=draft_model if self.drafts_with_model else None)
+
+
+REFEREES: dict[str, Referee] = {name: Referee(name) for name in (GENERATE, LOOKUP, ASSISTED)}
+
+
+class _Steps:
+    """A streamer that counts the tokens of every step."""
+
+    def __init__(self) -> None:
+        self._has_prompt = False
+        self.lengths: list[int] = []
+
+    def put(self, token_ids: torch.Tensor) -> None:
+        """Take the prompt, and then the tokens of each step."""
+        if self._has_prompt:
+            self.lengths.append(token_ids.numel())
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """Do nothing at the end of the text."""
+
+
+class RefereeAnswerer:
+    """transformers' `generate` on the target's model, as an `Answerer`; greedy.
+
+    It does not tell the time of the prompt apart.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        config: RefereeConfig,
+        max_new_tokens: int,
+        eos_ids: frozenset[int],
+    ) -> None:
+        self.target = target
+        self._max_new_tokens, self._eos_ids = max_new_tokens, eos_ids
+        self._options: dict[str, Any] = {}
+        if config.prompt_lookup_num_tokens:
+            self._options["prompt_lookup_num_tokens"] = config.prompt_lookup_num_tokens
+        if config.draft_model:
+            draft = load_draft_model(config.draft_model, "auto", target.device)
+            self._options["assistant_model"] = draft.model
+
+    def seed(self, seed: int) -> None:
+        """Begin a choice; nothing is drawn."""
+
+    def begin_question(self) -> None:
+        """Begin a question; nothing is kept across questions."""
+
+    @torch.inference_mode()
+    def answer(self, prompt_ids: list[int]) -> Turn:
+        """Answer one prompt."""
+        ids = torch.tensor([prompt_ids], device=self.target.device)
+        # Transformers would go on past the model's context, where our methods stop.
+        limit = self.target.context_limit(len(prompt_ids))
+        most = self._max_new_tokens
+        room = most if limit is None else min(most, limit - len(prompt_ids))
+        self.target.synchronize()
+        steps = _Steps()
+        start, cpu_start = time.perf_counter(), time.process_time()
+        output = self.target.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=room,
+            eos_token_id=sorted(self._eos_ids) or None,
+            pad_token_id=min(self._eos_ids, default=0),
+            streamer=steps,
+            **self._options,
+        )
+        token_ids = output[0, len(prompt_ids) :].tolist()
+        wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
+        details = {"prompt_tokens": len(prompt_ids), "cpu_time": cpu_time}
+        return Turn(token_ids, steps.lengths, wall_time, details)
+
+    @contextmanager
+    def lean(self) -> Iterator[None]:
+        """Take as little memory as it can: as always."""
+        yield
+
+    def end_warmup(self) -> None:
+        """Forget what warm-up passes left behind: nothing."""
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the memory kept across questions: none."""
+        return {}

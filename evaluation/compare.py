@@ -1,0 +1,100 @@
+"""Compare methods on one loaded model: every question is answered by every method in turn.
+
+Times are then ratios within the run, whatever the machine does meanwhile. The baseline, vanilla,
+answers twice: what its two entrants differ by, the run cannot tell apart. Each method writes the answer
+file that its inference command would write; evaluation.leaderboard makes the tables.
+
+Run:
+    python -m evaluation.compare --methods vanilla recycling-auto hybrid --max-new-tokens 128
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from evaluation.answering.config import AnswerOptions, QuestionOptions, RunConfig
+from evaluation.answering.entrants import entrants_of
+from evaluation.answering.interleaved import Place, compare
+from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.model_options import ModelOptions, SamplingOptions
+from model.commands.options import add_options
+
+DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld-auto", "hybrid")
+# Questions and answer files: as of an inference command, but for what is one method's own.
+QUESTIONS = ("bench_name", "question_file", "question_begin", "question_end", "shuffle")
+ANSWERS = ("overwrite", "num_choices", "warmup", "conv_template")
+EXAMPLES = """\
+examples:
+  python -m evaluation.compare --max-new-tokens 128
+  python -m evaluation.compare --methods vanilla "recycling --tree-version 2.2.2" hybrid generate \\
+      --max-new-tokens 128 --runs 3 --out answers
+  python -m evaluation.leaderboard answers
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = OptionParser(
+        prog="python -m evaluation.compare",
+        description="Answer questions with several methods in turn, each into an answer file of its own.",
+        epilog=EXAMPLES,
+    )
+    group = parser.add_argument_group("comparison")
+    group.add_argument(
+        "--methods",
+        nargs="+",
+        default=DEFAULT_METHODS,
+        metavar="METHOD",
+        help='methods, NAME-auto (automatic number of nodes), methods with options ("pld --match latest"), '
+        f"and transformers' generate, generate-pld, generate-assisted (default: {' '.join(DEFAULT_METHODS)})",
+    )
+    group.add_argument(
+        "--draft-model",
+        metavar="NAME",
+        help="folder or hub name of the model that sps and generate-assisted draft with (default: the demo "
+        "model's, with the demo model)",
+    )
+    group.add_argument(
+        "--runs", type=int, default=1, metavar="N", help="repetitions of the whole (default: 1)"
+    )
+    group.add_argument(
+        "--out",
+        metavar="DIR",
+        help="folder of the answer files (default: data/BENCH/model_answer)",
+    )
+    group.add_argument(
+        "--model-id",
+        metavar="NAME",
+        help="what the names of the answer files begin with (default: the model's name)",
+    )
+    add_options(parser.add_argument_group("model"), ModelOptions)
+    add_options(parser.add_argument_group("questions"), QuestionOptions, QUESTIONS)
+    add_options(parser.add_argument_group("sampling"), SamplingOptions)
+    add_options(parser.add_argument_group("answers"), AnswerOptions, ANSWERS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the comparison.
+
+    Returns:
+        0, or 1 if a question failed.
+
+    Raises:
+        UserError: if something given cannot be used.
+    """
+    given = vars(build_parser().parse_args(argv))
+    place = Place(given.pop("out"), given.pop("model_id"))
+    methods, draft_model, num_runs = (given.pop(key) for key in ("methods", "draft_model", "runs"))
+    if num_runs < 1:
+        raise UserError(f"runs: got {num_runs}; allowed: 1 or more")
+    with user_errors():
+        run = RunConfig.of(given)
+        AnswerOptions(model_id=place.name)
+    entrants = entrants_of(methods, run.model.model_path, draft_model)
+    return compare(entrants, run, place, num_runs)
+
+
+if __name__ == "__main__":
+    run_command(main)

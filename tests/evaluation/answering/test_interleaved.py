@@ -1,0 +1,237 @@
+"""A comparison answers as the inference commands do, in turn, and goes on where it was cut.
+
+Run: pytest tests/evaluation/answering/test_interleaved.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation import compare
+from evaluation.answering import interleaved
+from evaluation.answering.entrants import entrants_of
+from evaluation.answering.interleaved import in_turn
+from evaluation.answers.log import AnswerLog
+from evaluation.answers.row import AnswerRow
+from model.commands.command_line import UserError
+from tests.evaluation.conftest import QUESTIONS, figures, read_meta, read_rows, run, write_rows
+
+METHODS = ("vanilla", "recycling", "pld --match latest", "lookahead-auto", "generate")
+STEPS = ("token_ids", "accept_lengths", "turns")
+
+
+def compared(options: list[str], folder: Path, *more: object) -> int:
+    """Run a comparison of METHODS in this process; return its exit code."""
+    return compare.main([*options, "--methods", *METHODS, "--out", str(folder), *map(str, more)])
+
+
+def files_of(folder: Path, run_name: str = "") -> dict[str, Path]:
+    """Return the answer files of a folder by entrant."""
+    begin, end = "tiny-", f"-float32-temp-0.0-24{run_name}.jsonl"
+    return {
+        file.name.removeprefix(begin).removesuffix(end): file for file in folder.glob("*" + end)
+    }
+
+
+@pytest.fixture
+def uncut(options: list[str], tmp_path: Path) -> dict[str, Path]:
+    """The files of a comparison that nobody interrupted."""
+    assert compared(options, tmp_path / "uncut") == 0
+    return files_of(tmp_path / "uncut")
+
+
+def steps_of(file: Path) -> Any:
+    """Return everything about answers that a clock has no part in."""
+    return figures(read_rows(file), *STEPS)
+
+
+def test_who_is_first_changes_and_everybody_has_every_question() -> None:
+    order = list(in_turn("abc", 4))
+    assert [entrant for _, entrant in order] == list("abcbcacababc")
+    assert [index for index, _ in order] == [i for i in range(4) for _ in "abc"]
+
+
+def test_answers_are_those_of_the_inference_commands(
+    uncut: dict[str, Path], options: list[str], tmp_path: Path
+) -> None:
+    single = tmp_path / "single.jsonl"
+    for entrant, method, more in (
+        ("vanilla", "vanilla", ""),
+        ("vanilla-again", "vanilla", ""),
+        ("recycling", "recycling", ""),
+        ("pld-match-latest", "pld", "--match latest"),
+    ):
+        assert run(method, options, single, *more.split(), "--overwrite") == 0
+        assert steps_of(uncut[entrant]) == steps_of(single), entrant
+        mine, theirs = read_meta(uncut[entrant]), read_meta(single)
+        for key in ("method", "options", "device", "dtype", "threads", "model_fingerprint"):
+            assert mine[key] == theirs[key], key
+    ids = figures(read_rows(uncut["vanilla"]), "token_ids")
+    for entrant in ("lookahead-auto", "generate"):
+        assert figures(read_rows(uncut[entrant]), "token_ids") == ids, entrant
+
+
+def test_sidecars_say_who_ran_together_and_who_measures_the_noise(uncut: dict[str, Path]) -> None:
+    together = ["vanilla", "recycling", "pld-match-latest", "lookahead-auto", "generate"]
+    for entrant, file in uncut.items():
+        meta = read_meta(file)
+        assert meta["interleaved_with"] == [*together, "vanilla-again"]
+        assert meta.get("role") == ("noise floor" if entrant == "vanilla-again" else None)
+    assert set(uncut) == {*together, "vanilla-again"}
+
+
+def test_rows_have_cpu_seconds(uncut: dict[str, Path]) -> None:
+    for file in uncut.values():
+        for row in read_rows(file):
+            choice = row["choices"][0]
+            assert len(choice["cpu_time"]) == len(choice["wall_time"])
+            assert all(seconds > 0 for seconds in choice["cpu_time"])
+
+
+@pytest.mark.parametrize("num_appended", [1, 7, 13, 30])
+def test_a_cut_comparison_goes_on_as_if_it_had_not_been(
+    num_appended: int,
+    uncut: dict[str, Path],
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "cut"
+    left = [num_appended]
+    append = AnswerLog.append
+
+    def append_some(log: AnswerLog, row: AnswerRow, memory: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        append(log, row, memory)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(AnswerLog, "append", append_some)
+        compared(options, folder)
+    assert sum(len(read_rows(file)) for file in files_of(folder).values()) == num_appended
+    assert compared(options, folder) == 0
+    for entrant, file in files_of(folder).items():
+        if entrant != "lookahead-auto":  # whose numbers of nodes follow the clock
+            assert steps_of(file) == steps_of(uncut[entrant]), entrant
+        assert len(read_rows(file)) == QUESTIONS
+
+
+def test_a_finished_comparison_needs_no_model(
+    uncut: dict[str, Path], options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {file: file.read_bytes() for file in uncut.values()}
+    monkeypatch.setattr(interleaved, "load_target", lambda *_: pytest.fail("it was loaded"))
+    assert compared(options, uncut["vanilla"].parent) == 0
+    assert before == {file: file.read_bytes() for file in uncut.values()}
+
+
+def test_a_method_that_joins_later_is_said_to_be_alone(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compare_these(*methods: str) -> str:
+        assert compare.main([*options, "--out", str(tmp_path), "--methods", *methods]) == 0
+        return capsys.readouterr().err
+
+    assert "WARNING" not in compare_these("vanilla")
+    joined = compare_these("vanilla", "pld")
+    assert "WARNING: answers of tiny-vanilla-" in joined and "not measured in turn" in joined
+
+
+def test_runs_begin_anew_each_time(options: list[str], tmp_path: Path) -> None:
+    assert compared(options, tmp_path, "--runs", 2) == 0
+    first, second = files_of(tmp_path, "-run-1"), files_of(tmp_path, "-run-2")
+    assert set(first) == set(second) and len(first) == len(METHODS) + 1
+    assert steps_of(first["recycling"]) == steps_of(second["recycling"])
+
+
+def test_threads_of_earlier_answers_are_kept(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compared(options, tmp_path, "--question-end", 2) == 0
+    for file in files_of(tmp_path).values():
+        assert read_meta(file)["threads"] == 1
+        write_rows(file, read_rows(file)[:1])
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
+    kept: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", kept.append)
+    without = [word for word in options if word not in ("--threads", "1")]
+    # Recycling's memory is of two rows, and so is not found: threads are settled before that.
+    with pytest.raises(UserError, match="memory"):
+        compared(without, tmp_path)
+    assert set(kept) == {1}
+
+
+@pytest.mark.parametrize(
+    ("words", "draft_model", "says"),
+    [
+        (["pld"], None, "vanilla, the baseline, must be among them"),
+        (["vanilla", "vanilla_"], None, "got 'vanilla_'"),
+        (["vanilla", "vanilla-auto"], None, "got 'vanilla-auto'"),
+        (["vanilla", "pld", "pld"], None, "allowed: each once"),
+        (["vanilla", "generate --top-k 3"], None, "generate takes no options"),
+        (["vanilla", "pld --temperature 1"], None, "allowed: options of pld itself"),
+        (["vanilla", "recycling --save-matrix x"], None, "allowed: options of recycling itself"),
+        (["vanilla", "sps"], None, "give the model that sps drafts with"),
+        (["vanilla", "generate-assisted"], None, "give the model that generate-assisted"),
+        (["vanilla", "pld"], "some/model", "only sps and generate-assisted draft with it"),
+    ],
+)
+def test_entrants_that_cannot_be_are_refused(
+    words: list[str], draft_model: str | None, says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        entrants_of(words, "some/target", draft_model)
+
+
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        entrants_of(["vanilla", "pld --match nosuch"], "some/target")
+    assert "--match" in capsys.readouterr().err
+
+
+def test_referees_count_their_steps(options: list[str], tiny_model: Path, tmp_path: Path) -> None:
+    names = ("generate", "generate-pld", "generate-assisted")
+    more = ("--draft-model", str(tiny_model), "--out", str(tmp_path))
+    assert compare.main([*options, "--methods", "vanilla", *names, *more]) == 0
+    files = files_of(tmp_path)
+    for name in names:
+        rows = read_rows(files[name])
+        assert figures(rows, "token_ids") == figures(read_rows(files["vanilla"]), "token_ids")
+        for row in rows:
+            choice = row["choices"][0]
+            assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
+        longest = max(max(row["choices"][0]["accept_lengths"]) for row in rows)
+        assert (longest > 1) == (name != "generate")
+
+
+def test_words_become_options() -> None:
+    words = ["hybrid --budget fixed", "vanilla", "pld-auto", "recycling --tree-version 2.2.2"]
+    entrants = entrants_of(words, "some/target")
+    assert [entrant.label for entrant in entrants] == [
+        "vanilla",
+        "hybrid-budget-fixed",
+        "pld-auto",
+        "recycling-tree-version-2.2.2",
+    ]
+    assert entrants[1].config.budget == "fixed"
+    assert entrants[2].config.budget == "auto"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--runs", "0"), "runs: got 0; allowed: 1 or more"),
+        (("--temperature", "0.5", "--methods", "vanilla", "generate"), "generate, which is greedy"),
+        (("--model-id", "a/b"), "model_id: got 'a/b'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_the_weights_load(
+    more: tuple[str, ...], says: str, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleaved, "load_target", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(UserError, match=says):
+        compare.main([*options, *more])
