@@ -69,6 +69,7 @@ OPTION_WORDS = {
     "num_pred_tokens": "chains of at most {} tokens",
     "output_id_topk": "{} successors kept for each token",
     "policy": "write-back {}",
+    "prompt_lookup_num_tokens": "chains of at most {} tokens",
     "question_begin": "questions from index {}",
     "question_end": "questions before index {}",
     "shard": "shard {} of the questions",
