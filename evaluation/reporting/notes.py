@@ -7,6 +7,7 @@ Use:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
@@ -26,6 +27,7 @@ from evaluation.scoring.intervals import Interval
 from evaluation.scoring.noise import LARGEST_FLOOR_RATIO, Verdict
 
 WHAT_TO_DO = "close other programs, repeat with RUNS=3, or ask more questions"
+INTERVALS = "In brackets: paired 95% intervals over questions (bootstrap)"
 FLOOR_NAMES = {
     "exact_speedup": "by the exact speed-up",
     "speedup": "as Spec-Bench counts",
@@ -55,6 +57,8 @@ def alarms(groups: Sequence[Group]) -> list[str]:
 def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
     """Return what must be known of a group's tables, a line each."""
     notes = [*_floor_notes(group), *_verdict_notes(group), *group.warnings]
+    if not all(math.isnan(row.figures.interval(OVERALL, "speedup").low) for row in group.rows):
+        notes.insert(0, INTERVALS)
     titles = {label: title.short for label, title in entry_titles(group).items()}
     notes += [f"{titles[row.entry.label]}: {note}" for row in group.rows for note in row.notes]
     shared = shared_options(group)
@@ -91,7 +95,7 @@ def _floor_notes(group: Group) -> Iterator[str]:
     name = method_title(group.floor.entry.method)
     found = {key: group.floor_interval(key) for key in FLOOR_NAMES}
     exact = found["exact_speedup"]
-    if exact.low != exact.low:
+    if math.isnan(exact.low):
         yield f"Two runs of {name} were made, but of fewer than two questions: no noise floor"
         return
     details = ", ".join(f"{FLOOR_NAMES[key]} {_bounds(it)}" for key, it in found.items())
