@@ -42,10 +42,12 @@ REFUSED = (
 EXAMPLES = """\
 examples:
   python -m evaluation.compare_states --method recycling --max-new-tokens 128
+  python -m evaluation.compare_states --method hybrid --budget fixed --num-nodes 16
   python -m evaluation.compare_states --method recycling --shuffles 1 2 3 \\
       --bench-name spec_bench --load-matrix matrix.safetensors
 
-Further options are those of the method's inference command, but for answer files and workers.
+Further options are those of the method's inference command, but for answer files and workers. Automatic budgets
+follow the clock and are refused: hybrid needs --budget fixed.
 """
 
 
@@ -133,8 +135,8 @@ def _check(
     for name in ("budget", "tree_version"):
         if getattr(config, name, None) == "auto":
             raise UserError(
-                f"{name}: got auto, which follows the clock, so that no two runs are alike; allowed: "
-                f"{'fixed' if name == 'budget' else 'a tree template'}"
+                f"{name}: got auto, which follows the clock, so that no two runs are alike; give "
+                f"{'--budget fixed' if name == 'budget' else 'a tree template as --tree-version'}"
             )
     if len(set(shuffles)) < len(shuffles) or min(shuffles, default=0) < 0:
         raise UserError(f"shuffles: got {shuffles}; allowed: different seeds of 0 or more")

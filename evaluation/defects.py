@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from evaluation.answers.answer_file import read_lines
 from evaluation.answers.defects import find_defects, find_missing
 from evaluation.reporting.options import check_limit
 from evaluation.reporting.tables import json_line
@@ -50,14 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     check_limit(options.max_new_tokens)
-    defects = [
-        *(it for path in options.files for it in find_defects(path, options.max_new_tokens)),
-        *find_missing(options.files),
-    ]
+    # Each file once: a pipe cannot be read again.
+    files = {path: read_lines(path) for path in dict.fromkeys(options.files)}
+    limit = options.max_new_tokens
+    defects = [it for path, lines in files.items() for it in find_defects(path, lines, limit)]
+    defects += find_missing(files)
     for defect in defects:
         print(defect)
     print(f"{len(defects)} defects" if defects else "no defect")
-    counts = {path: sum(it.path == path for it in defects) for path in options.files}
+    counts = {path: sum(it.path == path for it in defects) for path in files}
     print(json_line({"defects": len(defects), "files": counts}))
     return 1 if defects else 0
 

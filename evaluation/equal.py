@@ -138,7 +138,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _locate(folder: str | None, name: str) -> Path:
     """An answer file by its name in the folder; by its own path if that is absolute or none is given."""
     path = Path(folder or ".") / name
-    if not path.is_file():
+    if not path.exists() or path.is_dir():  # a pipe is read once
         raise UserError(f"no answer file {path}; run an inference command first")
     return path
 

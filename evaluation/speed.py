@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings = [text for pair in pairs for text in differing_conditions(*pair)]
     for text in warnings:
         print(f"WARNING: not measured under the same conditions: {text}", file=sys.stderr)
-    rows = {path: _rows(path) for pair in pairs for path in pair}
+    paths = dict.fromkeys(path for pair in pairs for path in pair)
+    rows = {path: _rows(path) for path in paths}  # each once: a pipe cannot be read again
     gaps = [prefill_gap(rows[path], rows[base], (path, base)) for path, base in pairs]
     unequal = prefill_warnings([gap for gap in gaps if gap])
     for text in unequal:

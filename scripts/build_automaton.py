@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
 from transformers import AutoTokenizer
 
+from evaluation.answers.progress import progress
 from model.commands.command_line import OptionParser, UserError, first_line, run_command
 from model.commands.files import check_output, parse_json, refuse_outputs
 from model.methods.samd.static_automaton import BOUNDARY, StaticAutomaton
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     automaton = SuffixAutomaton()
     num_documents = num_tokens = 0
     start = time.perf_counter()
-    with tqdm(total=args.max_tokens, unit="token") as bar:
+    with progress(total=args.max_tokens, unit="token") as bar:
         for text in documents(Path(args.corpus), args.field):
             token_ids = tokenizer(text, add_special_tokens=False).input_ids
             token_ids = token_ids[: args.max_tokens - num_tokens]

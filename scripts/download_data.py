@@ -21,8 +21,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
+from evaluation.answers.progress import progress
 from evaluation.questions.pinned_data import ELSEWHERE, PINNED, PinnedFile
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.machine.files import atomic_write
@@ -112,7 +111,7 @@ def _fetch(pinned: PinnedFile) -> bytes:
     try:
         with urllib.request.urlopen(pinned.url, timeout=TIMEOUT_SECONDS) as response:
             length = int(response.headers.get("Content-Length") or 0)
-            with tqdm(total=length or None, desc=pinned.name, unit="B", unit_scale=True) as bar:
+            with progress(total=length or None, desc=pinned.name, unit="B", unit_scale=True) as bar:
                 while chunk := response.read(CHUNK_BYTES):
                     body += chunk
                     bar.update(len(chunk))

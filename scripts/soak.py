@@ -13,15 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from evaluation.answering.entrants import entrants_of
+from evaluation.answers.progress import progress
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import markdown_table
@@ -56,7 +54,7 @@ class Block(NamedTuple):
 def soak(method: Method, prompts: Sequence[list[int]], total: int, size: int) -> list[Block]:
     """Answer `total` prompts, going round, in blocks of `size`."""
     blocks, source = [], cycle(prompts)
-    with tqdm(total=total, unit="question", file=sys.stderr) as bar:
+    with progress(total=total, unit="question") as bar:
         for begin in range(0, total, size):
             answers = []
             for prompt in islice(source, min(size, total - begin)):

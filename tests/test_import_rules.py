@@ -64,3 +64,9 @@ def test_transformers_is_imported_by_these_files_of_the_library_alone(
 def test_only_commands_of_the_library_parse_arguments(graph: grimp.ImportGraph) -> None:
     rooms = {name.split(".")[1] for name in importers(graph, "argparse", "model.")}
     assert rooms == {"chat", "commands"}
+
+
+def test_progress_bars_come_from_one_place(graph: grimp.ImportGraph) -> None:
+    assert {name for name in graph.find_modules_that_directly_import("tqdm")} == {
+        "evaluation.answers.progress"
+    }

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from evaluation.answering.question import Answerer, answer_row, warm_up
 from evaluation.answers.log import AnswerLog
+from evaluation.answers.progress import progress
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
@@ -99,21 +99,20 @@ def record(finished: Iterable[tuple[AnswerLog, Finished]], num_rows: int, num_do
     seconds = 0.0
     with (
         Interrupt(FINISHING) as interrupt,
-        tqdm(total=num_rows, initial=num_done, unit="answer") as bar,
+        progress(total=num_rows, initial=num_done, unit="answer") as bar,
     ):
         for log, (row, memory) in finished:
             log.append(row, memory)
             if row.error is not None:
                 message = f"question {row.question_id} failed: {row.error}"
-                tqdm.write(message, file=bar.fp)
+                bar.write(message, file=bar.fp)
             for choice in row.choices:
                 num_tokens += sum(choice.new_tokens)
                 num_steps += len(choice.accept_lengths)
                 seconds += sum(choice.wall_time)
-            bar.update()
             if num_steps and seconds:
-                bar.set_postfix_str(
-                    f"{num_tokens / seconds:.1f} tokens/s, MAT {num_tokens / num_steps:.2f}"
-                )
+                figures = f"{num_tokens / seconds:.1f} tokens/s, MAT {num_tokens / num_steps:.2f}"
+                bar.set_postfix_str(figures, refresh=False)
+            bar.update()
             if interrupt.is_noted:
                 raise KeyboardInterrupt

@@ -9,13 +9,12 @@ only listed, it keeps the row out of the exact figures, or out of all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from evaluation.answers.answer_file import read_lines
 from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow, Choice
 
@@ -56,17 +55,16 @@ class Defect:
         return f"{place}: question {self.question_id}: {self.what} ({self.effect.value})"
 
 
-def find_defects(path: str | Path, max_new_tokens: int | None = None) -> list[Defect]:
+def find_defects(
+    path: str | Path, lines: Sequence[tuple[int, AnswerRow]], max_new_tokens: int | None = None
+) -> list[Defect]:
     """Return every defect of an answer file, in file order.
 
     Args:
         path: The answer file.
+        lines: Its rows, as `read_lines` gives them.
         max_new_tokens: Limit of new tokens a turn; None takes the sidecar's, if there is one.
-
-    Raises:
-        UserError: It is not an answer file.
     """
-    lines = read_lines(path)
     limit = max_new_tokens or RunRecord.read(path).max_new_tokens
     found = row_flaws([row for _, row in lines], limit)
     return [
@@ -76,13 +74,13 @@ def find_defects(path: str | Path, max_new_tokens: int | None = None) -> list[De
     ]
 
 
-def find_missing(paths: Sequence[str]) -> list[Defect]:
+def find_missing(files: Mapping[str, Sequence[tuple[int, AnswerRow]]]) -> list[Defect]:
     """Return a defect for each question that one file lacks and another has.
 
-    Raises:
-        UserError: A file is not an answer file.
+    Args:
+        files: The rows of every file by its path, as `read_lines` gives them.
     """
-    ids = {path: dict.fromkeys(row.question_id for _, row in read_lines(path)) for path in paths}
+    ids = {path: dict.fromkeys(row.question_id for _, row in files[path]) for path in files}
     every = dict.fromkeys(question_id for found in ids.values() for question_id in found)
     return [
         Defect(path, None, question_id, "is missing, another file has it", Effect.UNSOUND)

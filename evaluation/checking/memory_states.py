@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from tqdm import tqdm
 
 from evaluation.answering.config import QuestionOptions, RunConfig
 from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
 from evaluation.answering.plan import check_run_model
+from evaluation.answers.progress import progress
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question
@@ -129,7 +129,7 @@ def _answer(answerer: MethodAnswerer, setup: Setup, state: State) -> Iterator[An
     answerer.drafter.reset()
     if state.is_warm:
         answerer.drafter.load_memory(setup.start_memory)
-    for question in tqdm(state.questions, desc=state.name, unit="question"):
+    for question in progress(state.questions, desc=state.name, unit="question"):
         if question.question_id in state.resets:
             answerer.drafter.reset()
         yield setup.ask(answerer, question)

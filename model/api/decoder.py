@@ -195,8 +195,9 @@ class SpeculativeDecoder:
         """Answer a prompt.
 
         Args:
-            prompt: text; token ids as a sequence or a tensor [P] or [1, P]; or a tokenizer's output
-                (`input_ids` and `attention_mask`).
+            prompt: text; chat messages, for the tokenizer's template; token ids as a sequence or a
+                tensor [P] or [1, P]; or a tokenizer's output (`input_ids` and `attention_mask`). An
+                empty text is the token with which the tokenizer begins every text.
             max_new_tokens: limit; exact.
             temperature: 0: greedy decoding; above 0: sampling.
             top_k: draw from the k likeliest tokens; 0: from all.

@@ -1,4 +1,4 @@
-"""Prompts in the usual forms (text, token ids, tokenizer output), as token ids.
+"""Prompts in the usual forms (text, chat messages, token ids, tokenizer output), as token ids.
 
 Shapes: P tokens.
 """
@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
-FORMS = "text, token ids, a tensor [P] or [1, P], or a tokenizer's output (one prompt, not a batch)"
+FORMS = (
+    "text, chat messages, token ids, a tensor [P] or [1, P], or a tokenizer's output (one prompt, not a "
+    "batch)"
+)
 
 
 def prompt_ids_of(prompt: Any, tokenizer: Any = None) -> list[int]:
@@ -25,6 +28,8 @@ def prompt_ids_of(prompt: Any, tokenizer: Any = None) -> list[int]:
                 "prompt: got text without a tokenizer; give the tokenizer or token ids"
             )
         return list(tokenizer(prompt).input_ids)
+    if isinstance(prompt, Sequence) and any(isinstance(part, Mapping) for part in prompt):
+        return chat_ids(prompt, tokenizer)
     mask = None
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:
@@ -32,6 +37,28 @@ def prompt_ids_of(prompt: Any, tokenizer: Any = None) -> list[int]:
         prompt, mask = prompt["input_ids"], prompt.get("attention_mask")
     ids = _one_row("prompt", prompt)
     return ids if mask is None else ids[num_padding(_one_row("attention_mask", mask), len(ids)) :]
+
+
+def chat_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+    """Return the token ids that ask for the next answer in a chat, by the tokenizer's template.
+
+    Raises:
+        ValueError: if the tokenizer has no template, or the template does not take these messages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            "prompt: got chat messages without a tokenizer that has a chat template; give text or token ids"
+        )
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # Jinja's, or whatever a template raises
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"prompt: the chat template does not take these messages: {reason}; allowed: such as "
+            '[{"role": "user", "content": "..."}]'
+        ) from error
+    # The template writes the special tokens itself.
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def num_padding(mask: Sequence[int], length: int) -> int:

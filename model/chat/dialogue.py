@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..api.decoder import SpeculativeDecoder, StreamPiece
+from ..api.prompts import chat_ids
 from ..engine.drafter import Drafter
 from ..methods.registry import drafter_class
 
@@ -100,6 +101,4 @@ def render(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         text = "".join(f"{message['content']}\n" for message in messages)
         return list(tokenizer(text).input_ids)
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    # The template writes the special tokens itself.
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
+    return chat_ids(messages, tokenizer)

@@ -183,8 +183,8 @@ def _refuse_pickles(folder: Path) -> None:
     )
     if pickles and not any(folder.glob("*.safetensors")):
         raise UserError(
-            f"model_path {folder}: has its weights in {pickles[0]}, a pickle, which can run code when it is "
-            "read; convert it to safetensors, or give --allow-pickle if you trust it"
+            f"model_path {folder}: has its weights in {pickles[0]}, a pickle; convert it to safetensors, or "
+            "give --allow-pickle, which reads its tensors and runs none of its code"
         )
 
 

@@ -41,7 +41,7 @@ class ModelOptions:
         False, "run the Python code that comes with a model; it can do anything that you can"
     )
     allow_pickle: bool = option(
-        False, "load weights that are no safetensors; a pickle can run code when it is read"
+        False, "read weights from pickles too; code that these name is not run"
     )
 
     def __post_init__(self) -> None:

@@ -104,6 +104,11 @@ class TargetModel:
             use_masked_attention(model)
         self.config = model.config.get_text_config(decoder=True)
         weight = model.get_input_embeddings().weight
+        if weight.is_meta:
+            raise UnsupportedModelError(
+                "model: its weights are on the device meta, which holds no numbers; load it on a device "
+                "such as cpu"
+            )
         self.dtype, self.device, self.num_tokens = model.dtype, weight.device, len(weight)
         refuse_autocast(self.device, self.dtype)
         self._parameters = forward_parameters(model)

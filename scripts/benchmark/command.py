@@ -22,10 +22,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torch
-from tqdm import tqdm
 
 from evaluation.answering.entrants import entrants_of
 from evaluation.answering.interleaved import in_turn
+from evaluation.answers.progress import progress
 from evaluation.answers.row import Turn
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -36,10 +36,11 @@ from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs, write_whole
 from model.commands.loading import CheckedModel, check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
+from model.commands.options import add_options
+from model.commands.options import config_of as options_of
 from model.compiled.target import CompiledTarget
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
-from model.options import DTYPES
 from scripts.benchmark.device_costs import (
     CONTEXTS,
     choose_contexts,
@@ -78,7 +79,7 @@ def measure(
     warm_up()
     answers: dict[str, list[list[Turn]]] = {name: [] for name in names}
     total = num_repetitions * len(prompts) * len(names)
-    with tqdm(total=total, unit="answer") as bar:
+    with progress(total=total, unit="answer") as bar:
         for _ in range(num_repetitions):
             for name in names:
                 methods[name].reset()
@@ -144,11 +145,13 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="prompts of random tokens instead of questions: text in which nothing repeats",
     )
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--dtype", default="auto", choices=DTYPES)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=128, help="limit of an answer (%(default)s)"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="measured answers to each question (%(default)s)"
+    )
+    add_options(parser, ModelOptions, ("dtype", "device", "threads"))
     parser.add_argument(
         "--compile", action="store_true", help="static shapes through torch.compile"
     )
@@ -202,14 +205,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     _check(args)
     entrants = entrants_of(args.methods, args.model_path, args.draft_model)
+    is_compiled = args.compile and args.shape == "demo"
+    options = options_of(ModelOptions, vars(args) | {"compile": is_compiled})
     with user_errors():
-        options = ModelOptions(
-            model_path=args.model_path,
-            dtype=args.dtype,
-            device=args.device,
-            threads=args.threads,
-            compile=args.compile and args.shape == "demo",
-        )
         sampling = SamplingOptions(max_new_tokens=args.max_new_tokens)
     file = question_file_of(args.bench_name or "demo", args.question_file)
     if args.out:
@@ -235,7 +233,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     num_late_shapes = target.num_late_shapes
     curve = cost_curve(target, NODES, contexts)
     roof = roofline(target, contexts[0], curve[0].milliseconds)
-    print_tables(rows, curve, roof)
     report = {
         **conditions(argv, model),
         "shape": args.shape,
@@ -248,7 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cost_curve": [point._asdict() for point in curve],
         "roofline": roof._asdict(),
     }
-    print(json_line(report))
-    if args.out:
+    if args.out:  # before anything is printed: a reader such as `head` may leave
         write_whole(args.out, json_line(report) + "\n")
+    print_tables(rows, curve, roof)
+    print(json_line(report))
     return 0

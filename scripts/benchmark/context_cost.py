@@ -25,16 +25,16 @@ from torch.nn import functional
 
 from evaluation.reporting.tables import markdown_table
 from model.budget.measure import draft_of, has_room
-from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import check_output, replace_file
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
+from model.commands.options import add_options, config_of
 from model.engine.cache import TreeCache
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels import short_pass
 from model.machine.timing import seconds_of
-from model.options import DTYPES
 from scripts.benchmark.device_costs import choose_contexts, conditions
 
 NUM_ROUNDS = 7
@@ -147,11 +147,15 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.benchmark.context_cost", description=__doc__)
     parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
+    parser.add_argument(
+        "--contexts",
+        type=int,
+        nargs="+",
+        default=[512, 1024, 2048, 4096, 8192],
+        help="cached tokens before the tree (%(default)s)",
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 81], help="sizes of trees")
-    parser.add_argument("--dtype", default="auto", choices=DTYPES)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int)
+    add_options(parser, ModelOptions, ("dtype", "device", "threads"))
     parser.add_argument("--out", type=Path, metavar="FILE", help="picture, PNG or SVG")
     return parser
 
@@ -166,10 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_output(args.out, "out")
         if args.out.suffix not in (".png", ".svg"):
             raise UserError(f"out: got {args.out}; allowed: a .png or .svg file")
-    with user_errors():
-        options = ModelOptions(
-            model_path=args.model_path, dtype=args.dtype, device=args.device, threads=args.threads
-        )
+    options = config_of(ModelOptions, vars(args))
     model = check_model(options)
     contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
     target = load_target(options, model)
@@ -186,9 +187,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         + [f"{value:.2f}" for value in (cost.milliseconds, cost.attention, cost.rest)]
         for cost in costs
     ]
-    print(markdown_table(header, cells))
-    if args.out:
+    if args.out:  # before anything is printed: a reader such as `head` may leave
         draw(costs, args.out)
+    print(markdown_table(header, cells))
     report = {
         **conditions(argv, model),
         "costs": [cost._asdict() for cost in costs],

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
+from evaluation.answers.progress import progress
 from model.commands.command_line import OptionParser, run_command, user_errors
 from model.commands.files import check_output, write_whole
 from scripts.demo_model.corpus import read_rows
@@ -41,7 +40,7 @@ def write_answers(speaker: Speaker, prompts: list[str], out: Path) -> None:
     lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # a cut line is answered again
     part.write_text("".join(lines), encoding="utf-8")
     eos = speaker.tokenizer.eos_token_id
-    with part.open("a", encoding="utf-8") as file, tqdm(total=len(prompts), file=sys.stderr) as bar:
+    with part.open("a", encoding="utf-8") as file, progress(total=len(prompts)) as bar:
         bar.update(len(lines))
         for start in range(len(lines), len(prompts), speaker.batch):
             chosen = prompts[start : start + speaker.batch]

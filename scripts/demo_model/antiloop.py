@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from evaluation.answers.progress import progress
 from scripts.demo_model.corpus import Turn
 from scripts.demo_model.generation import continued
 from scripts.demo_model.loops import WINDOW, find_loop
@@ -284,7 +284,7 @@ def unlearn_loops(trainer: Trainer, config: AntiLoopConfig) -> None:
     ]
     stream = trainer.stream()
     size = max(1, trainer.config.tokens_per_step // (config.long_prompt + config.max_new_tokens))
-    bar = tqdm(total=config.rounds, desc="against loops", file=sys.stderr)
+    bar = progress(total=config.rounds, desc="against loops")
     bar.update(trainer.progress.rounds)
     while trainer.progress.rounds < config.rounds:
         started = time.perf_counter()
@@ -313,6 +313,8 @@ def unlearn_loops(trainer: Trainer, config: AntiLoopConfig) -> None:
             entry["loss"] = round(sum(losses) / len(losses), 4)
         append_line(trainer.work / LOG, entry)
         trainer.save()
-        bar.set_postfix(looped=f"{entry['looped']:.1%}", ended=f"{entry['ended']:.1%}")
+        bar.set_postfix(
+            looped=f"{entry['looped']:.1%}", ended=f"{entry['ended']:.1%}", refresh=False
+        )
         bar.update()
     bar.close()

@@ -27,15 +27,14 @@ import argparse
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from evaluation.answers.progress import progress
 from model.commands.command_line import OptionParser, user_errors
 from model.commands.files import write_whole
 from scripts.demo_model.antiloop import AntiLoopConfig, unlearn_loops
@@ -100,7 +99,7 @@ def train(trainer: Trainer, out: Path, eval_steps: int, save_minutes: float) -> 
         eval_steps: steps between two held-out losses, a multiple of `LOG_STEPS`.
         save_minutes: minutes between two checkpoints.
     """
-    bar = tqdm(total=100.0, unit="%", desc="training", file=sys.stderr, mininterval=5.0)
+    bar = progress(total=100.0, unit="%", desc="training")
     recent: list[dict[str, float]] = []
     last_save = time.monotonic()
     stream = trainer.stream()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,9 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from evaluation.answers.progress import progress
 from evaluation.questions.questions import Question, load_questions
 from model.commands.command_line import OptionParser, run_command, user_errors
 from model.commands.files import check_output, write_whole
@@ -124,7 +123,7 @@ class Speaker:
             prompts.append(self.prompt_ids(messages))
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         answers: dict[int, TurnAnswer] = {}
-        bar = tqdm(total=len(order), desc=f"turn {turn + 1}", file=sys.stderr)
+        bar = progress(total=len(order), desc=f"turn {turn + 1}")
         for start in range(0, len(order), self.batch):
             chosen = order[start : start + self.batch]
             rows = self.generate([prompts[index] for index in chosen])
@@ -161,7 +160,7 @@ class Speaker:
         config = replace(CorpusConfig(), long_length=self.model.config.max_position_embeddings)
         turns = encode_turns(split_rows(read_rows(corpus)).held_out, self.tokenizer, config)
         sums = {"prompt": [0.0, 0], "response": [0.0, 0]}
-        for turn in tqdm(turns, desc="held-out", file=sys.stderr):
+        for turn in progress(turns, desc="held-out"):
             ids = torch.tensor(
                 [[self.tokenizer.bos_token_id, *turn.prompt_ids, *turn.response_ids]]
             )

@@ -28,17 +28,17 @@ import argparse
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from evaluation.answers.progress import progress
 from model.commands.command_line import OptionParser, user_errors
 from scripts.enlarge.arithmetic import SHAPES, Enlarger, ModelShape, scale_config
 
@@ -144,7 +144,7 @@ def _write_shards(
     """Write the shards and their index; returns the number of parameters."""
     names: list[list[str]] = []
     num_bytes = num_parameters = 0
-    bar = tqdm(desc="layers", total=config.num_hidden_layers + 2, file=sys.stderr)
+    bar = progress(desc="layers", total=config.num_hidden_layers + 2)
     for number, shard in enumerate(_shards(_counted(groups, bar), shard_bytes), start=1):
         save_file(shard, folder / f"part-{number}.safetensors", metadata={"format": "pt"})
         names.append(list(shard))
@@ -163,7 +163,7 @@ def _write_shards(
     return num_parameters
 
 
-def _counted(groups: Iterator[dict[str, Tensor]], bar: tqdm) -> Iterator[dict[str, Tensor]]:
+def _counted(groups: Iterator[dict[str, Tensor]], bar: Any) -> Iterator[dict[str, Tensor]]:
     for group in groups:
         yield group
         bar.update()

@@ -8,8 +8,8 @@ before are missing; with `--extend` the model is asked about them, and they stay
 Examples:
     python -m scripts.replay record --out demo.replay --num-questions 8
     python -m scripts.replay run demo.replay --extend \
-        --drafters recycling "recycling --start cold" "hybrid --num-nodes 16" pld
-    python -m scripts.replay run demo.replay --drafters "recycling --start cold"
+        --drafters recycling "recycling --start cold" "hybrid --budget fixed --num-nodes 16" pld
+    python -m scripts.replay run demo.replay --drafters "recycling --start cold"  # recorded by now
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tqdm import tqdm
-
 from evaluation.answering.config import AnswerOptions, QuestionOptions
+from evaluation.answers.progress import progress
 from evaluation.answers.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -107,7 +106,7 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
         questions=file.parent.name if file.name == "question.jsonl" else file.name,
     )
     recording = Recording(source)
-    for question in tqdm(questions, unit="question"):
+    for question in progress(questions, unit="question"):
         recording.turns += answer_turns(recording, target, conversation, question)
     return recording, target
 
@@ -166,15 +165,16 @@ def run(file: Path, drafters: Sequence[str], extend: bool) -> None:
     target = ReplayTarget(recording, load_recorded_model(source) if extend else None)
     num_known = recording.num_texts
     rows = {}
-    for words, drafter in tqdm(made, unit="drafter"):
+    for words, drafter in progress(made, unit="drafter"):
         rows[words] = figures(score(target, drafter, recording.turns))
+    if recording.num_texts > num_known:  # before anything is printed: a reader may leave
+        recording.save(file)
     print(
         f"{len(recording.turns)} turns of {source.questions}, {source.model_path}, {source.dtype}"
     )
     header = ["drafter", "MAT", "MAT before loops", "nodes a step"]
     print(markdown_table(header, [[words, *map(cell, found)] for words, found in rows.items()]))
     if recording.num_texts > num_known:
-        recording.save(file)
         print(f"{recording.num_texts - num_known} texts added: {_size(recording, file)}")
     print(json_line({words: found._asdict() for words, found in rows.items()}))
 

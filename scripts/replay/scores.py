@@ -102,9 +102,9 @@ def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
         UserError: with the reason.
     """
     if isinstance(drafter, CostAwareDrafter) and drafter.wants_costs:
-        raise UserError(
-            f"{words!r}: its trees follow the clock of this device; give a fixed number of nodes"
-        )
+        is_budget = getattr(drafter.config, "budget", None) == "auto"
+        fixed = "--budget fixed" if is_budget else "a tree template as --tree-version"
+        raise UserError(f"{words!r}: its trees follow the clock of this device; give {fixed}")
     if drafter.num_candidates > top_k:
         raise UserError(
             f"{words!r}: asks for {drafter.num_candidates} tokens of a row; the recording holds {top_k}; "

@@ -5,8 +5,8 @@ on the recording, which asks the model only about texts that nobody asked about 
 does not depend on the clock, so that a busy machine gives the same figures.
 
 Examples:
-    python -m scripts.studies budget --num-questions 8 --out docs/studies
-    python -m scripts.studies all --recording demo.replay --out docs/studies
+    python -m scripts.studies budget --num-questions 8
+    python -m scripts.studies all --recording demo.replay --out studies
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from matplotlib.ticker import ScalarFormatter
 from evaluation.answering.config import AnswerOptions
 from evaluation.answers.provenance import git_commit
 from evaluation.questions.conversation import choose_conversation
+from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.tables import cell, json_line, markdown_table
@@ -100,13 +101,32 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.studies", description=__doc__)
     parser.add_argument("studies", nargs="+", help=f"of: {', '.join(STUDIES)}; or {ALL}")
-    parser.add_argument("--out", default="docs/studies", help="folder to write to (%(default)s)")
+    parser.add_argument("--out", default="studies", help="folder to write to (%(default)s)")
     parser.add_argument(
         "--recording",
         help="file of scripts.replay record to go on with; what is asked for is added to it",
     )
     add_model_options(parser)
     return parser
+
+
+def check_num_questions(number: int) -> None:
+    """Refuse a single question: templates are learned on every other one, and scored on the rest.
+
+    Raises:
+        UserError: naming the option.
+    """
+    if number < 2:
+        raise UserError(
+            f"num_questions: got {number}; allowed: 2 or more, since templates are learned on every "
+            "other question and scored on the rest"
+        )
+
+
+def _num_asked(args: argparse.Namespace) -> int:
+    """Return how many questions the options ask."""
+    number = len(load_questions(question_file_of(args.bench_name, args.question_file)))
+    return number if args.num_questions is None else min(number, args.num_questions)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(
                 f"top_k: got {top_k}; allowed: {NUM_READ.get(name, 8)} or more, which the study {name} reads"
             )
+    check_num_questions(recording.num_questions if file else _num_asked(args))
     make_folder(out)
     if file:
         model = load_recorded_model(recording.source)

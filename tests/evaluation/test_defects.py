@@ -6,7 +6,9 @@ Run: pytest tests/evaluation/test_defects.py
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -87,7 +89,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_every_defect_is_flagged_on_its_line(file: Path) -> None:
-    defects = find_defects(file)
+    defects = find_defects(file, read_lines(file))
     by_line = {line: [it for it in defects if it.line == line] for line in range(1, 50)}
     for number, (row, what, effect) in enumerate(CASES):
         found = by_line.pop(2 * number + 1)
@@ -104,7 +106,8 @@ def test_counters_repeated_over_rows_are_stale(tmp_path: Path) -> None:
     first, second = _row(1), _row(2)
     last = (first["choices"][0]["new_tokens"][1], first["choices"][0]["wall_time"][1])
     second["choices"][0] |= {"new_tokens": [last[0], 4], "wall_time": [last[1], 0.7]}
-    (defect,) = find_defects(write_answers(tmp_path / "a.jsonl", [first, second]))
+    both = write_answers(tmp_path / "a.jsonl", [first, second])
+    (defect,) = find_defects(both, read_lines(both))
     assert (defect.line, defect.effect) == (2, UNSOUND)
 
 
@@ -120,7 +123,7 @@ def test_frames_say_which_rows_figures_may_take(file: Path) -> None:
 
 def test_the_limit_may_be_given_where_no_sidecar_has_it(tmp_path: Path, capsys: Capture) -> None:
     path = str(write_answers(tmp_path / "a.jsonl", [_row(1)]))
-    assert find_defects(path) == []
+    assert find_defects(path, read_lines(path)) == []
     assert main([path, "--max-new-tokens", "3"]) == 1
     assert "1 past the limit of 3" in capsys.readouterr().out
     with pytest.raises(UserError, match="--max-new-tokens: got 0"):
@@ -144,3 +147,14 @@ def test_the_command_lists_defects_and_missing_rows(
         "files": {str(file): num_own + 2, good: 21},
     }
     assert lines[-1] == f"{num_own + 23} defects"
+
+
+def test_a_pipe_is_read_once(tmp_path: Path, capsys: Capture) -> None:
+    content = write_answers(tmp_path / "a.jsonl", [_row(1)]).read_bytes()
+    other = write_answers(tmp_path / "b.jsonl", [_row(1), _row(2)])
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=(content,), daemon=True)
+    writer.start()
+    assert main([str(pipe), str(other)]) == 1
+    assert f"{pipe}: question 2: is missing" in capsys.readouterr().out

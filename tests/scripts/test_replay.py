@@ -6,6 +6,7 @@ Run: pytest tests/scripts/test_replay.py
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.methods.registry import METHODS
+from scripts.replay import command
 from scripts.replay.command import build_parser, main, record
 from scripts.replay.recording import Recording
 from scripts.replay.scores import TurnScore, check_replayable, drafter_from, figures, score
@@ -165,7 +167,9 @@ def test_steps_that_begin_after_a_loop_is_seen_are_counted_apart(
         ("recyling", "did you mean recycling"),
         ("", "methods: got ''"),
         ("recycling --output-id-topk 13", "asks for 13 tokens of a row; the recording holds 12"),
-        ("recycling --tree-version auto", "its trees follow the clock"),
+        ("recycling --tree-version auto", "follow the clock .*; give a tree template as --tree-v"),
+        ("samd --tree-version auto", "follow the clock .*; give a tree template as --tree-version"),
+        ("hybrid --num-nodes 16", "its trees follow the clock of this device; give --budget fixed"),
         ("recycling --output-id-topk 2", "uses rank"),
     ],
 )
@@ -173,6 +177,15 @@ def test_drafters_that_cannot_be_replayed_are_one_line(words: str, text: str) ->
     with pytest.raises(UserError, match=text) as error:
         check_replayable(drafter_from(words, 100), words, top_k=12)
     assert "\n" not in str(error.value)
+
+
+def test_the_drafters_of_the_examples_can_be_replayed() -> None:
+    text = (command.__doc__ or "").replace("\\\n", " ")
+    lists = [line.split("--drafters")[1] for line in text.splitlines() if "--drafters" in line]
+    drafters = [words for one in lists for words in shlex.split(one, comments=True)]
+    assert len(drafters) > 3
+    for words in drafters:
+        check_replayable(drafter_from(words, 100), words, top_k=32)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no tensors", "other tensors"])

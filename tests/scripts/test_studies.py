@@ -11,6 +11,7 @@ import pytest
 
 from model.commands.command_line import UserError
 from model.methods.recycling.tree_template import TreeTemplate
+from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import Figures
 from scripts.studies import catalogue as studies_catalogue
 from scripts.studies.catalogue import STUDIES, regular_tree
@@ -78,6 +79,18 @@ def test_rows_too_short_for_a_study_are_refused_first(
     with pytest.raises(UserError, match=f"top_k: got .*; allowed: {least} or more"):
         main([*words.split(), "--model-path", str(tmp_path), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_single_question_is_refused_first(tmp_path: Path) -> None:
+    words = f"policy --num-questions 1 --model-path {tmp_path} --out {tmp_path / 'out'}"
+    with pytest.raises(UserError, match="num_questions: got 1; allowed: 2 or more"):
+        main(words.split())
+    assert not (tmp_path / "out").exists()
+    source = Source("model", "0", "float32", None, 100, 32, False, 4, (), "demo")
+    turn = RecordedTurn(1, "any", None, (9, 5), (7, 3))
+    Recording(source, [turn, turn]).save(tmp_path / "one.replay")
+    with pytest.raises(UserError, match="num_questions: got 1; allowed: 2 or more"):
+        main(["policy", "--recording", str(tmp_path / "one.replay"), "--out", str(tmp_path / "o")])
 
 
 def test_studies_run_on_a_recording_of_their_own(

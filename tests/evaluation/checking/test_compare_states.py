@@ -109,7 +109,7 @@ def test_states_are_those_of_the_inference_command(
         ("--start cold", "start: got cold"),
         ("--shuffles 1 1", "shuffles: got"),
         ("--tree-version auto", "tree_version: got auto, which follows the clock"),
-        ("--method hybrid", "budget: got auto, which follows the clock.*allowed: fixed"),
+        ("--method hybrid", "budget: got auto, which follows the clock.*give --budget fixed"),
         ("--shuffle 1", "shuffle: got with compare_states"),
         ("--save-matrix m", "save_matrix: got with compare_states"),
     ],

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -251,3 +253,13 @@ def test_exit_codes(tmp_path: Path) -> None:
     bad = run("c.jsonl")
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
     assert bad.stderr.startswith("error: no answer file")
+
+
+def test_pipes_are_compared_like_files(tmp_path: Path, capsys: Capture) -> None:
+    content = write_answers(tmp_path / "a.jsonl", _rows(with_ids=True)).read_bytes()
+    pipes = [tmp_path / "one", tmp_path / "other"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+        Thread(target=pipe.write_bytes, args=(content,), daemon=True).start()
+    assert main(["--jsonfile1", str(pipes[0]), "--jsonfile2", str(pipes[1])]) == 0
+    assert "Equal: 3 questions" in capsys.readouterr().out

@@ -419,3 +419,18 @@ def test_published_figures_are_not_chosen_where_none_are_shown(
         main([str(answers), "--no-published", *words.split()])
     assert stop.value.code == 2
     assert "got with --no-published; leave one out" in capsys.readouterr().err
+
+
+def test_all_files_are_written_though_the_reader_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Left(StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    file, out = _write(tmp_path, "vanilla", {"qa": 1.0}), tmp_path / "report"
+    monkeypatch.setattr(sys, "stdout", Left())
+    with pytest.raises(BrokenPipeError):
+        main([str(file), "--out", str(out), "--no-published"])
+    suffixes = {path.suffix for path in out.iterdir()}
+    assert suffixes >= {".md", ".csv", ".json", ".html"}

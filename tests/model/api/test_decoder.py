@@ -24,6 +24,7 @@ from transformers import (
 import model as package
 from model import SpeculativeDecoder, TokenRecycling
 from model.api.custom_generate import recycling
+from model.engine.support import UnsupportedModelError
 from model.kernels import attention
 from model.kernels import choice as kernel_choice
 from model.methods.registry import METHODS
@@ -97,7 +98,7 @@ def test_a_prompt_comes_in_any_form(kind: str) -> None:
     ("prompt", "message"),
     [
         ([[1, 2], [3, 4]], "got 2 rows or no integers"),
-        ({"text": [1]}, r"got \['text'\]; allowed: text, token ids"),
+        ({"text": [1]}, r"got \['text'\]; allowed: text, chat messages, token ids"),
         ({"input_ids": [[1, 2]], "attention_mask": [[1, 0]]}, "allowed: padding on the left"),
         ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, "of another length"),
         (7, "got int; allowed"),
@@ -419,3 +420,52 @@ def test_a_decoder_is_not_pickled(method: str) -> None:
     decoder.generate(PROMPT, max_new_tokens=4)
     with pytest.raises(TypeError, match=r"^decoder: cannot be pickled, .*save_matrix.*$"):
         pickle.dumps(decoder)
+
+
+def test_chat_messages_go_through_the_chat_template() -> None:
+    model, tokenizer = demo()
+    decoder = TokenRecycling(model, tokenizer)
+    messages = [{"role": "user", "content": "Tell me about the sea."}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    expected = decoder.generate(ids, max_new_tokens=12)
+    found = decoder.generate(messages, max_new_tokens=12)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    pieces = decoder.stream(messages, max_new_tokens=12)
+    assert [token for piece in pieces for token in piece.token_ids] == expected.token_ids
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([{"role": "user"}], "the chat template does not take these messages: "),
+        ([{"role": "user", "content": "a"}, 3], "the chat template does not take these messages: "),
+    ],
+)
+def test_messages_that_the_template_does_not_take_are_one_line(messages: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^prompt: {says}.*$") as error:
+        TokenRecycling(*demo()).generate(messages)
+    assert "\n" not in str(error.value)
+
+
+def test_messages_without_a_template_are_one_line() -> None:
+    model = demo()[0]
+    with pytest.raises(ValueError, match=r"^prompt: got chat messages without a tokenizer.*text"):
+        TokenRecycling(model).generate([{"role": "user", "content": "Hello."}])
+
+
+def test_an_empty_text_is_the_beginning_of_every_text_and_no_token_is_refused() -> None:
+    model, tokenizer = demo()
+    decoder = TokenRecycling(model, tokenizer)
+    begin = tokenizer("").input_ids
+    assert decoder.generate("", max_new_tokens=3).sequences[0, : len(begin)].tolist() == begin
+    for nothing in ([], torch.tensor([], dtype=torch.long)):
+        with pytest.raises(ValueError, match="prompt: got no token; allowed: at least one"):
+            decoder.generate(nothing)
+
+
+def test_a_model_without_numbers_is_refused_in_one_line() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(demo()[0].config).eval()
+    with pytest.raises(UnsupportedModelError, match=r"^model: .* on the device meta.*such as cpu$"):
+        TokenRecycling(model)

@@ -5,6 +5,7 @@ Run: pytest tests/model/commands/test_command_line.py
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -106,3 +107,21 @@ def test_a_command_ends_with_its_own_code() -> None:
     with pytest.raises(SystemExit) as stop:
         run_command(lambda _: 3)
     assert stop.value.code == 3
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    sources = [
+        file
+        for room in ("model", "evaluation", "scripts")
+        for file in ROOT.joinpath(room).rglob("*.py")
+    ]
+    calls = [
+        (file, call)
+        for file in sources
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument"
+    ]
+    assert len(calls) > 50
+    for file, call in calls:
+        keywords = {keyword.arg for keyword in call.keywords}  # None: `**options`
+        assert keywords & {"help", None}, f"{file}:{call.lineno}: an option without help"
