@@ -108,6 +108,7 @@ HEADINGS = {
     "Device": ("device", "threads", "num_workers"),
     "Software": ("compile", "kernels", "commit"),
 }
+SOFTWARE = ("torch", "transformers")
 IN_OTHER_WORDS = {"model", "bench", "question_file"}
 
 
@@ -209,13 +210,15 @@ def _hashes(group: Group) -> dict[str, str]:
 
 def software_text(group: Group) -> str:
     """Return the versions of the packages that a group's answers were made with; empty if unknown."""
-    versions = {
-        f"{name} {version}"
-        for file in group.files
-        for name, version in (file.record.values.get("versions") or {}).items()
-        if name in ("torch", "transformers")
+    recorded = [file.record.values.get("versions") for file in group.files]
+    found = {
+        f"{name} {versions[name]}"
+        for versions in recorded
+        if isinstance(versions, dict)
+        for name in SOFTWARE
+        if name in versions
     }
-    return ", ".join(sorted(versions))
+    return ", ".join(sorted(found))
 
 
 def _facts(group: Group) -> dict[str, str]:

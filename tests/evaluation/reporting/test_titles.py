@@ -103,6 +103,15 @@ def test_usual_and_unknown_conditions_are_left_out(tmp_path: Path) -> None:
     assert "compiled passes, kernels off" in group_caption(group_facts([group])[0])
 
 
+def test_records_of_other_writers_may_say_anything(tmp_path: Path) -> None:
+    odd = {"versions": ["torch"], "temperature": "warm", "threads": [1], "max_new_tokens": "all"}
+    (group,) = _groups(tmp_path, {"method": "vanilla"} | odd)
+    caption = group_caption(group_facts([group])[0])
+    assert "sampling at temperature warm, at most all new tokens" in caption
+    (group,) = _groups(tmp_path, {"method": "vanilla", "versions": {"torch": "2.9", "numpy": "2"}})
+    assert group_facts([group])[0]["Software"] == "torch 2.9"
+
+
 def test_hashes_are_shown_where_nothing_else_tells_groups_apart(tmp_path: Path) -> None:
     metas = [{"method": "vanilla", "model_fingerprint": digits * 6} for digits in ("ab", "cd")]
     found = group_facts(_groups(tmp_path, *metas))
