@@ -2,20 +2,20 @@
 
 A pass over a draft multiplies a few rows with every weight matrix. On a CPU torch's kernels for
 that are far below what memory and cores allow: in float32 eight rows of a layer take two or three
-times as long as one, and in bfloat16 the weights are rearranged at every call, or, without AVX-512, eight
-rows take eight times as long as one. Our own kernel (`short_pass`) reads each weight once, as it is.
+times as long as one, and in bfloat16 the weights are rearranged at every call, or, without AVX-512,
+eight rows take eight times as long as one. Our own kernel (`short_pass`) reads each weight once, as
+it is.
 
 Which passes use it is a fixed rule (`most_rows`) and not measured on the machine: a choice measured
-while other work runs is wrong for good. Time of torch's kernel / ours, from smallest to largest of
-the demo model's and SmolLM2-135M's layers, one thread (`docs/benchmarks.md`):
+while other work runs is wrong for good. Time of torch's kernel / ours, median of nine layers of the demo model and of
+SmolLM2-135M, one thread:
 
-| rows | 1 | 8 | 32 | 64 | 81 | 96 | 256 | 2048 |
-|---|---|---|---|---|---|---|---|---|
-| Zen 5, float32 | 1.7-2.2 | 2.3-3.5 | 1.9-2.4 | 1.8-2.6 | 1.9-2.5 | 1.8-2.4 | 1.9-2.0 | 1.6-1.9 |
-| Zen 5, bfloat16 | 1.7-3.7 | 1.9-3.4 | 1.0-1.6 | 0.9-1.3 | 0.9-1.2 | 0.9-1.2 | 0.8-0.9 | 0.7-0.9 |
-| the same with AVX2, float32 | 1.9-2.3 | 2.0-2.9 | 1.2-1.7 | 1.1-1.5 | 1.1-1.4 | 1.1-1.3 | 1.1-1.2 | |
-
-Without units for bfloat16 it is 1.2-2.0 at one row and 3 or more from eight on, in float16 3 or more.
+| rows | 1 | 8 | 32 | 64 | 81 | 96 | 256 |
+|---|---|---|---|---|---|---|---|
+| Zen 5, float32 | 1.9 | 5.2 | 2.2 | 2.0 | 2.1 | 2.0 | 1.9 |
+| Zen 5, bfloat16 | 3.4 | 3.0 | 1.3 | 1.0 | 1.1 | 1.0 | 0.9 |
+| with AVX2 alone, float32 | 3.6 | 5.5 | 1.5 | 1.2 | 1.2 | 1.2 | 1.1 |
+| with AVX2 alone, bfloat16 | 1.6 | 3.4 | 4.5 | 6.9 | 4.6 | 7.9 | 7.3 |
 
 The model stays unchanged: its layers use the kernel only within `for_rows`. Sums may differ by
 rounding, as in any pass over several rows. In float32 near-ties are decided with the original

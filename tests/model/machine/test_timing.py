@@ -5,12 +5,13 @@ Run: pytest tests/model/machine/test_timing.py
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
 
 from model.machine import timing
-from model.machine.timing import seconds_of
+from model.machine.timing import Clocks, clocks, lost_share, relative_spread, seconds_of
 
 
 class Clock:
@@ -33,3 +34,19 @@ def test_a_call_is_timed_from_an_idle_device_to_an_idle_device(
     clock = Clock(monkeypatch)
     waits = [5.0, 3.0]  # for what others left, and for the call's own work
     assert seconds_of(partial(clock.take, 1.0), lambda: clock.take(waits.pop(0))) == 4.0
+
+
+def test_time_in_which_the_thread_could_not_run_is_lost() -> None:
+    assert lost_share(Clocks(1.0, 5.0), Clocks(3.0, 6.5)) == 0.25
+    assert lost_share(Clocks(1.0, 5.0), Clocks(3.0, 7.5)) == 0.0, "clocks of unlike grain"
+    assert lost_share(Clocks(1.0, 5.0), Clocks(1.0, 5.0)) == 0.0
+    since = clocks()
+    time.sleep(0.05)
+    assert lost_share(since, clocks()) > 0.3
+
+
+def test_spread_is_relative_to_the_median() -> None:
+    assert relative_spread([2.0] * 5) == 0.0
+    assert relative_spread([10.0, 20.0, 20.0, 20.0, 1000.0]) == 0.0, "one disturbed moment"
+    assert relative_spread([10.0, 15.0, 20.0, 25.0, 30.0]) == 0.5
+    assert relative_spread([9.0, 11.0]) == 0.1
