@@ -7,8 +7,8 @@ eight rows take eight times as long as one. Our own kernel (`short_pass`) reads 
 it is.
 
 Which passes use it is a fixed rule (`most_rows`) and not measured on the machine: a choice measured
-while other work runs is wrong for good. Time of torch's kernel / ours, median of nine layers of the demo model and of
-SmolLM2-135M, one thread:
+while other work runs is wrong for good. Time of torch's kernel / ours, median of nine layers of the
+demo model and of SmolLM2-135M, one thread:
 
 | rows | 1 | 8 | 32 | 64 | 81 | 96 | 256 |
 |---|---|---|---|---|---|---|---|
