@@ -15,13 +15,14 @@ Settings (environment variables):
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp, humaneval, gsm8k,
                                                         math500: fetched if missing)
   METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
-                  NAME-auto drafts as many nodes as pay on this device; where there is no C++ compiler
-                  the default is without recycling-auto and hybrid)
+                  NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
+                  transformers' own; where there is no C++ compiler the default is without
+                  recycling-auto and hybrid)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
   MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model, else 1024)
-  RUNS            repetitions, interleaved by method   (1)
+  RUNS            repetitions of the whole             (1)
   DEVICES         visible GPUs, as "0" or "0,1"        (all; the model is spread over those given)
   TEMPERATURE     0 is greedy                          (0.0)
   REPORT          the leaderboard as an HTML page      (data/report.html)
