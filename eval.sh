@@ -21,7 +21,7 @@ Settings (environment variables):
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
-  MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model, else 1024)
+  MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model and smollm2-135m, else 1024)
   RUNS            repetitions of the whole             (1)
   DEVICES         visible GPUs, as "0" or "0,1"        (all; the model is spread over those given)
   TEMPERATURE     0 is greedy                          (0.0)
@@ -31,7 +31,7 @@ Settings (environment variables):
 Examples:
   bash eval.sh
   METHODS="vanilla recycling" RUNS=3 OVERWRITE=1 bash eval.sh
-  MODEL_PATH=smollm2-135m MAX_NEW_TOKENS=128 bash eval.sh
+  MODEL_PATH=smollm2-135m bash eval.sh
   MODEL_PATH=lmsys/vicuna-7b-v1.3 BENCH="spec_bench mbpp" bash eval.sh
 HELP
 }
@@ -64,6 +64,7 @@ if [ "$MODEL_PATH" = data/demo/model ]; then
     published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
+    if [ "$MODEL_PATH" = smollm2-135m ]; then MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}; fi
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-1024}
     published=(--published-device A100)
 fi
