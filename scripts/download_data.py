@@ -1,12 +1,14 @@
 """Bring benchmark question files into ``data/``: pinned, checked, never overwritten silently.
 
-The repository carries its own demo questions only; Spec-Bench and MBPP stay with their authors.
+The repository carries its own demo questions only; all others stay with their authors.
 This command fetches them at one fixed commit and compares the sha256 before anything is written, so
 that two measurements named ``spec_bench`` were always taken on the same questions. ``mt_bench`` is
-the first 80 rows of Spec-Bench.
+the first 80 rows of Spec-Bench. ``humaneval``, ``gsm8k`` and ``math500`` are converted from the file
+that their authors publish, whose hash is pinned too.
 
 Run:
     python -m scripts.download_data spec_bench mbpp
+    python -m scripts.download_data humaneval gsm8k math500
     python -m scripts.download_data mt_bench --from data
 """
 
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation.answers.progress import progress
-from evaluation.questions.pinned_data import PINNED, PinnedFile
+from evaluation.questions.pinned_data import ELSEWHERE, PINNED, PinnedFile
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.machine.files import atomic_write
 
@@ -32,6 +34,7 @@ CHUNK_BYTES = 1 << 16
 _EXAMPLES = """\
 examples:
   python -m scripts.download_data spec_bench mbpp
+  python -m scripts.download_data humaneval gsm8k math500
   python -m scripts.download_data mt_bench --from data   (cut from data/spec_bench, no network)
   python -m scripts.download_data mbpp --data-dir benchmarks
 """
@@ -51,7 +54,8 @@ def bring(
     Args:
         bench: A name in ``PINNED``.
         data_dir: Folder that receives ``<bench>/question.jsonl``.
-        from_dir: Folder with ``<bench>/question.jsonl`` to read instead of the network.
+        from_dir: Folder with ``<bench>/``, which holds the published file, to read instead of the
+            network.
         force: Replace a file that has another hash.
 
     Raises:
@@ -73,7 +77,9 @@ def bring(
     content = _load_checked(PINNED[pinned.parent or bench], from_dir)
     if pinned.parent is not None:
         content = b"".join(content.splitlines(keepends=True)[: pinned.num_rows])
-        _check_sha256(content, pinned, f"the first {pinned.num_rows} rows of {pinned.parent}")
+        _check_sha256(
+            content, pinned, f"the first {pinned.num_rows} rows of {pinned.parent}", pinned.sha256
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(target) as temporary:
         temporary.write_bytes(content)
@@ -84,14 +90,19 @@ def _load_checked(pinned: PinnedFile, from_dir: Path | None) -> bytes:
     if from_dir is None:
         content, origin = _fetch(pinned), pinned.url
     else:
-        path = from_dir / pinned.name / QUESTION_FILE
+        path = from_dir / pinned.name / pinned.published_name
         if not path.is_file():
             raise UserError(
-                f"no question file to copy, got {path}, allowed DIR/{pinned.name}/{QUESTION_FILE} "
+                f"no question file to copy, got {path}, allowed DIR/{pinned.name}/{path.name} "
                 "under --from DIR; name the folder that holds it, or leave --from out"
             )
         content, origin = path.read_bytes(), str(path)
-    _check_sha256(content, pinned, origin)
+    if pinned.form is None:
+        _check_sha256(content, pinned, origin, pinned.sha256)
+        return content
+    _check_sha256(content, pinned, origin, pinned.form.sha256)
+    content = pinned.form.convert(content)
+    _check_sha256(content, pinned, f"what became of {origin}", pinned.sha256)
     return content
 
 
@@ -110,17 +121,17 @@ def _fetch(pinned: PinnedFile) -> bytes:
     except (OSError, http.client.HTTPException) as error:
         raise NetworkError(
             f"could not fetch {pinned.url}, got {error}, allowed the whole file; try again, or "
-            f"save it elsewhere as DIR/{pinned.name}/{QUESTION_FILE} and use --from DIR"
+            f"save it elsewhere as DIR/{pinned.name}/{pinned.published_name} and use --from DIR"
         ) from error
     return bytes(body)
 
 
-def _check_sha256(content: bytes, pinned: PinnedFile, origin: str) -> None:
+def _check_sha256(content: bytes, pinned: PinnedFile, origin: str, expected: str) -> None:
     found = _sha256(content)
-    if found != pinned.sha256:
+    if found != expected:
         raise UserError(
             f"{origin} is not the pinned {pinned.name} file, got sha256 {found}, "
-            f"allowed {pinned.sha256}; nothing was written, take the file from {pinned.url}"
+            f"allowed {expected}; nothing was written, take the file from {pinned.url}"
         )
 
 
@@ -130,6 +141,11 @@ def _sha256(content: bytes) -> str:
 
 def _check_arguments(benches: Sequence[str], from_dir: Path | None) -> None:
     known = ", ".join(PINNED)
+    for bench in benches:
+        if bench in ELSEWHERE:
+            raise UserError(
+                f"cannot fetch this benchmark, got {bench}, allowed {known}; it {ELSEWHERE[bench]}"
+            )
     unknown = [bench for bench in benches if bench not in PINNED]
     if unknown or not benches:
         raise UserError(
@@ -139,7 +155,7 @@ def _check_arguments(benches: Sequence[str], from_dir: Path | None) -> None:
     if from_dir is not None and not from_dir.is_dir():
         raise UserError(
             f"--from is not a folder, got {from_dir}, allowed a folder with "
-            f"<benchmark>/{QUESTION_FILE} in it; name another, or leave --from out"
+            "<benchmark>/ and the published file in it; name another, or leave --from out"
         )
 
 
@@ -159,8 +175,8 @@ def _build_parser() -> argparse.ArgumentParser:
         dest="from_dir",
         metavar="DIR",
         type=Path,
-        help="copy DIR/<bench>/question.jsonl instead of using the network "
-        "(mt_bench is cut from DIR/spec_bench)",
+        help="take the published file in DIR/<bench>/ (question.jsonl, HumanEval.jsonl.gz, test.jsonl) "
+        "instead of using the network (mt_bench is cut from DIR/spec_bench)",
     )
     parser.add_argument(
         "--data-dir",

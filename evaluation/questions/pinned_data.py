@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlparse
+
+from evaluation.questions.source_forms import gsm8k, human_eval, math500
 
 _RAW = "https://raw.githubusercontent.com"
 _SPEC_BENCH_COMMIT = "fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
 _TOKEN_RECYCLING_COMMIT = "1b4c05cc642d111f12c61d4a99950d737121d9fe"
+_HUMAN_EVAL_COMMIT = "6d43fb980f9fee3c892a914eda09951f772ad10d"
+_GSM8K_COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
+_PRM800K_COMMIT = "7ecc794703b2877f63226f2477a49b34f9b25163"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceForm:
+    """The form in which a benchmark is published, where it is not question.jsonl.
+
+    Attributes:
+        sha256: Hash of the published file.
+        convert: Makes question.jsonl of its content.
+    """
+
+    sha256: str
+    convert: Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +41,7 @@ class PinnedFile:
         licence: Licence the questions come under.
         source: Where they come from, in words.
         parent: Benchmark whose first ``num_rows`` rows make up this one, if it is derived.
+        form: The form in which it is published; None: as question.jsonl.
     """
 
     name: str
@@ -30,6 +51,12 @@ class PinnedFile:
     licence: str
     source: str
     parent: str | None = None
+    form: SourceForm | None = None
+
+    @property
+    def published_name(self) -> str:
+        """The name of the published file."""
+        return urlparse(self.url).path.rpartition("/")[2]
 
 
 _SPEC_BENCH = PinnedFile(
@@ -57,7 +84,44 @@ _MBPP = PinnedFile(
     licence="CC-BY-4.0 (MBPP)",
     source="github.com/Luowaterbi/TokenRecycling",
 )
-PINNED: dict[str, PinnedFile] = {pinned.name: pinned for pinned in (_SPEC_BENCH, _MT_BENCH, _MBPP)}
+_HUMAN_EVAL = PinnedFile(
+    name="humaneval",
+    url=f"{_RAW}/openai/human-eval/{_HUMAN_EVAL_COMMIT}/data/HumanEval.jsonl.gz",
+    sha256="13314dfbb0fc31fec557c6f40218be4adc84b752a42bd81a28d1371731ad18ec",
+    num_rows=164,
+    licence="MIT (repository)",
+    source="github.com/openai/human-eval",
+    form=SourceForm("b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef", human_eval),
+)
+_GSM8K = PinnedFile(
+    name="gsm8k",
+    url=f"{_RAW}/openai/grade-school-math/{_GSM8K_COMMIT}/grade_school_math/data/test.jsonl",
+    sha256="e1b4fc646202ced3ea96894acfc981282b6ab9a6f4c048a35fdacb36aec37f41",
+    num_rows=1319,
+    licence="MIT (repository)",
+    source="github.com/openai/grade-school-math, the test split",
+    form=SourceForm("3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14", gsm8k),
+)
+_MATH500 = PinnedFile(
+    name="math500",
+    # In Git LFS: the hash is the one that the repository's pointer names.
+    url=f"https://media.githubusercontent.com/media/openai/prm800k/{_PRM800K_COMMIT}/prm800k/math_splits/test.jsonl",
+    sha256="2f7f6b26e31822b1cc66b9446584c27ff252f72861187cdef303b05dbf420db4",
+    num_rows=500,
+    licence="MIT (repository)",
+    source="github.com/openai/prm800k, the test split of MATH",
+    form=SourceForm("35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132", math500),
+)
+_ALL = (_SPEC_BENCH, _MT_BENCH, _MBPP, _HUMAN_EVAL, _GSM8K, _MATH500)
+PINNED: dict[str, PinnedFile] = {pinned.name: pinned for pinned in _ALL}
+# Benchmarks that are not fetched, and where they come from.
+ELSEWHERE = {
+    "speed_bench": (
+        "comes under its owners' licence and is put together by their own script "
+        "(github.com/NVIDIA/Model-Optimizer, examples/specdec_bench); give its questions as JSON lines "
+        "with --question-file"
+    ),
+}
 
 
 def download_command(bench: str) -> str | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from evaluation.reporting.tables import Cell, Table
 
 PREAMBLE = "% Needs \\usepackage{booktabs}, nothing else. Sized for a page of two columns."
+LONGEST_NAME = 24  # characters; of a longer one the bracket goes below
 SPECIAL = {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"},
@@ -56,7 +57,7 @@ def _float(table: Table) -> str:
         r"\toprule",
         " & ".join(_stacked(title) for title in table.header) + r" \\",
         r"\midrule",
-        *(" & ".join(_cell(cell) for cell in row) + r" \\" for row in table.rows),
+        *(line for row in table.rows for line in _lines(row)),
         r"\bottomrule",
         r"\end{tabular}",
         *(rf"\par\raggedright\smallskip {escaped(note)}" for note in table.notes),
@@ -67,12 +68,25 @@ def _float(table: Table) -> str:
 
 def _stacked(title: str) -> str:
     """A column's title, a word a line."""
-    words = [escaped(word) for word in title.split()]
+    words = [escaped(word) for word in title.replace(" / ", "/").split()]
     return words[0] if len(words) == 1 else r"\shortstack{" + r" \\ ".join(words) + "}"
 
 
-def _cell(cell: Cell) -> str:
-    """A cell; the unit of a ratio is a multiplication sign."""
-    text = escaped(cell.text)
-    is_text = math.isnan(cell.value)
-    return text if is_text else re.sub(r"(?<=\d)x", r"$\\times$", text)
+def _lines(row: Sequence[Cell]) -> Iterator[str]:
+    """A row; what follows a figure, or a name's bracket, is a line below, which keeps columns narrow."""
+    parts = [_parts(cell) for cell in row]
+    yield " & ".join(first for first, _ in parts) + r" \\"
+    if any(second for _, second in parts):
+        yield " & ".join(second for _, second in parts) + r" \\"
+        yield r"\addlinespace[2pt]"
+
+
+def _parts(cell: Cell) -> tuple[str, str]:
+    """A cell's text before and after the place where it breaks; ratios get a multiplication sign."""
+    if math.isnan(cell.value) and len(cell.text) <= LONGEST_NAME:
+        return escaped(cell.text), ""
+    if math.isnan(cell.value):
+        first, bracket, second = cell.text.partition(" (")
+        return escaped(first), escaped((bracket + second).strip())
+    first, _, second = cell.text.partition(" ")
+    return re.sub(r"(?<=\d)x$", r"$\\times$", first), escaped(second)

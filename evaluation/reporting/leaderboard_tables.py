@@ -22,8 +22,8 @@ from evaluation.reporting.titles import (
     method_title,
     task_title,
 )
-from evaluation.scoring.comparable import SPEC_BENCH, Group, Measured
 from evaluation.scoring.figures import CODE, EXACT_FIGURES, OVERALL, SPEC_BENCH_TASKS, in_task_order
+from evaluation.scoring.groups import SPEC_BENCH, Group, Measured
 from evaluation.scoring.intervals import UNKNOWN
 
 OVERVIEW_FACTS = ("Model", "Questions asked", "Precision", "Device")

@@ -7,6 +7,7 @@ Use:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
@@ -20,12 +21,13 @@ from evaluation.reporting.titles import (
     method_title,
     shared_options,
 )
-from evaluation.scoring.comparable import Group
 from evaluation.scoring.figures import OVERALL
+from evaluation.scoring.groups import Group
 from evaluation.scoring.intervals import Interval
 from evaluation.scoring.noise import LARGEST_FLOOR_RATIO, Verdict
 
 WHAT_TO_DO = "close other programs, repeat with RUNS=3, or ask more questions"
+INTERVALS = "In brackets: paired 95% intervals over questions (bootstrap)"
 FLOOR_NAMES = {
     "exact_speedup": "by the exact speed-up",
     "speedup": "as Spec-Bench counts",
@@ -55,6 +57,8 @@ def alarms(groups: Sequence[Group]) -> list[str]:
 def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
     """Return what must be known of a group's tables, a line each."""
     notes = [*_floor_notes(group), *_verdict_notes(group), *group.warnings]
+    if not all(math.isnan(row.figures.interval(OVERALL, "speedup").low) for row in group.rows):
+        notes.insert(0, INTERVALS)
     titles = {label: title.short for label, title in entry_titles(group).items()}
     notes += [f"{titles[row.entry.label]}: {note}" for row in group.rows for note in row.notes]
     shared = shared_options(group)
@@ -62,10 +66,7 @@ def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
         options = entry_options(row.entry, shared)
         if options:
             notes.append(f"{titles[row.entry.label]}: {options}")
-    runs = {titles[row.entry.label]: row.figures.num_runs for row in group.rows}
-    if max(runs.values()) > 1:
-        counts = ", ".join(f"{count} of {title}" for title, count in runs.items())
-        notes.append(f"± is the standard deviation over runs: {counts}")
+    notes += _run_notes(group, titles)
     if baseline:
         notes.append(_published_speed_note(group, titles, baseline))
     return notes
@@ -94,7 +95,7 @@ def _floor_notes(group: Group) -> Iterator[str]:
     name = method_title(group.floor.entry.method)
     found = {key: group.floor_interval(key) for key in FLOOR_NAMES}
     exact = found["exact_speedup"]
-    if exact.low != exact.low:
+    if math.isnan(exact.low):
         yield f"Two runs of {name} were made, but of fewer than two questions: no noise floor"
         return
     details = ", ".join(f"{FLOOR_NAMES[key]} {_bounds(it)}" for key, it in found.items())
@@ -122,6 +123,16 @@ def _verdict_notes(group: Group) -> Iterator[str]:
         ]
         if names:
             yield f"{wording}: {', '.join(names)}"
+
+
+def _run_notes(group: Group, titles: Mapping[str, str]) -> Iterator[str]:
+    runs = {titles[row.entry.label]: row.figures.num_runs for row in group.rows}
+    if max(runs.values()) == 1:
+        return
+    counts = ", ".join(f"{count} of {title}" for title, count in runs.items())
+    if len(set(runs.values())) == 1:
+        counts = f"{max(runs.values())} of each method"
+    yield f"± is the standard deviation over runs: {counts}"
 
 
 def _published_speed_note(

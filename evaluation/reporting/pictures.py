@@ -13,10 +13,10 @@ from evaluation.reporting import chart_style, charts
 from evaluation.reporting.benchmark_reports import Benchmark
 from evaluation.reporting.chart_style import Picture
 from evaluation.reporting.options import make_folder
-from evaluation.reporting.titles import entry_titles
+from evaluation.reporting.titles import benchmark_title, entry_titles
 from evaluation.reporting.tree_chart import tree_chart
-from evaluation.scoring.comparable import AnswerFile, Entry, Group
 from evaluation.scoring.figures import CODE
+from evaluation.scoring.groups import AnswerFile, Entry, Group
 from model.commands.files import replace_file, write_whole
 
 
@@ -40,7 +40,7 @@ def benchmark_pictures(reports: Sequence[Benchmark]) -> list[Picture]:
             "Time of one forward pass over a draft tree, relative to a pass over one node. A method "
             "gains where the tokens that its steps bring (MAT) lie above the line at its number of "
             "nodes, drafting itself left aside.",
-            charts.step_cost_chart(report.costs, report.accepted, report.nodes),
+            charts.step_cost_chart(report.costs, _titled(report.accepted), _titled(report.nodes)),
         )
         for number, report in enumerate(reports, start=1)
     ]
@@ -57,6 +57,10 @@ def write_picture(picture: Picture, folder: Path) -> list[Path]:
     replace_file(files[0], lambda file: file.write_bytes(chart_style.png_bytes(picture.figure)))
     write_whole(files[1], chart_style.svg_text(picture.figure, picture.name) + "\n")
     return files
+
+
+def _titled(figures: Mapping[str, float]) -> dict[str, float]:
+    return {benchmark_title(name): figure for name, figure in figures.items()}
 
 
 def _pictures_of(group: Group) -> Iterator[Picture]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from evaluation.answers.record import UNKNOWN, Use, conditions
 from evaluation.questions.pinned_data import PINNED
-from evaluation.scoring.comparable import Entry, Group
+from evaluation.scoring.groups import Entry, Group
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 METHOD_TITLES = {
@@ -27,6 +27,9 @@ METHOD_TITLES = {
     "samd": "SAM decoding",
     "sps": "Speculative sampling (draft model)",
     "hybrid": "Hybrid",
+    "generate": "transformers generate",
+    "generate-pld": "transformers prompt lookup",
+    "generate-assisted": "transformers assisted generation",
 }
 # As Spec-Bench's Leaderboard.md calls them.
 TASK_TITLES = {
@@ -66,6 +69,7 @@ OPTION_WORDS = {
     "num_pred_tokens": "chains of at most {} tokens",
     "output_id_topk": "{} successors kept for each token",
     "policy": "write-back {}",
+    "prompt_lookup_num_tokens": "chains of at most {} tokens",
     "question_begin": "questions from index {}",
     "question_end": "questions before index {}",
     "shard": "shard {} of the questions",
@@ -104,6 +108,7 @@ HEADINGS = {
     "Device": ("device", "threads", "num_workers"),
     "Software": ("compile", "kernels", "commit"),
 }
+SOFTWARE = ("torch", "transformers")
 IN_OTHER_WORDS = {"model", "bench", "question_file"}
 
 
@@ -122,6 +127,12 @@ class Title(NamedTuple):
 def method_title(method: str) -> str:
     """Return a method's name for people; that of a method not known here is itself."""
     return METHOD_TITLES.get(PUBLISHED_NAMES.get(method, method), method)
+
+
+def benchmark_title(name: str) -> str:
+    """Return the name of a method of ``scripts.benchmark``: with -auto it drafts as much as pays."""
+    method = name.removesuffix("-auto")
+    return method_title(method) + (", as many tokens as pay" if method != name else "")
 
 
 def task_title(task: str) -> str:
@@ -186,25 +197,28 @@ def group_facts(groups: Sequence[Group]) -> list[dict[str, str]]:
     groups apart, and questions where they are not those of the benchmark.
     """
     found = [_facts(group) for group in groups]
-    for facts, group in zip(found, groups, strict=True):
-        if sum(facts == other for other in found) > 1:
-            more = {
-                "Weights": group.facts["model"].rpartition("@")[2],
-                "Question file": group.facts["question_file"],
-            }
-            facts |= more
-    return found
+    return [
+        facts | (_hashes(group) if found.count(facts) > 1 else {})
+        for facts, group in zip(found, groups, strict=True)
+    ]
+
+
+def _hashes(group: Group) -> dict[str, str]:
+    weights = group.facts["model"].rpartition("@")[2]
+    return {"Weights": f"weights {weights}", "Question file": group.facts["question_file"]}
 
 
 def software_text(group: Group) -> str:
     """Return the versions of the packages that a group's answers were made with; empty if unknown."""
-    versions = {
-        f"{name} {version}"
-        for file in group.files
-        for name, version in (file.record.values.get("versions") or {}).items()
-        if name in ("torch", "transformers")
+    recorded = [file.record.values.get("versions") for file in group.files]
+    found = {
+        f"{name} {versions[name]}"
+        for versions in recorded
+        if isinstance(versions, dict)
+        for name in SOFTWARE
+        if name in versions
     }
-    return ", ".join(sorted(versions))
+    return ", ".join(sorted(found))
 
 
 def _facts(group: Group) -> dict[str, str]:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from evaluation.reporting.chart_style import STYLE, WIDTH, figure_of
 
 LEAST_LABELLED = 14  # points; in smaller circles the colour alone tells the share
+LEAST_ROOT = 18  # the word is wider than two digits
 CENTRED: Any = {"ha": "center", "va": "center", "fontsize": 6.5, "zorder": 4}
 
 
@@ -61,7 +62,7 @@ def tree_chart(nodes: pd.DataFrame) -> Figure:
         if diameter >= LEAST_LABELLED:
             color = "white" if scale(percent) > 0.6 else "black"
             axes.annotate(_percent(percent), (depth, rank), **CENTRED, color=color)
-    if widest >= LEAST_LABELLED:
+    if widest >= LEAST_ROOT:
         axes.annotate("root", (0, 1), **CENTRED)
     axes.set(xlabel="depth in the tree (tokens after the root)", ylabel="rank among siblings")
     axes.set_ylim(ranks.max() + 0.6, 0.4)

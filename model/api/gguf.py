@@ -22,6 +22,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 MAGIC = b"GGUF"
 # Transformers unpacks by the first, and places the tensors by the second.
 PACKAGES = ("gguf", "accelerate")
+# 4.57 takes the first special token of a Llama file for the one that ends texts.
+OLDEST_TRANSFORMERS = (5, 23)
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -42,11 +44,23 @@ def check_gguf(path: str | Path) -> None:
         found = content.read(len(MAGIC))
     if found != MAGIC:
         raise ValueError(f"{path} is not a GGUF file: it begins with {found!r}, not {MAGIC!r}")
+    check_packages()
+
+
+def check_packages() -> None:
+    """Refuse to read GGUF files with the packages that are here.
+
+    Raises:
+        ValueError: one is missing, or too old.
+    """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ValueError(
-            f"{path} is a GGUF file, which needs {' and '.join(missing)}; "
-            f"pip install {' '.join(missing)}"
+            f"GGUF files need {' and '.join(missing)}; pip install {' '.join(missing)}"
         )
+    version = transformers.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRANSFORMERS:
+        oldest = ".".join(map(str, OLDEST_TRANSFORMERS))
+        raise ValueError(f"GGUF files need transformers {oldest} or newer; got {version}")
 
 
 def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
@@ -76,9 +90,9 @@ def read_weights(path: str | Path, **words: Any) -> PreTrainedModel:
     """
     if not is_gguf(path):
         return read(AutoModelForCausalLM, path, **words)
-    # Versions of transformers that can keep weights packed do so if not told otherwise.
-    if hasattr(transformers, "GgufConfig"):
-        words["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    check_gguf(path)
+    # Otherwise the weights stay packed where a kernel for them is installed.
+    words["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model, found = read(AutoModelForCausalLM, path, output_loading_info=True, **words)
     if missing := sorted(found["missing_keys"]):
         # Transformers fills them with random numbers.

@@ -1,9 +1,18 @@
-"""Measures the time of passes of a target model on this device, by number of nodes and context."""
+"""Measures the time of passes of a target model on this device, by number of nodes and context.
+
+The curve is kept on disk only from a steady machine, with how steady it was, and used again only if
+a short check finds passes that still take what it says.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
+import sys
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,7 +21,7 @@ from ..engine.read_out import read_out
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.measurements import read_measured, write_measured
-from ..machine.timing import seconds_of
+from ..machine.timing import clocks, lost_share, relative_spread, seconds_of
 from .cost_model import CONTEXTS, CostModel
 
 NAME = "step-costs"
@@ -30,6 +39,14 @@ SECONDS = 2.8
 # row, and a single small pass after a larger one finds other data in the processor's caches.
 IN_A_ROW, SHORT = 10, 20.0
 MAX_ROUNDS = 9
+# A measurement is kept if the machine was steady. Beside other work on both of two cores the spread
+# was 0.06 to 0.3 with one thread and up to 26 with two, and 0.26 to 0.68 of the time was lost.
+MOST_SPREAD, MOST_LOST = 0.1, 0.1
+# Nodes of the passes that are compared with a kept curve, rounds and seconds of that, and the factor from which
+# on the curve is measured again.
+CHECKED = (1, 8)
+CHECK_ROUNDS, CHECK_SECONDS = 3, 0.3
+DISAGREES = 1.15
 
 
 def step_costs(target: TargetModel) -> CostModel:
@@ -43,46 +60,139 @@ def step_costs(target: TargetModel) -> CostModel:
 
 
 def read_or_measure(target: TargetModel) -> CostModel:
-    """Return the step costs of a target model: measured once, then read from disk."""
+    """Return the step costs of a target model: measured, or read from disk if passes still take what the file says.
+
+    A measurement that other work disturbed serves this process only.
+    """
     key = "-".join((target.machine_key, target.linear_kernels.name, target.attention.name))
-    try:
-        content = read_measured(NAME, key)
-        near, far = (tuple(map(float, content[place])) for place in ("near", "far"))
-        return CostModel(tuple(map(int, content["sizes"])), near, far)
-    except (ValueError, KeyError, TypeError):
-        costs = measure(target)  # no file, or not a valid one
-    write_measured(NAME, key, {"sizes": costs.sizes, "near": costs.near, "far": costs.far})
-    return costs
+    kept = Measurement.read(read_measured(NAME, key))
+    if kept is not None and kept.is_steady and agrees(target, kept.costs):
+        return kept.costs
+    found = measure(target)
+    if found.is_steady:
+        write_measured(NAME, key, found.content())
+    else:
+        print(
+            f"step costs: measured beside other work and not kept (spread {found.spread:.0%}, allowed "
+            f"{MOST_SPREAD:.0%}; {found.lost:.0%} of the time lost to it, allowed {MOST_LOST:.0%})",
+            file=sys.stderr,
+        )
+    return found.costs
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A measured cost curve, and how steady the machine was meanwhile.
+
+    Attributes:
+        costs: the curve.
+        spread: relative interquartile range of a pass's repeated timings, the median over passes.
+        lost: share of the time in which the measuring thread could not run; 0 on other devices than
+            the CPU, for which a thread may sleep.
+    """
+
+    costs: CostModel
+    spread: float
+    lost: float
+
+    @classmethod
+    def read(cls, content: Any) -> Measurement | None:
+        """Return the measurement in a file's content; None if it is no valid one."""
+        try:
+            near, far = (tuple(map(float, content[place])) for place in ("near", "far"))
+            costs = CostModel(tuple(map(int, content["sizes"])), near, far)
+            return cls(costs, float(content["spread"]), float(content["lost"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def content(self) -> dict[str, Any]:
+        """Return what a file keeps."""
+        costs = self.costs
+        curve = {"sizes": costs.sizes, "near": costs.near, "far": costs.far}
+        return {**curve, "spread": self.spread, "lost": self.lost}
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it may be kept."""
+        return self.spread <= MOST_SPREAD and self.lost <= MOST_LOST
 
 
 @torch.inference_mode()
-def measure(target: TargetModel) -> CostModel:
+def agrees(target: TargetModel, costs: CostModel) -> bool:
+    """Whether passes of one and eight nodes take what a curve says, each and relative to each other."""
+    kept = dict(zip(costs.sizes, costs.near, strict=True))
+    sizes = [size for size in CHECKED if size in kept]
+    if 1 not in sizes:
+        return False
+    time_of = _timer(target, sizes, farthest=0)
+    fastest = dict.fromkeys(sizes, math.inf)
+    deadline = time.perf_counter() + CHECK_SECONDS
+    for _ in range(CHECK_ROUNDS):
+        for size in sizes:
+            fastest[size] = min(fastest[size], time_of(0, size))
+        if time.perf_counter() > deadline:
+            break
+    factors = [fastest[size] / kept[size] for size in sizes]
+    is_alike = all(1 / DISAGREES < factor < DISAGREES for factor in factors)
+    return is_alike and max(factors) / min(factors) < DISAGREES
+
+
+def measure(target: TargetModel) -> Measurement:
     """Time passes of several sizes on the loaded model, in about `SECONDS`.
 
     If the model is too slow for all sizes, fewer are measured, and trees are chosen among these: at
     least one and eight nodes, however long they take.
     """
-    longest = target.context_limit(1) or CONTEXTS[1] + MAX_MEASURED_NODES
-    contexts = [max(0, min(context, longest - MAX_MEASURED_NODES)) for context in CONTEXTS]
+    since = clocks()
+    times = _times(target)
+    is_watched = target.device.type == "cpu"
+    lost = lost_share(since, clocks()) if is_watched else 0.0
+    medians = {point: statistics.median(values) for point, values in times.items()}
+    spreads = [relative_spread(values) for values in times.values() if len(values) > 1]
+    return Measurement(_curve(medians, _contexts(target)), statistics.median(spreads), lost)
+
+
+@torch.inference_mode()
+def _times(target: TargetModel) -> dict[tuple[int, int], list[float]]:
+    """Return repeated timings in milliseconds by (index of the context, nodes), the last one of one node."""
     # With padded drafts only the bucket sizes matter; no chain is longer than the context.
     plan = [
         (place, size)
         for place, size in PLAN
-        if target.padded_size(size) == size and size <= longest
+        if target.padded_size(size) == size and size <= _longest(target)
     ]
-    target.warm_up(contexts[1], {size for _, size in plan})
-    cache = target.new_cache(contexts[1] + MAX_MEASURED_NODES)
-    trees = {size: draft_of(target, size) for _, size in plan}
-    time_pass(target, cache, trees[1], contexts[0])  # the first pass pays for initialisation
+    time_of = _timer(target, {size for _, size in plan}, farthest=1)
     times: dict[tuple[int, int], list[float]] = {}
     deadline = time.perf_counter() + SECONDS
     for _ in range(MAX_ROUNDS):
         for place, size in list(times) or plan:
             if time.perf_counter() > deadline and len(times) >= NUM_ESSENTIAL:
                 break
-            cost = _time_in_a_row(target, cache, trees[size], contexts[place])
-            times.setdefault((place, size), []).append(cost)
-    medians = {point: statistics.median(values) for point, values in times.items()}
+            times.setdefault((place, size), []).append(time_of(place, size))
+    times[0, 1].append(time_of(0, 1))
+    return times
+
+
+def _timer(
+    target: TargetModel, sizes: Collection[int], farthest: int
+) -> Callable[[int, int], float]:
+    """Return the function that times a pass by (index of the context, nodes), ready for these sizes.
+
+    Args:
+        target: the model.
+        sizes: with 1.
+        farthest: largest index of a context.
+    """
+    contexts = _contexts(target)
+    target.warm_up(contexts[farthest], set(sizes))
+    cache = target.new_cache(contexts[1] + MAX_MEASURED_NODES)
+    trees = {size: draft_of(target, size) for size in sizes}
+    time_pass(target, cache, trees[1], contexts[0])  # the first pass pays for initialisation
+    return lambda place, size: _time_in_a_row(target, cache, trees[size], contexts[place])
+
+
+def _curve(medians: Mapping[tuple[int, int], float], contexts: Sequence[int]) -> CostModel:
+    """Return the cost curve of these milliseconds by (index of the context, nodes)."""
     sizes = tuple(sorted(size for place, size in medians if place == 0))
     near = tuple(medians[0, size] for size in sizes)
     # The extra time of the longer context, for one node and the largest tree; linear between them.
@@ -99,6 +209,16 @@ def measure(target: TargetModel) -> CostModel:
         for cost, size in zip(near, sizes, strict=True)
     )
     return CostModel(sizes, near, far)
+
+
+def _longest(target: TargetModel) -> int:
+    """Return the longest text that passes are measured for."""
+    return target.context_limit(1) or CONTEXTS[1] + MAX_MEASURED_NODES
+
+
+def _contexts(target: TargetModel) -> list[int]:
+    """Return `CONTEXTS`, or what a model with a short context has room for."""
+    return [max(0, min(context, _longest(target) - MAX_MEASURED_NODES)) for context in CONTEXTS]
 
 
 def draft_of(target: TargetModel, num_nodes: int) -> DraftTree:

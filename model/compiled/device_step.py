@@ -177,7 +177,8 @@ class StaticDeviceStep:
         last = (is_accepted * self._orders).argmax(dim=0, keepdim=True)  # [1]
         sources = self._paths[last][0] + view.start  # [D + 1]
         move_rows(sources, view.rows_after_start(len(sources)), view)
-        drafting.learn(token_ids, candidates[:, : drafting.num_candidates], self._sees[last][0])
+        k = drafting.num_candidates
+        drafting.learn(token_ids, candidates[:, :k], values[:, :k], self._sees[last][0])
         numbers = [column.int() for column in (token_ids, chosen, is_open, last.expand(num_nodes))]
         return torch.stack([*numbers, values[:, 0].view(torch.int32)], dim=1)
 

@@ -110,9 +110,15 @@ class DeviceDrafting(Protocol):
         """Return the draft's token ids [N], given the root's []."""
 
     def learn(
-        self, token_ids: torch.Tensor, candidates: torch.Tensor, is_accepted: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        candidates: torch.Tensor,
+        logits: torch.Tensor,
+        is_accepted: torch.Tensor,
     ) -> None:
-        """Learn from the likeliest tokens [N, k] after every node, and which were accepted [N]."""
+        """Learn from the likeliest tokens [N, k] after every node, their logits, and which nodes were
+        accepted [N].
+        """
 
     def snapshot(self) -> Callable[[], None]:
         """Return a function that undoes everything learned from now on."""

@@ -16,15 +16,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from ..kernels.attention import Attention, HeadShape, attention
-from ..kernels.choice import linear_kernels
-from ..kernels.linear import LinearKernels
+from ..kernels.linear import LinearKernels, linear_kernels
 from ..machine.measurements import machine_key
 from .cache import BufferShape, LayerShape, TreeCache
 from .masks import Masks, TreeMasks
@@ -58,27 +57,12 @@ class PromptChunk(NamedTuple):
     logits: torch.Tensor | None
 
 
-if TYPE_CHECKING:
-    _measured = cached_property
-else:
-
-    class _measured(cached_property):
-        """A cached property that is measured at the first call, while the model is locked.
-
-        The model's lock is taken first: up to Python 3.11 `cached_property` has one lock for all models.
-        """
-
-        def __get__(self, target, owner=None):
-            with target.lock:
-                return super().__get__(target, owner)
-
-
 class TargetModel:
     """A loaded causal LM, checked, with the operations that decoding needs.
 
     Args:
         model: a loaded `AutoModelForCausalLM` on its device(s), in eval mode.
-        use_kernels: whether passes may use the kernels of `model/kernels` if they are faster; else
+        use_kernels: whether passes may use the kernels of `model/kernels`; else
             the model computes as transformers does.
 
     Attributes:
@@ -164,33 +148,33 @@ class TargetModel:
         )
         return machine_key(facts, self.device, self.dtype)
 
-    @_measured
+    @cached_property
     def linear_kernels(self) -> LinearKernels:
-        """The kernels of linear layers over a few rows; measured at the first call."""
+        """The kernels of linear layers; built at the first call."""
         if not self.use_kernels:
-            return LinearKernels([], {}, self.is_compiled)
-        return linear_kernels(self.model, self.dtype, self.machine_key, self.is_compiled)
+            return LinearKernels([], is_compiled=self.is_compiled)
+        return linear_kernels(self.model, self.dtype, self.is_compiled)
 
-    @_measured
+    @cached_property
     def attention(self) -> Attention:
-        """The attention of passes over a few rows; measured at the first call."""
+        """The attention of passes; built at the first call."""
         if not self.use_kernels:
-            return Attention(self.config, groups_heads=False, most_queries=0)
+            return Attention(self.config, groups_heads=False, has_kernel=False)
         layer = next(shape for shape in self.layer_shapes if shape)
         keys, values = (
             HeadShape(part.num_heads, part.head_dim) for part in (layer.keys, layer.values)
         )
-        return attention(self.model, (keys, values), self.machine_key, self.is_compiled)
+        return attention(self.model, (keys, values), self.is_compiled)
 
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
-        """Within the block the model uses the fastest kernels for a pass over `num_rows` rows."""
-        with self.lock, self.attention.for_rows(num_rows), self.linear_kernels.for_rows(num_rows):
+        """Within the block the model uses the kernels for a pass over `num_rows` rows."""
+        with self.lock, self.attention.exchanged(), self.linear_kernels.for_rows(num_rows):
             yield
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt chunk of this length, or a single row, has reference arithmetic as it is."""
-        return self.linear_kernels.is_reference(num_rows) and self.attention.is_reference(num_rows)
+        return self.linear_kernels.is_reference(num_rows) and self.attention.is_reference
 
     @contextmanager
     def reference(self) -> Iterator[None]:
@@ -243,7 +227,6 @@ class TargetModel:
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
     ) -> Iterator[PromptChunk]:
         """Read the prompt in chunks from the cache's end to its last token, which is the first tree's root."""
-        self.linear_kernels.refresh()
         read = prompt_ids[:-1]
         size = min(PREFILL_CHUNK, max(512, MAX_LOGITS // self.vocab_size))
         if self._rope_border and len(prompt_ids) > self._rope_border:

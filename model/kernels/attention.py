@@ -1,12 +1,19 @@
-"""The attention of a pass, by the fastest function for its number of queries.
+"""The attention of a pass, by our own kernel where there is one.
 
-On a CPU torch's kernel takes 1.3 to 7 times as long as our own (`short_pass`) for the few queries
-of a draft, and 1.1 to 2.5 times as long for a prompt. The number of queries up to which ours is
-faster depends on heads, dtype and machine, so it is measured once and kept on disk. Ours sums in
-another order: in float32 near-ties are decided with transformers' own attention (`reference`), as
-with `model.kernels.linear`.
+On a CPU torch's kernel takes longer than our own (`short_pass`) for the queries of a draft and of a
+prompt. Time of torch's / ours, heads of four models of 7M to 7B parameters in three dtypes, one
+thread; drafts follow 512 tokens:
 
-Longer passes use torch's kernel. When there is a mask, transformers' sdpa attention first repeats
+| queries | 1 | 8 | 32 | 128 | 512 | 2048 |
+|---|---|---|---|---|---|---|
+| Zen 5 | 1.9-36 | 1.4-14 | 1.2-4.4 | 1.4-10 | 2.7-11 | 1.8-2.9 |
+| the same with AVX2 | 1.3-28 | 1.2-6.1 | 1.0-4.3 | 0.9-4.1 | 1.7-4.9 | 1.0-1.8 |
+
+So ours is used for all (not measured on the machine: a choice measured while other work runs is
+wrong for good). It sums in another order: in float32 near-ties are decided with transformers' own
+attention (`reference`), as with `model.kernels.linear`.
+
+Where ours cannot be used, torch's is. When there is a mask, transformers' sdpa attention first repeats
 keys and values for every query head of a group: a copy of the whole cache, times the group size, in
 every layer. Torch's CPU kernel reads grouped heads as they are, with the same bits. On a GPU,
 grouped heads with a mask would fall back to matrix products, so transformers' own way stays there.
@@ -16,9 +23,8 @@ Shapes: n queries in each of H heads, T keys and values in each of K heads, D an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,23 +32,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..machine.measurements import read_measured, write_measured
-from ..machine.timing import interleaved_medians
 from . import short_pass as few_rows
-from .choice import FEWEST_WEIGHTS, random_numbers
-from .linear import is_exact
+from .linear import FEWEST_WEIGHTS, is_exact
 from .short_pass import DTYPES, short_pass_kernel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
 # Arguments of transformers' attention functions that the kernels do not support.
 SPECIAL = ("position_bias", "softcap", "cache", "head_mask", "output_attentions")
-# Measured numbers of queries: of drafts after a text of NUM_KEYS tokens, and of prompts.
-DRAFTS, NUM_KEYS = (1, 8, 32, 128), 512
-PROMPTS = (512, 2048)
-# Timing reads this many bytes of keys and values in turn, since in a pass each layer's come from memory.
-TIMED_BYTES = 2**24
-NUM_TIMES = 15
-ENOUGH_SECONDS = 0.05  # of timing for one function and number of queries; at least two rounds
+# Most queries of a pass with a mask that the kernel is made for.
+MOST_WITH_MASK = 128
 
 
 def grouped_attention(
@@ -103,7 +101,7 @@ def few_queries_attention(
     shape = (1, 1, num_queries, num_keys)
     is_causal = attention_mask is None and num_queries > 1
     if attention_mask is not None:
-        is_known = num_queries <= DRAFTS[-1] and attention_mask.shape == shape
+        is_known = num_queries <= MOST_WITH_MASK and attention_mask.shape == shape
     else:
         is_known = not is_causal or (num_queries == num_keys and _is_decoder(module, kwargs))
     if not is_known or dropout or key.dtype != query.dtype or _is_special(kwargs):
@@ -137,7 +135,7 @@ class Attention:
     Args:
         config: the model's text config.
         groups_heads: whether passes of several rows use `grouped_attention`.
-        most_queries: largest number of rows for which passes use `few_queries_attention`; 0: none.
+        has_kernel: whether passes use `few_queries_attention`.
         is_reference: whether every function counts as reference: in compiled passes, which round in
             their own way, and in half precision, where near-ties may fall either way.
 
@@ -146,25 +144,26 @@ class Attention:
     """
 
     def __init__(
-        self, config: Any, groups_heads: bool, most_queries: int, is_reference: bool = False
+        self, config: Any, groups_heads: bool, has_kernel: bool, is_reference: bool = False
     ) -> None:
         self._config = config
         self._groups_heads = groups_heads
-        self._most_queries = most_queries
+        self._has_kernel = has_kernel
         self._is_always_reference = is_reference
         self._is_off = False
-        self.name = f"attention-{most_queries}"
+        self.name = "few-queries" if has_kernel else "sdpa"
 
-    def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
-        """Return the block to run a pass over `num_rows` rows in."""
-        if num_rows <= self._most_queries and not self._is_off:
+    def exchanged(self) -> AbstractContextManager[None]:
+        """Return the block to run a pass in."""
+        if self._has_kernel and not self._is_off:
             return exchanged(self._config, FEW_QUERIES)
         # For a single query without a mask no heads are repeated, unless compiled.
         return exchanged(self._config, GROUPED) if self._groups_heads else nullcontext()
 
-    def is_reference(self, num_rows: int) -> bool:
-        """Whether a pass over this many rows attends as plain decoding does, bit for bit."""
-        return self._is_always_reference or num_rows > self._most_queries
+    @property
+    def is_reference(self) -> bool:
+        """Whether passes attend as plain decoding does, bit for bit."""
+        return self._is_always_reference or not self._has_kernel
 
     @contextmanager
     def reference(self) -> Iterator[None]:
@@ -205,89 +204,30 @@ class HeadShape(NamedTuple):
 
 
 def attention(
-    model: PreTrainedModel, shapes: tuple[HeadShape, HeadShape], machine: str, is_compiled: bool
+    model: PreTrainedModel, shapes: tuple[HeadShape, HeadShape], is_compiled: bool
 ) -> Attention:
-    """Return the fastest attention for a model's passes on this machine: measured once, then read from disk.
+    """Return the attention of a model's passes on this machine.
 
     Args:
         model: the model.
         shapes: heads of keys and of values.
-        machine: key of model and machine (`machine_key`).
         is_compiled: whether passes are compiled.
     """
     config = model.config.get_text_config(decoder=True)
     if not can_exchange(model):
-        return Attention(config, groups_heads=False, most_queries=0)
+        return Attention(config, groups_heads=False, has_kernel=False)
     num_heads = getattr(config, "num_attention_heads", 0)
     num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
     is_reference = is_compiled or not is_exact(model.dtype)
-    most_queries = _most_queries(model, num_heads, shapes, machine)
-    return Attention(config, num_heads != num_key_value_heads, most_queries, is_reference)
+    has_kernel = _has_kernel(model, num_heads, shapes)
+    return Attention(config, num_heads != num_key_value_heads, has_kernel, is_reference)
 
 
-def _most_queries(
-    model: PreTrainedModel, num_heads: int, shapes: tuple[HeadShape, HeadShape], machine: str
-) -> int:
-    """Return the largest number of queries for which the kernel is faster; 0: never."""
+def _has_kernel(
+    model: PreTrainedModel, num_heads: int, shapes: tuple[HeadShape, HeadShape]
+) -> bool:
+    """Whether our kernel fits a model, and can be built."""
     is_small = sum(parameter.numel() for parameter in model.parameters()) < FEWEST_WEIGHTS
     if is_small or hasattr(model, "_orig_mod") or model.dtype not in DTYPES:
-        return 0
-    if num_heads % shapes[0].num_heads or not (build := short_pass_kernel()):
-        return 0
-    name, key = "attention", f"{machine}-{build}"
-    try:
-        return int(read_measured(name, key)["most_queries"])
-    except (TypeError, ValueError, KeyError):  # no file, or not a valid one
-        most = measure(num_heads, shapes, model.dtype)
-    write_measured(name, key, {"most_queries": most})
-    return most
-
-
-@torch.inference_mode()
-def measure(num_heads: int, shapes: tuple[HeadShape, HeadShape], dtype: torch.dtype) -> int:
-    """Time both kinds of attention for drafts and prompts: takes one second for 16 heads of 64.
-
-    Args:
-        num_heads: H.
-        shapes: heads of a layer's keys and values.
-        dtype: of both.
-
-    Returns:
-        The largest number of queries up to which the kernel is always faster.
-    """
-    module = torch.nn.Module()
-    module.num_key_value_groups = num_heads // shapes[0].num_heads  # type: ignore[assignment]
-    generator = torch.Generator().manual_seed(0)  # not the user's
-    most = 0
-    for n in (*DRAFTS, *PROMPTS):
-        is_draft = n in DRAFTS
-        num_keys = NUM_KEYS if is_draft else n
-        sizes = [(1, part.num_heads, num_keys, part.head_dim) for part in shapes]
-        num_bytes = sum(torch.Size(size).numel() for size in sizes) * dtype.itemsize
-        layers = [
-            [random_numbers(size, generator, dtype) for size in sizes]
-            for _ in range(max(1, TIMED_BYTES // num_bytes))
-        ]
-        query = random_numbers((1, num_heads, n, shapes[0].head_dim), generator, dtype)
-        mask = query.new_zeros(1, 1, n, num_keys) if is_draft and n > 1 else None
-        calls = [
-            partial(_attend, function, module, query, layers, mask)
-            for function in (few_queries_attention, grouped_attention)
-        ]
-        ours, theirs = interleaved_medians(calls, NUM_TIMES, ENOUGH_SECONDS, least_rounds=2)
-        if ours > theirs:
-            break
-        most = n
-    return most
-
-
-def _attend(
-    function: Callable[..., Any],
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    layers: Sequence[Sequence[torch.Tensor]],
-    mask: torch.Tensor | None,
-) -> None:
-    """Run an attention function over the keys and values of several layers."""
-    for key, value in layers:
-        function(module, query, key, value, mask)
+        return False
+    return num_heads % shapes[0].num_heads == 0 and bool(short_pass_kernel())

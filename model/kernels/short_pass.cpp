@@ -2,18 +2,20 @@
 // (short_attention.h).
 //
 // Linear layers, y = x W^T + b: every weight is read from memory once, whatever the number of rows. The inputs of
-// wide layers are processed in blocks, so that those of all rows stay in the nearest cache. An output is one sum
-// over the inputs, in the same order for any number of rows, so that the bits of a row do not depend on the rows
-// beside it. bfloat16 is multiplied directly if the processor has units for it, else in float32.
+// wide layers are processed in blocks and many rows some at a time, so that they stay in the nearest cache. An
+// output is one sum over the inputs, in the same order for any number of rows, so that the bits of a row do not
+// depend on the rows beside it. bfloat16 is multiplied directly if the processor has units for it, else in float32.
 //
 // Shapes: n rows, I inputs and O outputs of a layer; V numbers in a row of logits, k of them.
 
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "short_attention.h"
@@ -24,17 +26,18 @@ namespace {
 using namespace few_rows;
 
 // Rows and outputs of a tile: their sums fit into registers, and each number read serves several sums.
-constexpr int TILE_ROWS = 4;
 #if defined(CPU_CAPABILITY_AVX512)
-constexpr int TILE_OUTPUTS = 4;
+constexpr int TILE_ROWS = 6, TILE_OUTPUTS = 4;
 #else
-constexpr int TILE_OUTPUTS = 3;  // of 16 registers instead of 32
+constexpr int TILE_ROWS = 4, TILE_OUTPUTS = 3;  // of 16 registers instead of 32
 #endif
 
 // Most bytes of one row's inputs in a block: eight rows and the weights of a tile then about fill the nearest cache.
 constexpr int64_t BLOCK_BYTES = 3072;
+// Most bytes of the inputs of several rows that stay there.
+constexpr int64_t NEAR_BYTES = 8 * BLOCK_BYTES;
 // This many outputs are computed over one block before the next block.
-constexpr int64_t BAND = 128;
+constexpr int64_t BAND = 64;
 
 // Weights in a line of the caches.
 template <typename T>
@@ -69,6 +72,28 @@ struct Products<at::BFloat16> {
 template <typename T>
 using Input = typename Products<T>::Input;
 
+// The sums of a tile's vectors; with one order for any number of rows.
+template <int ROWS, int OUTPUTS>
+inline void total(const Floats (&sums)[ROWS][OUTPUTS], float (&found)[ROWS][4]) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (ROWS >= 4) {
+    const auto lanes = [&](int r) {
+      return lane_totals(sums[r][0], sums[r][1 % OUTPUTS], sums[r][2 % OUTPUTS], sums[r][3 % OUTPUTS]);
+    };
+    const __m512 first = half_totals(lanes(0), lanes(1)), second = half_totals(lanes(2), lanes(3));
+    const __m512 even = _mm512_shuffle_f32x4(first, second, 0x88), odd = _mm512_shuffle_f32x4(first, second, 0xDD);
+    _mm512_storeu_ps(found[0], _mm512_add_ps(even, odd));
+  }
+  constexpr int FIRST = ROWS >= 4 ? 4 : 0;
+#else
+  constexpr int FIRST = 0;
+#endif
+#pragma GCC unroll 6
+  for (int r = FIRST; r < ROWS; ++r) {
+    _mm_storeu_ps(found[r], totals(sums[r][0], sums[r][1 % OUTPUTS], sums[r][2 % OUTPUTS], sums[r][3 % OUTPUTS]));
+  }
+}
+
 // Add a block's products to some outputs of some rows: x [ROWS, I] and w [OUTPUTS, I] begin at the block, which has
 // `size` inputs; y [ROWS, OUTPUTS] has rows of BAND. Prefetch the weights that are `ahead` of this tile's.
 template <int ROWS, int OUTPUTS, typename T>
@@ -79,31 +104,30 @@ void tile(const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int6
   for (auto& of_row : sums) std::fill_n(of_row, OUTPUTS, Floats(0.0f));
   const auto add = [&](int64_t i) __attribute__((always_inline)) {
     Numbers weights[OUTPUTS];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int o = 0; o < OUTPUTS; ++o) weights[o] = Products<T>::weights_at(w + o * I + i);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; ++r) {
       const Numbers inputs = Products<T>::inputs_at(x + r * I + i);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int o = 0; o < OUTPUTS; ++o) sums[r][o] = Products<T>::add(sums[r][o], inputs, weights[o]);
     }
   };
   int64_t i = 0;
   for (; i + LINE<T> <= size; i += LINE<T>) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int o = 0; o < OUTPUTS; ++o) __builtin_prefetch(w + o * I + i + ahead, 0, 2);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int64_t part = 0; part < LINE<T>; part += WIDTH) add(i + part);
   }
   for (; i + WIDTH <= size; i += WIDTH) add(i);
-#pragma GCC unroll 4
+  float found[ROWS][4];
+  total(sums, found);
+#pragma GCC unroll 6
   for (int r = 0; r < ROWS; ++r) {
-    const Floats* of_row = sums[r];
-    float found[4];
-    _mm_storeu_ps(found, totals(of_row[0], of_row[1 % OUTPUTS], of_row[2 % OUTPUTS], of_row[3 % OUTPUTS]));
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int o = 0; o < OUTPUTS; ++o) {
-      float sum = found[o];
+      float sum = found[r][o];
       for (int64_t rest = i; rest < size; ++rest) {
         sum = std::fma(static_cast<float>(x[r * I + rest]), static_cast<float>(w[o * I + rest]), sum);
       }
@@ -112,12 +136,19 @@ void tile(const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int6
   }
 }
 
+template <typename T>
+using Tile = void (*)(const Input<T>*, const T*, float*, int64_t, int64_t, int64_t);
+
+// Tiles of 1, 2, ... rows.
+template <int OUTPUTS, typename T, size_t... BEFORE>
+constexpr std::array<Tile<T>, sizeof...(BEFORE)> tiles_by_rows(std::index_sequence<BEFORE...>) {
+  return {tile<BEFORE + 1, OUTPUTS, T>...};
+}
+
 // The same for all n rows: x [n, I].
 template <int OUTPUTS, typename T>
 void tiles(int64_t n, const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int64_t ahead) {
-  using Tile = void (*)(const Input<T>*, const T*, float*, int64_t, int64_t, int64_t);
-  static constexpr Tile BY_ROWS[TILE_ROWS] = {
-      tile<1, OUTPUTS, T>, tile<2, OUTPUTS, T>, tile<3, OUTPUTS, T>, tile<4, OUTPUTS, T>};
+  static constexpr auto BY_ROWS = tiles_by_rows<OUTPUTS, T>(std::make_index_sequence<TILE_ROWS>());
   for (int64_t r = 0; r < n; r += TILE_ROWS) {
     BY_ROWS[std::min<int64_t>(TILE_ROWS, n - r) - 1](x + r * I, w, y + r * BAND, size, I, ahead);
   }
@@ -137,6 +168,8 @@ void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor
   // As few blocks as possible, equally wide, in whole cache lines.
   const int64_t num_blocks = at::divup(I * sizeof(Input<T>), BLOCK_BYTES);
   const int64_t block = at::divup(at::divup(I, num_blocks), LINE<T>) * LINE<T>;
+  // Rows whose inputs of a block stay in the nearest cache, in whole tiles.
+  const int64_t near = at::divup(NEAR_BYTES / (block * sizeof(Input<T>)), TILE_ROWS) * TILE_ROWS;
   at::parallel_for(0, O, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
     std::vector<float> sums(n * BAND);
     for (int64_t first = begin; first < end; first += BAND) {
@@ -144,17 +177,21 @@ void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor
       std::fill(sums.begin(), sums.end(), 0.0f);
       for (int64_t i = 0; i < I; i += block) {
         const int64_t width = std::min(block, I - i);
-        int64_t o = first;
-        for (; o + TILE_OUTPUTS <= last; o += TILE_OUTPUTS) {
-          tiles<TILE_OUTPUTS>(n, x + i, w + o * I + i, sums.data() + (o - first), width, I, ahead);
+        for (int64_t r = 0; r < n; r += near) {
+          const int64_t some = std::min(near, n - r);
+          const Input<T>* inputs_of = x + r * I + i;
+          float* of_rows = sums.data() + r * BAND - first;
+          int64_t o = first;
+          for (; o + TILE_OUTPUTS <= last; o += TILE_OUTPUTS) {
+            tiles<TILE_OUTPUTS>(some, inputs_of, w + o * I + i, of_rows + o, width, I, ahead);
+          }
+          for (; o < last; ++o) tiles<1>(some, inputs_of, w + o * I + i, of_rows + o, width, I, ahead);
         }
-        for (; o < last; ++o) tiles<1>(n, x + i, w + o * I + i, sums.data() + (o - first), width, I, ahead);
       }
       for (int64_t r = 0; r < n; ++r) {
-        for (int64_t o = first; o < last; ++o) {
-          const float sum = sums[r * BAND + o - first];
-          y[r * O + o] = static_cast<T>(b ? sum + static_cast<float>(b[o]) : sum);
-        }
+        float* const of_row = sums.data() + r * BAND;
+        for (int64_t o = first; b && o < last; ++o) of_row[o - first] += static_cast<float>(b[o]);
+        at::vec::convert(of_row, y + r * O + first, last - first);
       }
     }
   });

@@ -40,21 +40,33 @@ void for_dtype(at::ScalarType dtype, const char* operation, const Function& func
   }
 }
 
-inline __m256 eight(const Floats& floats) {
 #if defined(CPU_CAPABILITY_AVX512)
-  return _mm256_add_ps(_mm512_castps512_ps256(floats), _mm512_extractf32x8_ps(floats, 1));
-#else
-  return floats;
-#endif
+// Four sums in each of the four lanes: of the same lane of four vectors.
+inline __m512 lane_totals(const Floats& a, const Floats& b, const Floats& c, const Floats& d) {
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+}
+
+// The sums of the lower and the upper lanes of two vectors, two lanes each.
+inline __m512 half_totals(const __m512& a, const __m512& b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
 }
 
 // Return the sums of four vectors, computed together.
 inline __m128 totals(const Floats& a, const Floats& b, const Floats& c, const Floats& d) {
-  const __m256 e = eight(a), f = eight(b), g = eight(c), h = eight(d);
-  const __m256 ef = _mm256_add_ps(_mm256_unpacklo_ps(e, f), _mm256_unpackhi_ps(e, f));
-  const __m256 gh = _mm256_add_ps(_mm256_unpacklo_ps(g, h), _mm256_unpackhi_ps(g, h));
-  const __m256 all = _mm256_add_ps(_mm256_shuffle_ps(ef, gh, 0x44), _mm256_shuffle_ps(ef, gh, 0xEE));
+  const __m512 lanes = lane_totals(a, b, c, d);
+  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+}
+#else
+// Return the sums of four vectors, computed together.
+inline __m128 totals(const __m256& a, const __m256& b, const __m256& c, const __m256& d) {
+  const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+  const __m256 all = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));
   return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
+#endif
 
 }  // namespace few_rows

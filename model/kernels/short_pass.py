@@ -25,7 +25,6 @@ INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"),
 }
-# Units for bfloat16, which some processors with AVX-512 have.
 BFLOAT16_UNITS = "-mavx512bf16"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -146,6 +145,12 @@ def _instructions() -> tuple[str, ...]:
             f"processor: got {capability} on {sys.platform}; allowed: {', '.join(INSTRUCTIONS)} on linux"
         )
     instructions = INSTRUCTIONS[capability]
-    if capability == "AVX512" and torch.cpu._is_avx512_bf16_supported():
+    if has_bfloat16_units():
         instructions += (BFLOAT16_UNITS,)
     return (*instructions, f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}")
+
+
+def has_bfloat16_units() -> bool:
+    """Whether torch may use this processor's units for bfloat16, which some with AVX-512 have."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return capability == "AVX512" and torch.cpu._is_avx512_bf16_supported()

@@ -5,6 +5,31 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Clocks(NamedTuple):
+    """Seconds of the wall clock, and those in which this thread ran on a processor."""
+
+    wall: float
+    ran: float
+
+
+def clocks() -> Clocks:
+    """Return both clocks now."""
+    return Clocks(time.perf_counter(), time.thread_time())
+
+
+def lost_share(since: Clocks, now: Clocks) -> float:
+    """Return the share of the wall clock's time in which this thread, which never sleeps, could not run, 0 to 1."""
+    wall = now.wall - since.wall
+    return max(0.0, 1.0 - (now.ran - since.ran) / wall) if wall > 0 else 0.0
+
+
+def relative_spread(times: Sequence[float]) -> float:
+    """Return the interquartile range of two times or more, relative to their median."""
+    first, median, third = statistics.quantiles(times, n=4, method="inclusive")
+    return (third - first) / median
 
 
 def seconds_of(call: Callable[[], object], synchronize: Callable[[], object]) -> float:
@@ -19,30 +44,3 @@ def seconds_of(call: Callable[[], object], synchronize: Callable[[], object]) ->
     call()
     synchronize()
     return time.perf_counter() - start
-
-
-def interleaved_medians(
-    calls: Sequence[Callable[[], object]],
-    num_rounds: int,
-    enough_seconds: float,
-    least_rounds: int = 1,
-) -> list[float]:
-    """Return the median seconds of each call on the CPU; they take turns, so a slow moment hits all of them.
-
-    The device is not waited for.
-
-    Args:
-        calls: the calls to time.
-        num_rounds: most rounds; each round runs every call once.
-        enough_seconds: no new round begins once the last call has taken more than this in total.
-        least_rounds: fewest rounds, whatever they take.
-    """
-    times: list[list[float]] = [[] for _ in calls]
-    for done in range(1, num_rounds + 1):
-        for call, found in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            call()
-            found.append(time.perf_counter() - start)
-        if done >= least_rounds and sum(times[-1]) > enough_seconds:
-            break
-    return [statistics.median(found) for found in times]

@@ -26,7 +26,7 @@ CONTEXT = 2048
 ROW_KEYS = {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"}
 CHOICE_KEYS = {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}
 OUR_CHOICE_KEYS = {
-    *("token_ids", "prompt_tokens", "prefill_time", "decode_time"),
+    *("token_ids", "prompt_tokens", "prefill_time", "decode_time", "cpu_time"),
     *("draft_tokens", "stop_reasons", "drafted", "accepted", "sources", "step_times"),
 }
 

@@ -8,8 +8,10 @@ Run: pytest tests/scripts/test_download_data.py
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.questions.pinned_data import PINNED, PinnedFile, download_command
+from evaluation.questions.pinned_data import PINNED, PinnedFile, SourceForm, download_command
+from evaluation.questions.questions import load_questions
+from evaluation.questions.source_forms import human_eval
 from model.commands.command_line import UserError
 from scripts import download_data
 from scripts.download_data import DATA_DIR, NetworkError, main
@@ -36,7 +40,20 @@ def _rows(num_rows: int) -> bytes:
 SPEC_BENCH = _rows(100)
 MT_BENCH = b"".join(SPEC_BENCH.splitlines(keepends=True)[:NUM_MT_BENCH])
 MBPP = _rows(7)
-CONTENTS = {"spec_bench": SPEC_BENCH, "mt_bench": MT_BENCH, "mbpp": MBPP}
+PROBLEMS = [
+    {"task_id": f"HumanEval/{i}", "prompt": f"def f{i}():\n", "canonical_solution": "    pass\n"}
+    for i in range(3)
+]
+# Compressed bytes carry a time: fixed, so that the hash is.
+HUMAN_EVAL_GZ = gzip.compress("".join(json.dumps(row) + "\n" for row in PROBLEMS).encode(), mtime=0)
+HUMAN_EVAL = human_eval(HUMAN_EVAL_GZ)
+CONTENTS = {
+    "spec_bench": SPEC_BENCH,
+    "mt_bench": MT_BENCH,
+    "mbpp": MBPP,
+    "humaneval": HUMAN_EVAL,
+}
+PUBLISHED = {**CONTENTS, "humaneval": HUMAN_EVAL_GZ}
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +62,13 @@ def small_pins(monkeypatch: pytest.MonkeyPatch) -> Pins:
     pins = {
         name: dataclasses.replace(
             PINNED[name],
-            url="http://127.0.0.1:9/question.jsonl",
+            url=f"http://127.0.0.1:9/{PINNED[name].published_name}",
             sha256=hashlib.sha256(content).hexdigest(),
         )
         for name, content in CONTENTS.items()
     }
+    form = SourceForm(hashlib.sha256(HUMAN_EVAL_GZ).hexdigest(), human_eval)
+    pins["humaneval"] = dataclasses.replace(pins["humaneval"], form=form)
     monkeypatch.setattr(download_data, "PINNED", pins)
     monkeypatch.setenv("no_proxy", "*")
     return pins
@@ -62,6 +81,8 @@ def source(tmp_path: Path) -> Path:
     for bench in ("spec_bench", "mbpp"):
         (folder / bench).mkdir(parents=True)
         (folder / bench / "question.jsonl").write_bytes(CONTENTS[bench])
+    (folder / "humaneval").mkdir()
+    (folder / "humaneval" / "HumanEval.jsonl.gz").write_bytes(HUMAN_EVAL_GZ)
     return folder
 
 
@@ -74,11 +95,11 @@ def data_dir(tmp_path: Path) -> Path:
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         bench = self.path.split("/")[-1]
-        if bench not in CONTENTS:
+        if bench not in PUBLISHED:
             self.send_error(404)
             return
         is_cut = self.path.startswith("/cut/")
-        body = CONTENTS[bench]
+        body = PUBLISHED[bench]
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -121,7 +142,7 @@ def _error_of(arguments: list[str], kind: type[UserError] = UserError) -> str:
 
 def test_fetches_over_http(server: str, small_pins: Pins, data_dir: Path, capsys: Capture) -> None:
     _serve_from(small_pins, server)
-    assert main(["spec_bench", "mbpp", "mt_bench", "--data-dir", str(data_dir)]) == 0
+    assert main([*CONTENTS, "--data-dir", str(data_dir)]) == 0
     for bench, content in CONTENTS.items():
         assert (data_dir / bench / "question.jsonl").read_bytes() == content
     assert _files(data_dir) == [f"{bench}/question.jsonl" for bench in sorted(CONTENTS)]
@@ -165,6 +186,31 @@ def test_from_folder_needs_no_network(source: Path, data_dir: Path) -> None:
     arguments = ["mbpp", "mt_bench", "mbpp", "--from", str(source), "--data-dir", str(data_dir)]
     assert main(arguments) == 0
     assert _files(data_dir) == ["mbpp/question.jsonl", "mt_bench/question.jsonl"]
+
+
+def test_what_is_published_in_another_form_is_converted(source: Path, data_dir: Path) -> None:
+    assert main(["humaneval", "--from", str(source), "--data-dir", str(data_dir)]) == 0
+    lines = (data_dir / "humaneval/question.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["turns"] for line in lines] == [[row["prompt"]] for row in PROBLEMS]
+
+
+def test_the_published_form_and_what_becomes_of_it_are_both_checked(
+    source: Path, small_pins: Pins, data_dir: Path
+) -> None:
+    right = small_pins["humaneval"]
+    small_pins["humaneval"] = dataclasses.replace(right, sha256="0" * 64)
+    arguments = ["humaneval", "--from", str(source), "--data-dir", str(data_dir)]
+    assert "what became of" in _error_of(arguments)
+    small_pins["humaneval"] = right
+    (source / "humaneval/HumanEval.jsonl.gz").write_bytes(gzip.compress(b"{}"))
+    assert "HumanEval.jsonl.gz is not the pinned humaneval file" in _error_of(arguments)
+    assert not data_dir.exists()
+
+
+def test_speed_bench_is_left_to_its_owners(data_dir: Path) -> None:
+    error = _error_of(["speed_bench", "--data-dir", str(data_dir)])
+    assert "--question-file" in error and "Model-Optimizer" in error
+    assert not data_dir.exists()
 
 
 def test_mt_bench_is_the_first_80_rows(source: Path, data_dir: Path) -> None:
@@ -228,7 +274,7 @@ def test_unknown_name_lists_the_known_ones(
     benches: list[str], source: Path, data_dir: Path
 ) -> None:
     error = _error_of([*benches, "--from", str(source), "--data-dir", str(data_dir)])
-    assert "allowed spec_bench, mt_bench, mbpp;" in error
+    assert "allowed spec_bench, mt_bench, mbpp, humaneval;" in error
     assert ("'gsm9k'" in error) == bool(benches)
     assert not data_dir.exists()
 
@@ -269,16 +315,21 @@ def test_download_command_is_known_for_pinned_files_only() -> None:
 def test_pins_name_a_commit_and_a_hash() -> None:
     for name, pinned in PINNED.items():
         assert pinned.name == name
-        assert len(pinned.sha256) == 64
-        assert len(pinned.url.split("/")[5]) == 40
+        hashes = [pinned.sha256] + ([pinned.form.sha256] if pinned.form else [])
+        assert all(re.fullmatch("[0-9a-f]{64}", found) for found in hashes)
+        assert re.search("/[0-9a-f]{40}/", pinned.url)
 
 
 def test_real_files_match_the_pins(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (REAL_DATA / "spec_bench/question.jsonl").is_file():
         pytest.skip("the real question files do not lie beside this checkout")
     monkeypatch.setattr(download_data, "PINNED", PINNED)
-    arguments = [*PINNED, "--from", str(REAL_DATA), "--data-dir", str(data_dir)]
+    here = {
+        name: pinned
+        for name, pinned in PINNED.items()
+        if (REAL_DATA / (pinned.parent or name) / pinned.published_name).is_file()
+    }
+    arguments = [*here, "--from", str(REAL_DATA), "--data-dir", str(data_dir)]
     assert main(arguments) == 0
-    for name, pinned in PINNED.items():
-        rows = (data_dir / name / "question.jsonl").read_text(encoding="utf-8").splitlines()
-        assert len([json.loads(row) for row in rows]) == pinned.num_rows
+    for name, pinned in here.items():
+        assert len(load_questions(data_dir / name / "question.jsonl")) == pinned.num_rows

@@ -1,32 +1,35 @@
 """The adjacency matrix, on the host and, where whole steps run there, on the device.
 
-Shapes: V vocabulary, k successors kept for a token, N nodes.
+A row is either overwritten by the newest successors, or averages over them: half of it is what it
+was. Averaged rows have a share for each successor, its probability among the k of the row.
+
+Shapes: V vocabulary, k successors kept for a token, N nodes, R rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from .tree_template import TreeTemplate
 
+# Of nodes with the same token, the last ones that are averaged: each counts half of the one after it.
+MOST_AVERAGED = 4
 
-class AdjacencyMatrix:
-    """int32 [V, k], kept on the side that wrote last and copied when the other side reads it.
 
-    Rows not written yet hold token id 0, as in the published code: even such nodes give useful
-    rows.
+class MirroredArray:
+    """An array kept on the side that wrote last, and copied when the other side reads it.
 
     Args:
-        vocab_size: V.
-        k: successors kept for a token.
+        shape: of the array; filled with zeros.
+        dtype: of its numbers.
         device: device of the target model; a CPU shares the host's memory.
     """
 
-    def __init__(self, vocab_size: int, k: int, device: torch.device) -> None:
-        self._host = np.zeros((vocab_size, k), dtype=np.int32)
+    def __init__(self, shape: tuple[int, int], dtype: type, device: torch.device) -> None:
+        self._host: np.ndarray = np.zeros(shape, dtype=dtype)
         self._place = device
         self._is_shared = device.type == "cpu"
         self._device: torch.Tensor | None = None
@@ -34,7 +37,7 @@ class AdjacencyMatrix:
 
     @property
     def host(self) -> np.ndarray:
-        """The matrix, to read and write on the host."""
+        """The array, to read and write on the host."""
         if self._is_on_device and self._device is not None and not self._is_shared:
             self._host[:] = self._device.cpu().numpy()
         self._is_on_device = False
@@ -42,7 +45,7 @@ class AdjacencyMatrix:
 
     @property
     def device(self) -> torch.Tensor:
-        """The matrix, to read and write on the device; the same tensor on every call."""
+        """The array, to read and write on the device; the same tensor on every call."""
         if self._device is None:
             with torch.inference_mode(False):
                 host = torch.from_numpy(self._host)
@@ -52,6 +55,117 @@ class AdjacencyMatrix:
             self._device.copy_(torch.from_numpy(self._host))
         self._is_on_device = True
         return self._device
+
+
+class AdjacencyMatrix:
+    """The successors of every token, and their shares if rows are averaged.
+
+    Rows not written yet hold token id 0, as in the published code: even such nodes give useful
+    rows. Their shares are 0.
+
+    Args:
+        vocab_size: V.
+        k: successors kept for a token.
+        device: device of the target model.
+        is_average: whether a written row is half the old and half the new one; else the new one replaces it.
+
+    Attributes:
+        successors: int32 [V, k].
+        shares: float32 [V, k]; None if rows are not averaged.
+    """
+
+    def __init__(self, vocab_size: int, k: int, device: torch.device, is_average: bool) -> None:
+        self.successors = MirroredArray((vocab_size, k), np.int32, device)
+        self.shares = MirroredArray((vocab_size, k), np.float32, device) if is_average else None
+
+    def write(
+        self,
+        tokens: Sequence[int],
+        rows: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+    ) -> None:
+        """Write the k successors after each token, in this order, on the host.
+
+        Args:
+            tokens: R tokens.
+            rows: likeliest tokens after each, [R, k].
+            logits: of these.
+        """
+        successors = self.successors.host
+        if self.shares is None:
+            for token, row in zip(tokens, rows, strict=True):
+                successors[token] = row
+            return
+        ids, shares = (torch.from_numpy(kept) for kept in (successors, self.shares.host))
+        new_ids = torch.tensor(rows, dtype=torch.int32)
+        new_shares = torch.tensor(logits).softmax(dim=-1)
+        for places in _rounds(tokens):
+            index = torch.tensor([tokens[place] for place in places])
+            ids[index], shares[index] = averaged(
+                ids[index], shares[index], new_ids[places], new_shares[places]
+            )
+
+    def memory_of_shares(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the shares, by name; empty if rows are not averaged."""
+        return {} if self.shares is None else {"shares": torch.from_numpy(self.shares.host.copy())}
+
+    def load_shares(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load the shares of a `memory_of_shares`, if rows are averaged.
+
+        Raises:
+            ValueError: if shape, type or values do not fit.
+        """
+        if self.shares is None:
+            return
+        shares, host = tensors["shares"], self.shares.host
+        if tuple(shares.shape) != host.shape or shares.dtype != torch.float32:
+            raise ValueError(
+                f"matrix: got shares {shares.dtype} of shape {list(shares.shape)}; allowed: float32 of "
+                f"shape {list(host.shape)}"
+            )
+        if shares.numel() and not bool(((shares >= 0) & (shares <= 1)).all()):
+            raise ValueError("matrix: holds shares outside 0 to 1")
+        host[:] = shares.cpu().numpy()
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.successors.host.fill(0)
+        if self.shares is not None:
+            self.shares.host.fill(0)
+
+
+def averaged(
+    ids: torch.Tensor, shares: torch.Tensor, new_ids: torch.Tensor, new_shares: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k successors with the largest sum of old and new share, and their shares, each [R, k].
+
+    Args:
+        ids: successors of R rows, [R, k].
+        shares: of these; 0 in rows that were never written.
+        new_ids: likeliest tokens now, [R, k].
+        new_shares: of these.
+    """
+    is_same = new_ids[:, :, None] == ids[:, None, :]  # [R, k, k]
+    again = (is_same * new_shares[:, :, None]).sum(dim=1)  # what is new of old successors, [R, k]
+    old = shares + again * (shares > 0)
+    is_known = (is_same & (shares > 0)[:, None, :]).any(dim=2)
+    all_shares = torch.cat((old, new_shares.masked_fill(is_known, 0.0)), dim=1)  # [R, 2k]
+    largest, places = all_shares.topk(ids.shape[1], dim=1)
+    return torch.cat((ids, new_ids), dim=1).gather(1, places), largest / largest.sum(1, True)
+
+
+def _rounds(tokens: Sequence[int]) -> list[list[int]]:
+    """Return the places of tokens such that no token is twice in a round; the last of each are in the last."""
+    rounds: list[list[int]] = []
+    counts: dict[int, int] = {}
+    for place in range(len(tokens) - 1, -1, -1):
+        count = counts.get(tokens[place], 0)
+        counts[tokens[place]] = count + 1
+        if count == len(rounds) < MOST_AVERAGED:
+            rounds.append([])
+        if count < MOST_AVERAGED:
+            rounds[count].append(place)
+    return rounds[::-1]
 
 
 class DeviceTemplate:
@@ -67,9 +181,9 @@ class DeviceTemplate:
         self, matrix: AdjacencyMatrix, template: TreeTemplate, device: torch.device
     ) -> None:
         self.topology = template.topology
-        self.num_candidates = matrix.host.shape[1]
         self._source = matrix
-        self._matrix = matrix.device
+        self.begin_step()
+        self.num_candidates = self._successors.shape[1]
         with torch.inference_mode(False):
             parents = [0, *template.topology.parents[1:]]
             self._parents = torch.tensor(parents, device=device)  # [N]
@@ -80,33 +194,52 @@ class DeviceTemplate:
 
     def begin_step(self) -> None:
         """Copy rows that the host has written to the device."""
-        self._matrix = self._source.device
+        self._successors = self._source.successors.device
+        self._shares = None if self._source.shares is None else self._source.shares.device
 
     def fill(self, root: torch.Tensor) -> torch.Tensor:
         """Return the tokens [N]; each pass over all nodes completes one more level."""
         token_ids = root.expand(len(self._order))
         for _ in range(self.topology.max_depth):
-            filled = self._matrix[token_ids[self._parents], self._ranks].long()
+            filled = self._successors[token_ids[self._parents], self._ranks].long()
             token_ids = torch.where(self._order == 0, root, filled)
         return token_ids
 
     def learn(
-        self, token_ids: torch.Tensor, candidates: torch.Tensor, is_accepted: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        candidates: torch.Tensor,
+        logits: torch.Tensor,
+        is_accepted: torch.Tensor,
     ) -> None:
-        """Write the row of every node; of nodes with the same token an accepted one wins, else the last.
+        """Write the row of every node as the host does, the accepted ones last.
 
-        Device code writes in any order, so all nodes with the same token write the winner's row.
+        Device code writes in any order, so all nodes with the same token write the same row.
         """
         order = self._order + is_accepted * len(self._order)  # [N]
         is_same = token_ids[:, None] == token_ids[None]  # [N, N]
-        winners = (is_same * (order + 1)).argmax(dim=1)  # [N]
-        self._matrix[token_ids] = candidates[winners].int()
+        if self._shares is None:
+            winners = (is_same * (order + 1)).argmax(dim=1)  # [N]
+            self._successors[token_ids] = candidates[winners].int()
+            return
+        # How many nodes with the same token come after each.  [N]
+        num_after = (is_same & (order[None] > order[:, None])).sum(dim=1)
+        shares = logits.softmax(dim=-1)
+        for count in range(MOST_AVERAGED - 1, -1, -1):
+            is_written = is_same & (num_after == count)  # [N, N], at most one a row
+            winners, has_one = is_written.int().argmax(dim=1), is_written.any(dim=1, keepdim=True)
+            old = self._successors[token_ids], self._shares[token_ids]
+            new = averaged(*old, candidates[winners].int(), shares[winners])
+            self._successors[token_ids] = torch.where(has_one, new[0], old[0])
+            self._shares[token_ids] = torch.where(has_one, new[1], old[1])
 
     def snapshot(self) -> Callable[[], None]:
         """Return a function that restores the matrix as it is now."""
-        saved = self._source.device.clone()
+        arrays = [array for array in (self._source.successors, self._source.shares) if array]
+        saved = [array.device.clone() for array in arrays]
 
         def undo() -> None:
-            self._source.device.copy_(saved)
+            for array, tensor in zip(arrays, saved, strict=True):
+                array.device.copy_(tensor)
 
         return undo

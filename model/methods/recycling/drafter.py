@@ -58,13 +58,12 @@ class RecyclingConfig:
     start: str = option(
         "hot", "hot: the matrix lives across questions; cold: cleared before each", choices=STARTS
     )
-    policy: str | None = option(
-        None,
-        "write-back. accepted-last: of every node, accepted ones last; accepted-only: of these alone; "
-        "average: as accepted-last, but half of a row stays as it was; original: as the published code, "
-        "to compare with its figures (default: accepted-last; average with --tree-version auto)",
+    policy: str = option(
+        "average",
+        "write-back. average: of every node, accepted ones last, and half of a row stays as it was; "
+        "accepted-last: the same, but a row is overwritten; accepted-only: by accepted nodes alone; "
+        "original: as the published code, to compare with its figures",
         choices=POLICIES,
-        derived=lambda given: "average" if given["tree_version"] == AUTO else "accepted-last",
     )
     harvest_prompt: bool | None = option(
         None,
@@ -76,7 +75,7 @@ class RecyclingConfig:
     )
 
     def __post_init__(self) -> None:
-        """Validate, the tree template included; a policy that was not given is that of the tree.
+        """Validate, the tree template included.
 
         Raises:
             ValueError: naming the option, what was given and what is allowed.
@@ -94,7 +93,7 @@ class RecyclingConfig:
             load_template(self.tree_version).check_ranks(self.output_id_topk)
         elif self.policy == "original":
             raise ValueError("tree_version: got auto with policy original, whose tree is static")
-        if self.policy == "average" or self.tree_version == AUTO:
+        if self.tree_version == AUTO:
             library_of_guesses()  # fail before any weights load if it cannot be built
 
 
@@ -125,9 +124,10 @@ class RecyclingDrafter(CostAwareDrafter):
             # the limit still write rows for later questions.
             self.quirks = Quirks(overrun=2, keeps_warmup=True)
         self._guesses: AutoTree | None = None
-        self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device)
         self.wants_costs = config.tree_version == AUTO
-        if self.wants_costs or is_average:
+        averages_here = is_average and not self.wants_costs
+        self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device, averages_here)
+        if self.wants_costs:
             self._guesses = AutoTree(self._matrix, is_average)
         if self.wants_costs:
             self.max_nodes = MAX_MEASURED_NODES
@@ -141,7 +141,7 @@ class RecyclingDrafter(CostAwareDrafter):
     @property
     def _matrix(self) -> np.ndarray:
         """The matrix on the host: filling a tree takes microseconds, and verification transfers the new rows."""
-        return self._adjacency.host
+        return self._adjacency.successors.host
 
     def on_device(self) -> DeviceTemplate | None:
         """Return the static template's part of whole steps; None for policies that write rows differently.
@@ -183,8 +183,7 @@ class RecyclingDrafter(CostAwareDrafter):
         if self._guesses:
             self._guesses.write(tokens, rows, logits_of_rows)
             return
-        for token, row in zip(tokens, rows, strict=True):
-            self._matrix[token] = row
+        self._adjacency.write(tokens, rows, logits_of_rows)
 
     def observe(self, step: VerifiedStep) -> None:
         """Write back the top-k after every node; of nodes with the same token the last one written wins."""
@@ -201,9 +200,10 @@ class RecyclingDrafter(CostAwareDrafter):
         if self._guesses:
             self._guesses.learn(acceptance, order)
             return
-        token_ids, _ = acceptance.candidates
-        for node in order:
-            self._matrix[tokens[node]] = token_ids[node][:k]
+        token_ids, logits = acceptance.candidates
+        rows = [token_ids[node][:k] for node in order]
+        logits_of_rows = [logits[node][:k] for node in order]
+        self._adjacency.write([tokens[node] for node in order], rows, logits_of_rows)
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Append new tokens of the text."""
@@ -212,13 +212,15 @@ class RecyclingDrafter(CostAwareDrafter):
 
     def reset(self) -> None:
         """Clear the matrix."""
-        self._matrix.fill(0)
+        self._adjacency.clear()
         if self._guesses:
             self._guesses.reset()
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the matrix, int32 [V, k], and the probabilities and rates of `auto`."""
-        extra = self._guesses.memory() if self._guesses else {}
+        """Return the matrix, int32 [V, k]; its shares, float32 [V, k], where rows are averaged; the codes
+        and rates of `auto`.
+        """
+        extra = self._guesses.memory() if self._guesses else self._adjacency.memory_of_shares()
         return {"adjacency": torch.from_numpy(self._matrix.copy()), **extra}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -229,8 +231,8 @@ class RecyclingDrafter(CostAwareDrafter):
         """
         if set(tensors) != set(self.memory()):
             raise ValueError(
-                f"{wrong_tensors(tensors, self.memory())} (rows with probabilities, of --tree-version "
-                "auto or --policy average, are another kind)"
+                f"{wrong_tensors(tensors, self.memory())} (--tree-version auto, --policy average and the "
+                "other policies keep rows of three kinds)"
             )
         matrix = tensors["adjacency"]
         if tuple(matrix.shape) != self._matrix.shape or matrix.dtype != torch.int32:
@@ -242,12 +244,17 @@ class RecyclingDrafter(CostAwareDrafter):
             raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {self.vocab_size - 1}")
         if self._guesses:
             self._guesses.load_memory(tensors)
+        else:
+            self._adjacency.load_shares(tensors)
         self._matrix[:] = matrix.cpu().numpy()
 
     def describe(self) -> str:
         """Return the size of the matrix."""
         rows, k = self._matrix.shape
-        return f"adjacency matrix {rows} x {k} int32: {self._matrix.nbytes / 2**20:.2f} MB"
+        size, kinds = self._matrix.nbytes, "int32"
+        if self._adjacency.shares is not None:
+            size, kinds = 2 * size, "int32 and float32"
+        return f"adjacency matrix {rows} x {k} {kinds}: {size / 2**20:.2f} MB"
 
     @staticmethod
     def _stops_after_update(step: VerifiedStep) -> bool:

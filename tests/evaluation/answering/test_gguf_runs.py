@@ -88,7 +88,7 @@ def test_a_missing_package_is_named_in_one_line(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf, "find_spec", lambda _: None)
-    assert "needs gguf and accelerate; pip install gguf accelerate" in error_of(file, capsys)
+    assert "need gguf and accelerate; pip install gguf accelerate" in error_of(file, capsys)
 
 
 def test_weights_that_are_cut_off_or_missing_are_refused(

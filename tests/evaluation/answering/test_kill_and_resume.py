@@ -27,7 +27,7 @@ NUM_KILLS = int(os.environ.get("KILLS", "20"))
 KILLED_WHILE = ("loading", *["answering"] * 4) * (NUM_KILLS // 10)
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 NUM_QUESTIONS = 150
-RUNS = {"accepted-last": "--warmup 0", "original": "--policy original --warmup 1"}
+RUNS = {"average": "--warmup 0", "original": "--policy original --warmup 1"}
 # Seconds that imports and weights take, or a part of them.
 LOADING = 2.0
 PATIENCE = 120.0

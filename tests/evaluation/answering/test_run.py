@@ -301,7 +301,7 @@ def test_the_sidecar_says_what_was_run_with_what(
     }
     assert {name: meta[name] for name in expected} == expected
     assert meta["options"] == {name: getattr(config, name) for name in config.__slots__}
-    assert meta["options"]["policy"] == "accepted-last", "resolved, though it was not given"
+    assert meta["options"]["harvest_prompt"] is True, "resolved, though it was not given"
     assert meta["device"].startswith("cpu")
     assert meta["versions"]["torch"] == torch.__version__
     assert {"python", "transformers", "tokenizers", "fschat"} <= set(meta["versions"])

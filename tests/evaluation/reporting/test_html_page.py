@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
+import itertools
 import json
 import re
 import shutil
@@ -22,6 +24,8 @@ import pytest
 from evaluation.leaderboard import main
 from evaluation.reporting.html_page import ASSETS, Section, page_text
 from evaluation.reporting.tables import Cell, Table, figure_cell
+from evaluation.reporting.titles import METHOD_TITLES
+from evaluation.scoring.figures import SPEC_BENCH_TASKS
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 
 HOSTILE = (
@@ -233,6 +237,58 @@ def test_escaping_alone_keeps_markup_from_running(tmp_path: Path, page: str) -> 
     assert "<title>Speculative decoding leaderboard</title>" in _in_browser(tmp_path, no_policy)
     injected = no_policy.replace("</body>", HOSTILE + "</body>")
     assert "<title>owned</title>" in _in_browser(tmp_path, injected), "the control must run"
+
+
+@pytest.fixture(scope="module")
+def wide_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of every method over three runs of Spec-Bench's tasks and code: its widest tables."""
+    folder = tmp_path_factory.mktemp("wide")
+    for run, method in itertools.product((1, 2, 3), METHOD_TITLES):
+        rows = [
+            make_row(place, category, [2] * 6, 1 + 0.1 * run * place, cpu_time=[2.0])
+            for place, category in enumerate((*SPEC_BENCH_TASKS[1:], "writing", "code") * 2)
+        ]
+        meta = {"method": method, "model_path": "lmsys/vicuna-7b-v1.3", "bench_name": "spec_bench"}
+        write_answers(folder / str(run) / f"{method}.jsonl", rows, meta)
+    out = folder / "page.html"
+    folders = [str(folder / str(run)) for run in (1, 2, 3)]
+    assert main([*folders, "--html", str(out), "--published-device", "A100"]) == 0
+    return out.read_text(encoding="utf-8")
+
+
+MEASURE = """\
+<iframe id="page" style="border: 0; width: %dpx; height: 900px" srcdoc="%s"></iframe>
+<script>
+window.onload = () => {
+  const page = document.getElementById("page").contentDocument;
+  const right = (element) => element.getBoundingClientRect().right;
+  const all = (selector) => Array.from(page.querySelectorAll(selector));
+  const found = {
+    page: page.documentElement.scrollWidth,
+    hidden: all(".scroll").map((box) => box.scrollWidth - box.clientWidth),
+    second: all("tbody tr").map((row) => right(row.cells[1])),
+    titles: all("table").map((table) => table.tHead.rows[0].cells[1].textContent.trim()),
+    pictures: all("figure svg").map(right),
+    legend: all("#speedup-figure_1 text").map((text) => [text.textContent, right(text)]),
+  };
+  document.body.textContent = JSON.stringify(found);
+};
+</script>
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_cut_at_any_width(tmp_path: Path, wide_page: str, width: int) -> None:
+    text = _in_browser(tmp_path, MEASURE % (width, html.escape(wide_page)))
+    found = json.loads(html.unescape(re.sub(r"<[^>]*>", "", text)))
+    assert found["page"] <= width
+    assert max(found["pictures"]) <= width
+    names = {text.strip() for text, right in found["legend"] if right <= width}
+    assert {"Hybrid", "Token Recycling", "Prompt lookup (PLD)", "SAM decoding"} <= names
+    assert max(found["second"]) <= width, "the figure beside the method's name is out of view"
+    assert found["titles"][0] == found["titles"][-1] == "Overall"
+    if width == 1280:
+        assert max(found["hidden"]) <= 0, "a column is behind a scroll bar"
 
 
 def _in_browser(folder: Path, text: str) -> str:

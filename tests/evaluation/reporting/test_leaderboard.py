@@ -49,6 +49,7 @@ Exact figures over Vanilla (autoregressive): every token weighs the same
 | Prompt lookup (PLD)      | 1.71x [1.50, 2.00] |     6.86 | 2.00 |
 | Vanilla (autoregressive) |              1.00x |     4.00 | 1.00 |
 
+- In brackets: paired 95% intervals over questions (bootstrap)
 - Faster than Vanilla (autoregressive) (the interval of the exact speed-up lies beyond 1): Token Recycling, Prompt lookup (PLD)
 """  # noqa: E501
 
@@ -214,6 +215,27 @@ def test_published_rows_come_below_and_apart(answers: Path, capsys: Capture) -> 
     assert {row["device"] for row in report["published"]} == {"3090"}
 
 
+def test_a_sentence_says_why_published_figures_differ(
+    answers: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    words = ("--published-device", "A100-80GB", "--published-model", "Vicuna-7B")
+    text, report = _run(capsys, answers, *words, "--out", tmp_path / "out")
+    spec_bench, paper = (
+        f"Why these differ from ours: they are of Vicuna-7B-v1.3 on A100-80GB ({conditions}), ours "
+        f"of ({CAPTION}commit 0123456789ab); what a pass over several tokens costs"
+        for conditions in (
+            "fp16, greedy, batch size 1, PyTorch 2.5.1",
+            "fp16, greedy, batch size 1, PyTorch 2.3, CUDA 12.2",
+        )
+    )
+    assert text.count(spec_bench) == text.count(paper) == 1
+    found = {row["source"][:5]: row["differs"] for row in report["published"]}
+    assert found["Spec-"].startswith(spec_bench) and found["Token"].startswith(paper)
+    for name in ("leaderboard.md", "leaderboard.tex", "leaderboard.csv", "leaderboard.html"):
+        written = (tmp_path / "out" / name).read_text(encoding="utf-8")
+        assert spec_bench in written and paper in written, name
+
+
 def test_published_figures_are_those_of_the_files() -> None:
     rows = read_published(PUBLISHED_DIR, ["A100-80gb"])
     assert list(rows.columns) == list(COLUMNS)
@@ -315,13 +337,16 @@ def test_files_are_written(answers: Path, tmp_path: Path, capsys: Capture) -> No
     assert len(lone.read_text(encoding="utf-8").splitlines()) == 4
 
 
-def test_files_are_written_though_no_one_reads_the_tables(answers: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
+def test_files_are_written_though_no_one_reads_the_tables(
+    stderr: int, answers: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "report"
     command = [sys.executable, "-m", "evaluation.leaderboard", str(answers), "--out", str(out)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr) as run:
         assert run.stdout
         run.stdout.close()
-        run.communicate()
+        run.wait()
     assert {path.name for path in out.iterdir()} == set(FILES.values())
 
 

@@ -231,3 +231,25 @@ def test_exit_codes(pair: tuple[str, str]) -> None:
     bad = run("--file-path", "none.jsonl", "--base-path", pair[1])
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
     assert bad.stderr.startswith("error: no answer file none.jsonl")
+
+
+def test_equal_prompts_that_took_another_time_are_told(tmp_path: Path, capsys: Capture) -> None:
+    files = []
+    for name, seconds in (("pld", 2.0), ("vanilla", 1.0)):
+        rows = [
+            make_row(
+                1, "rag", [1, 1], 5.0, prompt_tokens=[9], prefill_time=[seconds], cpu_time=[seconds]
+            )
+        ]
+        files.append(str(write_answers(tmp_path / f"{name}.jsonl", rows, META)))
+    assert main(["--file-path", files[0], "--base-path", files[1]]) == 0
+    lines, report, err = _report(capsys)
+    said = f"Reading the same 1 prompts took 1 s in {files[1]}, but 2 s in {files[0]} (2.00x): "
+    assert err.startswith(f"WARNING: {said}") and err.count("\n") == 1
+    assert lines[-1].startswith(said)
+    assert report["warnings"] == report["notes"] == [lines[-1]]
+    overall = report["tasks"]["overall"]
+    names = ("cpu_ms_per_token", "base_cpu_ms_per_token", "cpu_ratio")
+    assert [overall[name] for name in names] == [1000, 500, 2]
+    header = next(line for line in lines if "Break-even MAT" in line)
+    assert header.endswith("| CPU ms / token | Baseline CPU ms / token | CPU ratio |")

@@ -21,6 +21,10 @@ from tests.model.api.tiny_gguf import TEMPLATE, tiny_llama, tokens, write_gguf
 from tests.model.decoded import referee, required_options
 from tests.model.families.family import IS_VERSION_4
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(gguf.transformers, "GgufConfig"),
+    reason="GGUF files need transformers 5.23 or newer",
+)
 PROMPT = "Tell me about the sea."
 
 
@@ -90,8 +94,14 @@ def test_a_missing_package_is_named(
     missing: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == missing else object())
-    with pytest.raises(ValueError, match=rf"needs {missing}; pip install {missing}$"):
+    with pytest.raises(ValueError, match=rf"need {missing}; pip install {missing}$"):
         read_weights(file)
+
+
+def test_an_older_transformers_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf.transformers, "__version__", "5.9.1")
+    with pytest.raises(ValueError, match=r"need transformers 5\.23 or newer; got 5\.9\.1$"):
+        read(AutoTokenizer, file)
 
 
 def test_an_architecture_that_transformers_does_not_read_is_refused(

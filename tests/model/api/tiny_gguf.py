@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 SPECIAL = ("<|endoftext|>", "<s>", "</s>")
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 HEADS, KV_HEADS, LAYERS, HIDDEN, MLP, CONTEXT = 4, 2, 2, 32, 64, 2048
+ROPE_BASE = 10000.0  # the default of LlamaConfig
 LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -32,8 +33,8 @@ NAMES = {
 
 
 def tokens() -> list[str]:
-    """The vocabulary: special tokens, a token for each byte, spelt as GPT-2 does, and two merges."""
-    return [*SPECIAL, *sorted(ByteLevel.alphabet()), "ea", "sea"]
+    """The vocabulary: special tokens, a token for each byte, spelt as GPT-2 does, and two pairs."""
+    return [*SPECIAL, *sorted(ByteLevel.alphabet()), "ea", "th"]
 
 
 def tiny_llama() -> LlamaForCausalLM:
@@ -74,8 +75,7 @@ def write_gguf(
     writer.add_head_count_kv(KV_HEADS)
     writer.add_vocab_size(config.vocab_size)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
-    rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}  # 4.57
-    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_freq_base(ROPE_BASE)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     _add_tokenizer(writer)
     for name, tensor in model.state_dict().items():
@@ -94,7 +94,7 @@ def _add_tokenizer(writer: Any) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens())
     writer.add_token_types(kinds)
-    writer.add_token_merges(["e a", "s ea"])  # 4.57 reads a list of one as a text
+    writer.add_token_merges(["e a", "t h"])  # transformers 4.57 takes no list of one
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)

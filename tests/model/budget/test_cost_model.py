@@ -1,4 +1,4 @@
-"""Cost curves decide the number of drafted nodes; costs are measured once and kept.
+"""Cost curves decide the number of drafted nodes; costs are measured once, on a steady machine, and kept.
 
 Run: pytest tests/model/budget/test_cost_model.py
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from model.budget import measure as module
 from model.budget.cost_model import CONTEXTS, REFRESH, CostModel
 from model.budget.measure import (
+    CHECK_ROUNDS,
     MAX_MEASURED_NODES,
     PLAN,
     _time_in_a_row,
@@ -25,6 +26,8 @@ from model.compiled.target import NODE_BUCKETS, StaticTarget
 from model.engine.budget import MARGIN, CostCurve
 from model.engine.loop import generate
 from model.engine.target import TargetModel
+from model.engine.tree import DraftTree
+from model.machine.timing import Clocks
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.families.family import Family
 
@@ -128,7 +131,7 @@ def test_a_smaller_pass_never_costs_more() -> None:
 
 
 def test_a_measurement_covers_the_sizes_and_leaves_the_model_as_it_was() -> None:
-    costs = measure(target_of(LLAMA))
+    costs = measure(target_of(LLAMA)).costs
     assert costs.sizes[0] == 1
     assert costs.sizes == tuple(sorted(set(costs.sizes)))
     assert len(costs.sizes) == len(costs.near) == len(costs.far)
@@ -139,7 +142,7 @@ def test_where_drafts_are_padded_whole_buckets_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
-    costs = measure(StaticTarget(target_of(LLAMA).model))
+    costs = measure(StaticTarget(target_of(LLAMA).model)).costs
     assert costs.sizes == tuple(size for size in NODE_BUCKETS if size <= MAX_MEASURED_NODES)
     assert costs.at(100).of(2) == costs.at(100).of(4)
 
@@ -159,8 +162,8 @@ def test_short_passes_are_measured_in_a_row(
 
     monkeypatch.setattr(module, "time_pass", time_pass)
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
-    costs = measure(target_of(LLAMA))
-    assert len(taken) == 1 + len(PLAN) * num_passes, "and one before, which initialises"
+    costs = measure(target_of(LLAMA)).costs
+    assert len(taken) == 1 + (len(PLAN) + 1) * num_passes, "one before, and one node again"
     taken.clear()
     assert _time_in_a_row(target_of(LLAMA), None, None, 0) == expected
     assert len(costs.sizes) == len({size for place, size in PLAN if place == 0})
@@ -170,7 +173,7 @@ def test_a_model_without_time_is_measured_at_one_and_eight_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SECONDS", 0.0)
-    assert measure(target_of(LLAMA)).sizes == (1, 8)
+    assert measure(target_of(LLAMA)).costs.sizes == (1, 8)
 
 
 @pytest.mark.parametrize("longest", [400, 1024, 4096])
@@ -182,30 +185,120 @@ def test_growth_with_the_context_is_that_of_a_token(
         module, "time_pass", lambda _, __, tree, base: 30.0 + 0.01 * base * len(tree.token_ids)
     )
     options = {"n_embd": 32, "n_layer": 1, "n_head": 2, "max_position_embeddings": longest}
-    costs = measure(TargetModel(Family("short", "GPT2Config", options).build()))
+    costs = measure(TargetModel(Family("short", "GPT2Config", options).build())).costs
     for size, near, far in zip(costs.sizes, costs.near, costs.far, strict=True):
         assert near == pytest.approx(30.0 + 2.56 * size)
         assert far == pytest.approx(30.0 + 12.8 * size)
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"sizes": [1], "near": ["x"], "far": []}'])
-def test_costs_are_measured_once_and_a_broken_file_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
-) -> None:
+class Machine:
+    """A machine whose passes take given times, with nothing measured by a clock.
+
+    Attributes:
+        is_loaded: whether other work slows passes over few rows down and takes half of the time.
+        num_timed: passes timed so far.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_loaded = False
+        self.num_timed = 0
+        self._now = Clocks(0.0, 0.0)
+        monkeypatch.setattr(module, "time_pass", self._time_pass)
+        monkeypatch.setattr(module, "clocks", self._clocks)
+
+    def milliseconds(self, num_nodes: int) -> float:
+        """Return what a pass takes."""
+        return (90.0 if self.is_loaded and num_nodes < 4 else 30.0) + num_nodes
+
+    def _time_pass(self, _: object, __: object, tree: DraftTree, ___: int) -> float:
+        self.num_timed += 1
+        return self.milliseconds(len(tree.token_ids))
+
+    def _clocks(self) -> Clocks:
+        self._now = Clocks(self._now.wall + 2.0, self._now.ran + (1.0 if self.is_loaded else 1.875))
+        return self._now
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    """Return a machine with no measurements yet."""
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
-    target, made = target_of(LLAMA), CostModel((1, 8), (1.0, 1.5), (1.2, 1.9))
-    calls: list[object] = []
-    monkeypatch.setattr(module, "measure", lambda given: calls.append(given) or made)
-    if content is not None:
-        read_or_measure(target)
-        (file,) = tmp_path.iterdir()
-        file.write_text(content, encoding="utf-8")
-        calls.clear()
-    assert read_or_measure(target) == made
-    assert read_or_measure(target) == made
-    assert len(calls) == 1
+    return Machine(monkeypatch)
+
+
+CHECK = 1 + 2 * CHECK_ROUNDS  # passes timed by a check
+
+
+def test_costs_are_measured_once_and_checked_later(machine: Machine, tmp_path: Path) -> None:
+    target = target_of(LLAMA)
+    made = read_or_measure(target)
+    assert made.near == tuple(map(machine.milliseconds, made.sizes))
     (file,) = tmp_path.iterdir()
-    assert json.loads(file.read_text(encoding="utf-8"))["sizes"] == [1, 8]
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written["spread"] == 0.0 and written["lost"] == 0.0625
+    machine.num_timed = 0
+    assert read_or_measure(target) == made
+    assert machine.num_timed == CHECK
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"sizes": [1], "near": ["x"], "far": []}',
+        # As files of earlier versions were: nobody knows whether the machine was steady.
+        '{"sizes": [1, 8], "near": [31.0, 38.0], "far": [31.0, 38.0]}',
+        # Measured beside other work, as it says itself.
+        '{"sizes": [1, 8], "near": [31.0, 38.0], "far": [31.0, 38.0], "spread": 0.3, "lost": 0.0}',
+        '{"sizes": [1, 8], "near": [31.0, 38.0], "far": [31.0, 38.0], "spread": 0.0, "lost": 0.3}',
+        # Steady, and wrong: one node, eight nodes, both alike, the ratio alone, no pass of one node.
+        '{"sizes": [1, 8], "near": [91.0, 38.0], "far": [91.0, 38.0], "spread": 0.0, "lost": 0.0}',
+        '{"sizes": [1, 8], "near": [31.0, 98.0], "far": [31.0, 98.0], "spread": 0.0, "lost": 0.0}',
+        '{"sizes": [1, 8], "near": [62.0, 76.0], "far": [62.0, 76.0], "spread": 0.0, "lost": 0.0}',
+        '{"sizes": [1, 8], "near": [28.0, 42.0], "far": [28.0, 42.0], "spread": 0.0, "lost": 0.0}',
+        '{"sizes": [8], "near": [38.0], "far": [38.0], "spread": 0.0, "lost": 0.0}',
+    ],
+)
+def test_a_wrong_file_is_measured_again(machine: Machine, tmp_path: Path, content: str) -> None:
+    target = target_of(LLAMA)
+    made = read_or_measure(target)
+    (file,) = tmp_path.iterdir()
+    right = file.read_text(encoding="utf-8")
+    file.write_text(content, encoding="utf-8")
+    assert read_or_measure(target) == made
+    assert file.read_text(encoding="utf-8") == right
+
+
+def test_a_measurement_beside_other_work_is_not_kept(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = target_of(LLAMA)
+    machine.is_loaded = True
+    busy = read_or_measure(target)
+    assert busy.near[0] == machine.milliseconds(1)
+    assert not list(tmp_path.iterdir())
+    assert "50% of the time lost" in capsys.readouterr().err
+    machine.is_loaded = False
+    quiet = read_or_measure(target)
+    assert quiet.near[0] == machine.milliseconds(1) != busy.near[0]
+    (file,) = tmp_path.iterdir()
+    right = file.read_text(encoding="utf-8")
+    machine.is_loaded = True
+    assert read_or_measure(target) == busy
+    assert file.read_text(encoding="utf-8") == right, "a quiet curve was lost to a busy minute"
+
+
+def test_repetitions_that_differ_are_not_kept(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = cycle((30.0, 30.0, 40.0, 40.0))
+    monkeypatch.setattr(module, "time_pass", lambda *_: next(times))
+    monkeypatch.setattr(module, "PLAN", PLAN[:2])
+    found = measure(target_of(LLAMA))
+    assert found.spread > 0.1 and found.lost == 0.0625 and not found.is_steady
+    read_or_measure(target_of(LLAMA))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_costs_a_measurement_only(
@@ -225,7 +318,7 @@ def test_costs_are_those_of_sizes_that_fit_a_short_context(
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
     options = {"n_embd": 32, "n_layer": 1, "n_head": 2, "max_position_embeddings": context}
     target = cls(Family("short", "GPT2Config", options).build())
-    costs = measure(target)
+    costs = measure(target).costs
     sizes = {size for place, size in PLAN if place == 0 and target.padded_size(size) == size}
     assert costs.sizes == tuple(sorted(size for size in sizes if size <= context))
     drafter = drafter_for("hybrid", target)

@@ -198,11 +198,12 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
         list(steps)
 
 
-def test_memory_moves_between_host_and_device() -> None:
+@pytest.mark.parametrize("policy", ["average", "accepted-last"])
+def test_memory_moves_between_host_and_device(policy: str) -> None:
     target = StaticTarget(known(LLAMA).build())
-    whole, host = drafters(target)
+    whole, host = drafters(target, policy=policy)
     assert_same(target, whole, host, random_ids(20), max_new_tokens=NUM_NEW)
-    fresh, _ = drafters(target)
+    fresh, _ = drafters(target, policy=policy)
     fresh.load_memory(whole.memory())
     assert_same(target, fresh, host, random_ids(20, 1), max_new_tokens=NUM_NEW)
     for drafter in (fresh, host):
@@ -213,14 +214,16 @@ def test_memory_moves_between_host_and_device() -> None:
 def test_a_device_with_memory_of_its_own_has_the_hosts_rows(count_device_steps: list[int]) -> None:
     target = StaticTarget(known(LLAMA).build())
     whole, host = drafters(target)
-    whole._adjacency._is_shared = False
+    arrays = [whole._adjacency.successors, whole._adjacency.shares]
+    for array in arrays:
+        array._is_shared = False
     for seed in range(6):
         options = {"max_new_tokens": NUM_NEW, "stop": None if seed % 3 else lambda _: False}
         assert_same(target, whole, host, random_ids(20, seed), **options)
         if seed == 4:
             whole.load_memory(host.memory())
     assert count_device_steps
-    assert whole._adjacency.device.data_ptr() != whole._matrix.ctypes.data
+    assert all(array.device.data_ptr() != array.host.ctypes.data for array in arrays)
     for drafter in (whole, host):
         drafter.reset()
     assert_same(target, whole, host, random_ids(20, 9), max_new_tokens=NUM_NEW)
@@ -257,8 +260,8 @@ def test_generated_steps_are_the_hosts() -> None:
 
 
 def test_filling_and_writing_by_hand() -> None:
-    matrix = AdjacencyMatrix(10, 2, torch.device("cpu"))
-    matrix.host[:] = [[(token + 1) % 10, (token + 2) % 10] for token in range(10)]
+    matrix = AdjacencyMatrix(10, 2, torch.device("cpu"), is_average=False)
+    matrix.successors.host[:] = [[(token + 1) % 10, (token + 2) % 10] for token in range(10)]
     template = TreeTemplate([(0,), (1,), (0, 0), (0, 1), (0, 1, 1)], "by hand")
     drafting = DeviceTemplate(matrix, template, torch.device("cpu"))
     drafting.begin_step()
@@ -266,9 +269,11 @@ def test_filling_and_writing_by_hand() -> None:
     tokens = drafting.fill(torch.tensor(7))
     assert tokens.tolist() == [7, 8, 9, 9, 0, 2]
     rows = torch.tensor([[1, 1], [2, 2], [3, 3], [4, 4], [5, 5], [6, 6]])
-    drafting.learn(tokens, rows, torch.tensor([True, True, True, False, False, False]))
+    drafting.learn(
+        tokens, rows, torch.zeros(6, 2), torch.tensor([True, True, True, False, False, False])
+    )
     # Token 9 stands at nodes 2 and 3: the accepted one wins, though it comes first.
-    assert [matrix.host[token].tolist() for token in (7, 8, 9, 0, 2)] == [
+    assert [matrix.successors.host[token].tolist() for token in (7, 8, 9, 0, 2)] == [
         [1, 1],
         [2, 2],
         [3, 3],

@@ -8,15 +8,12 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from model import SpeculativeDecoder, TokenRecycling
-from model.kernels import attention
-from model.kernels import choice as kernel_choice
+from model import TokenRecycling
 from model.methods.registry import METHODS
 from tests.model.api.test_decoder import LLAMA, PROMPT, decoder_for, demo
 from tests.model.decoded import known, random_ids, referee
@@ -131,16 +128,3 @@ def test_torchs_default_device_need_not_be_the_models(method: str) -> None:
         for _ in range(2):
             assert decoder.generate(prompt, **options).token_ids == expected
         assert len(decoder.generate(prompt, max_new_tokens=12).token_ids) == 12
-
-
-def test_kernels_are_measured_whatever_torchs_default_device_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
-    monkeypatch.setattr(kernel_choice, "FEWEST_WEIGHTS", 0)
-    monkeypatch.setattr(attention, "FEWEST_WEIGHTS", 0)
-    model = known(LLAMA).build()
-    with torch.device("meta"):
-        target = SpeculativeDecoder(model).target
-        assert target.linear_kernels.name and target.attention.name
-    assert list(tmp_path.glob("linear-kernels-*.json"))

@@ -102,7 +102,7 @@ def test_a_prompt_of_one_token_works(method: str) -> None:
 
 
 MORE_OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "recycling": [{"tree_version": "auto"}, {"policy": "average"}, {"policy": "original"}],
+    "recycling": [{"tree_version": "auto"}, {"policy": "accepted-last"}, {"policy": "original"}],
     "samd": [{"threshold": 1}, {"budget": "auto"}],
 }
 

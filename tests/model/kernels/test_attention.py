@@ -5,9 +5,7 @@ Run: pytest tests/model/kernels/test_attention.py
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,22 +20,16 @@ from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels.attention import (
-    DRAFTS,
     FEW_QUERIES,
     GROUPED,
-    PROMPTS,
     Attention,
-    HeadShape,
     can_exchange,
     exchanged,
     few_queries_attention,
     grouped_attention,
-    measure,
 )
-from model.kernels.choice import suitable_layers
-from model.kernels.linear import FEW_ROWS, ROWS, LinearKernels, size_of
+from model.kernels.linear import LinearKernels, suitable_layers
 from model.kernels.short_pass import DTYPES, short_pass_kernel
-from model.machine import timing
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.families.test_families import PREFIX_LENGTH
@@ -74,16 +66,16 @@ def count_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def target_using(name: str, most_queries: int, dtype: torch.dtype = torch.float32) -> TargetModel:
-    """Return a target of a family that uses the kernel for up to this many queries."""
-    return target_of(known(name).build(), most_queries, dtype)
+def target_using(name: str, has_kernel: bool, dtype: torch.dtype = torch.float32) -> TargetModel:
+    """Return a target of a family that uses the kernel, or does not."""
+    return target_of(known(name).build(), has_kernel, dtype)
 
 
-def target_of(model: PreTrainedModel, most_queries: int, dtype: torch.dtype) -> TargetModel:
-    """Return a target that uses the kernel for up to this many queries."""
+def target_of(model: PreTrainedModel, has_kernel: bool, dtype: torch.dtype) -> TargetModel:
+    """Return a target that uses the kernel, or does not."""
     target = TargetModel(model.to(dtype))
     is_plain = dtype != torch.float32
-    target.__dict__["attention"] = Attention(target.config, True, most_queries, is_plain)
+    target.__dict__["attention"] = Attention(target.config, True, has_kernel, is_plain)
     return target
 
 
@@ -97,7 +89,7 @@ def test_every_node_has_the_same_bits_as_with_repeated_heads(
     probe = Probe.random(target.vocab_size, False, PREFIX_LENGTH)
     grouped = verified_logits(target, probe)
     assert probe.topology.num_nodes in calls, "the draft did not go through our attention"
-    target.__dict__["attention"] = Attention(target.config, groups_heads=False, most_queries=0)
+    target.__dict__["attention"] = Attention(target.config, groups_heads=False, has_kernel=False)
     calls.clear()
     assert torch.equal(verified_logits(target, probe), grouped)
     assert not calls
@@ -106,7 +98,7 @@ def test_every_node_has_the_same_bits_as_with_repeated_heads(
 @needs_kernel
 @pytest.mark.parametrize("name", (*GROUPED_HEADS, "Phi", "DeepSeek-V3"))
 def test_tokens_equal_generate_with_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = target_using(name, most_queries=128)
+    target = target_using(name, has_kernel=True)
     assert can_exchange(target.model)
     calls = count_calls(FEW_QUERIES, monkeypatch)
     self_test(target)
@@ -125,14 +117,14 @@ def test_tokens_equal_generate_with_the_kernel(name: str, monkeypatch: pytest.Mo
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_no_further_off_than_with_torchs_kernel(dtype: torch.dtype) -> None:
-    exact = target_using(LLAMA, most_queries=0)
+    exact = target_using(LLAMA, has_kernel=False)
     probe = Probe.random(exact.vocab_size, False, PREFIX_LENGTH)
     # Weights that are rounded, in float32.
     exact.model.to(dtype).float()
     expected = verified_logits(exact, probe)
     errors = [
-        (verified_logits(target_using(LLAMA, most, dtype), probe).float() - expected).norm()
-        for most in (0, 128)
+        (verified_logits(target_using(LLAMA, has_kernel, dtype), probe).float() - expected).norm()
+        for has_kernel in (False, True)
     ]
     assert errors[1] <= 1.1 * errors[0]
 
@@ -148,10 +140,9 @@ def test_a_draft_has_the_bits_of_single_steps_with_our_kernels(
     # Torch computes the last numbers of a tensor, fewer than two vectors, by another exponential function:
     # rows of whole pairs of vectors have none.
     options = {**family.options, "intermediate_size": 64}
-    target = target_of(replace(family, options=options).build(), 128, dtype)
+    target = target_of(replace(family, options=options).build(), True, dtype)
     layers = suitable_layers(target.model)
-    chosen = {size_of(layer): dict.fromkeys(ROWS, FEW_ROWS) for layer in layers}
-    target.__dict__["linear_kernels"] = LinearKernels(layers, chosen)
+    target.__dict__["linear_kernels"] = LinearKernels(layers)
     text = random_ids(60)
     cache = target.new_cache(80)
     list(target.prefill(text[:21], cache, False))
@@ -172,10 +163,10 @@ def test_a_draft_has_the_bits_of_single_steps_with_our_kernels(
 
 @needs_kernel
 def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = target_using(LLAMA, most_queries=8)
+    target = target_using(LLAMA, has_kernel=True)
     calls = count_calls(FEW_QUERIES, monkeypatch)
-    assert not target.is_reference(1) and not target.is_reference(8) and target.is_reference(9)
-    for num_rows, is_used in ((1, True), (8, True), (9, False)):
+    assert not target.is_reference(1)
+    for num_rows in (1, 8):
         prompt = torch.tensor(random_ids(num_rows))
         cache = target.new_cache(60)
         with torch.inference_mode():
@@ -185,10 +176,10 @@ def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatc
                 target.read(prompt, cache.length, cache, last_logits_only=False)
                 assert not calls
             target.read(prompt, cache.length, cache, last_logits_only=False)
-        assert bool(calls) == is_used
-    always = Attention(target.config, True, 8, is_reference=True)
-    assert always.is_reference(1)
-    with always.reference(), always.for_rows(1):
+        assert calls
+    always = Attention(target.config, True, True, is_reference=True)
+    assert always.is_reference
+    with always.reference(), always.exchanged():
         assert target.config._attn_implementation == FEW_QUERIES, "compiled passes have one way"
 
 
@@ -196,9 +187,8 @@ def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatc
 def test_other_models_keep_their_attention(name: str) -> None:
     target = TargetModel(known(name).build())
     stock = target.config._attn_implementation
-    for num_rows in (1, 5):
-        with target.attention.for_rows(num_rows):
-            assert target.config._attn_implementation == stock
+    with target.attention.exchanged():
+        assert target.config._attn_implementation == stock
     assert not can_exchange(target.model)
 
 
@@ -287,53 +277,14 @@ def test_scaling_and_masks_count(function: Any) -> None:
 
 
 @needs_kernel
-def test_it_is_measured_once_for_models_that_are_not_small(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
-
-    def again(*args: object) -> int:
-        raise AssertionError("measured again")
-
-    monkeypatch.setattr(module, "measure", again)
-    assert TargetModel(known(LLAMA).build()).attention.name == "attention-0", "a small model"
+def test_models_that_it_fits_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TargetModel(known(LLAMA).build()).attention.name == "sdpa", "a small model"
     monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
-    monkeypatch.setattr(module, "measure", lambda *args: 8)
-    assert TargetModel(known(LLAMA).build()).attention.name == "attention-8"
-    (file,) = tmp_path.glob("attention-*.json")
-    monkeypatch.setattr(module, "measure", again)
-    assert TargetModel(known(LLAMA).build()).attention.name == "attention-8"
-    for content in ({"not": "ours"}, [8], {"most_queries": None}):
-        file.write_text(json.dumps(content))
-        with pytest.raises(AssertionError, match="measured again"):
-            _ = TargetModel(known(LLAMA).build()).attention
-    double = TargetModel(known(LLAMA).build().double()).attention
-    assert double.name == "attention-0"
+    target = TargetModel(known(LLAMA).build())
+    assert target.attention.name == "few-queries" and not target.attention.is_reference
+    assert TargetModel(known(LLAMA).build(), use_kernels=False).attention.name == "sdpa"
+    assert TargetModel(known(LLAMA).build().double()).attention.name == "sdpa"
     compiled = CompiledTarget(known("Qwen3").build(), backend="eager")
-    monkeypatch.setattr(module, "measure", lambda *args: 8)
-    assert compiled.attention.is_reference(1)
+    assert compiled.attention.name == "few-queries" and compiled.attention.is_reference
     monkeypatch.setattr(module, "short_pass_kernel", lambda: None)
-    assert TargetModel(known("Phi").build()).attention.name == "attention-0"
-
-
-@needs_kernel
-@pytest.mark.parametrize("slower_from", [1, 8, 32, 1000, 5000])
-def test_the_kernel_serves_as_long_as_it_is_the_faster_one(
-    slower_from: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-
-    def taking(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(module, "grouped_attention", lambda *args: taking(2.0))
-    monkeypatch.setattr(
-        module,
-        "few_queries_attention",
-        lambda layer, query, *args: taking(3.0 if query.shape[2] >= slower_from else 1.0),
-    )
-    part = HeadShape(2, 8)
-    most = max([n for n in (*DRAFTS, *PROMPTS) if n < slower_from], default=0)
-    assert measure(4, (part, part), torch.float32) == most
+    assert TargetModel(known("Phi").build()).attention.name == "sdpa"

@@ -1,4 +1,4 @@
-"""Kernels of linear layers: used where they were measured faster, exact, and copies never stale.
+"""The kernel of linear layers: used for the rows that it is for, exact, on the current weights.
 
 Run: pytest tests/model/kernels/test_linear.py
 """
@@ -6,28 +6,19 @@ Run: pytest tests/model/kernels/test_linear.py
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
+import sys
 
 import pytest
 import torch
 from torch import nn
 
+from model.compiled.target import CompiledTarget
 from model.engine import rules
 from model.engine.loop import generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.kernels import linear as module
-from model.kernels.choice import suitable_layers
-from model.kernels.linear import (
-    FEW_ROWS,
-    KERNELS,
-    PACKED,
-    ROWS,
-    Kernel,
-    LinearKernels,
-    size_of,
-)
+from model.kernels.linear import LinearKernels, few_rows, most_rows, suitable_layers
 from model.kernels.short_pass import short_pass_kernel
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
@@ -36,13 +27,13 @@ LLAMA = "Llama, grouped heads"
 SIZE = (24, 40)
 
 
-@pytest.fixture(params=KERNELS.values(), ids=KERNELS)
-def kernel(request: pytest.FixtureRequest) -> Kernel:
-    """Return each kernel that is available here."""
-    kernel: Kernel = request.param
-    if kernel is FEW_ROWS and not short_pass_kernel():
-        pytest.skip("the kernel for few rows cannot be built here")
-    return kernel
+@pytest.fixture
+def _kernel() -> None:
+    if not short_pass_kernel():
+        pytest.skip("the kernels cannot be built here")
+
+
+needs_kernel = pytest.mark.usefixtures("_kernel")
 
 
 def layer_of(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Linear:
@@ -51,37 +42,42 @@ def layer_of(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Linear
     return nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
 
 
-def using(kernel: Kernel, layer: nn.Linear, rows: Sequence[int] = ROWS) -> LinearKernels:
-    """Return the kernels of a layer that uses this one for these numbers of rows."""
-    return LinearKernels([layer], {size_of(layer): dict.fromkeys(rows, kernel)})
-
-
-def target_using(name: str, kernel: Kernel, rows: Sequence[int] = ROWS[1:]) -> TargetModel:
-    """Return a target whose linear layers all use this kernel for these numbers of rows."""
+def target_using(
+    name: str, forward: module.Forward = few_rows, most_rows: int = sys.maxsize
+) -> TargetModel:
+    """Return a target whose linear layers all use this function for up to this many rows."""
     target = TargetModel(known(name).build())
     layers = suitable_layers(target.model)
     assert layers
-    target.__dict__["linear_kernels"] = LinearKernels(
-        layers, {size_of(layer): dict.fromkeys(rows, kernel) for layer in layers}
-    )
+    target.__dict__["linear_kernels"] = LinearKernels(layers, most_rows, forward=forward)
     return target
 
 
-@pytest.fixture(params=[False, True], ids=["as it is", "without blocks for half precision"])
-def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Test as this processor, and as one for which oneDNN packs only float32."""
-    if request.param:
-        monkeypatch.setattr(module, "has_blocks", lambda dtype: dtype == torch.float32)
+def noisy(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+    """Compute a layer with an error far larger than rounding."""
+    return 1.5 * nn.functional.linear(rows, layer.weight)
 
 
-@pytest.mark.usefixtures("processor")
+def test_layers_that_are_not_plain_stay_as_they_are() -> None:
+    class Special(nn.Linear):
+        """A layer with a forward pass of its own."""
+
+    plain, hooked, sliced = layer_of(), layer_of(), layer_of()
+    hooked.__dict__["forward"] = hooked.forward
+    sliced.weight = nn.Parameter(torch.randn(SIZE[::-1]).t())
+    elsewhere = nn.Linear(4, 4, device="meta")
+    model = nn.ModuleList([plain, hooked, sliced, elsewhere, Special(4, 4), nn.Bilinear(2, 2, 2)])
+    assert suitable_layers(model) == [plain]
+    model._orig_mod = None  # type: ignore[assignment]
+    assert suitable_layers(model) == []
+
+
+@needs_kernel
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_kernel_computes_what_its_layer_computes(
-    kernel: Kernel, dtype: torch.dtype, bias: bool
-) -> None:
+def test_the_kernel_computes_what_its_layer_computes(dtype: torch.dtype, bias: bool) -> None:
     layer = layer_of(dtype, bias)
-    kernels = using(kernel, layer)
+    kernels = LinearKernels([layer])
     for num_rows in (1, 3, 8, 96, 300):
         rows = torch.randn(1, num_rows, SIZE[1], dtype=dtype)
         with torch.inference_mode():
@@ -93,15 +89,13 @@ def test_a_kernel_computes_what_its_layer_computes(
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("rows", [ROWS, ROWS[1:]], ids=["all rows", "drafts"])
+@needs_kernel
 @pytest.mark.parametrize("name", [LLAMA, "Qwen2, sliding window", "GPT-2"])
-def test_tokens_equal_generate_with_kernels(
-    name: str, rows: tuple[int, ...], kernel: Kernel
-) -> None:
+def test_tokens_equal_generate_with_the_kernel(name: str) -> None:
     if not suitable_layers(known(name).build()):
         pytest.skip("no linear layers")
-    target = target_using(name, kernel, rows)
-    assert target.is_reference(1) == (1 not in rows) and not target.is_reference(28)
+    target = target_using(name)
+    assert not target.is_reference(1) and not target.is_reference(28)
     self_test(target)
     for method in METHODS:
         if drafter_class(method).drafts_with_model():
@@ -111,8 +105,9 @@ def test_tokens_equal_generate_with_kernels(
         assert answer.token_ids == referee(target, prompt, 40)
 
 
-def test_a_copied_model_computes_with_its_own_weights(kernel: Kernel) -> None:
-    target = target_using(LLAMA, kernel, ROWS)
+@needs_kernel
+def test_a_copied_model_computes_with_its_own_weights() -> None:
+    target = target_using(LLAMA)
     prompt = random_ids(28)
     expected = referee(target, prompt, 20)
     copied = copy.deepcopy(target)
@@ -125,16 +120,11 @@ def test_a_copied_model_computes_with_its_own_weights(kernel: Kernel) -> None:
         assert answer.token_ids == referee(one, prompt, 20)
 
 
-def noisy(layer: nn.Linear) -> module.Forward:
-    """Return a layer's function whose error is far larger than rounding."""
-    return lambda rows: layer.weight.new_tensor(1.5) * nn.functional.linear(rows, layer.weight)
-
-
 @pytest.mark.parametrize("method", ["vanilla", "recycling"])
 def test_near_ties_are_decided_without_kernels(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = target_using(LLAMA, replace(PACKED, made=noisy), ROWS)
+    target = target_using(LLAMA, noisy)
     prompt = random_ids(28)
     expected = referee(target, prompt, 40)
     wrong = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)
@@ -144,27 +134,28 @@ def test_near_ties_are_decided_without_kernels(
     assert answer.token_ids == expected
 
 
-def test_kernels_serve_the_numbers_of_rows_they_are_for(kernel: Kernel) -> None:
+def test_the_kernel_serves_the_numbers_of_rows_it_is_for() -> None:
     layer = layer_of()
-    kernels = using(kernel, layer, (4, 16, ROWS[-1]))
-    used = {}
-    for num_rows in range(1, 600):
+    kernels = LinearKernels([layer], most_rows=96)
+    for num_rows in (1, 8, 96, 97, 600):
         with kernels.for_rows(num_rows):
-            used[num_rows] = "forward" in layer.__dict__
-        assert kernels.is_reference(num_rows) != used[num_rows]
+            is_used = "forward" in layer.__dict__
+        assert is_used == (num_rows <= 96)
+        assert kernels.is_reference(num_rows) != is_used
         with kernels.reference(), kernels.for_rows(num_rows):
             assert "forward" not in layer.__dict__
-    assert {rows for rows, is_used in used.items() if is_used} == {
-        *(3, 4),
-        *range(9, 17),
-        *range(97, 600),
-    }
 
 
-def test_half_precision_is_plain_with_any_kernel() -> None:
-    layer = layer_of(torch.bfloat16)
-    kernels = using(PACKED, layer)
-    assert all(kernels.is_reference(num_rows) for num_rows in ROWS)
+def test_only_units_for_bfloat16_limit_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_units, expected in ((True, 96), (False, sys.maxsize)):
+        monkeypatch.setattr(module, "has_bfloat16_units", lambda found=has_units: found)
+        assert most_rows(torch.bfloat16) == expected
+        assert most_rows(torch.float32) == most_rows(torch.float16) == sys.maxsize
+
+
+def test_half_precision_is_plain_with_the_kernel() -> None:
+    kernels = LinearKernels([layer_of(torch.bfloat16)])
+    assert all(kernels.is_reference(num_rows) for num_rows in (1, 8, 600))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -172,9 +163,8 @@ def test_prompts_are_read_with_the_kernels_of_their_length(dtype: torch.dtype) -
     model = known(LLAMA).build().to(dtype)
     target = TargetModel(model)
     layers = suitable_layers(model)
-    sizes = {size_of(layer): {32: replace(PACKED, made=noisy)} for layer in layers}
-    target.__dict__["linear_kernels"] = LinearKernels(layers, sizes)
-    for num_tokens, has_kernel in ((28, True), (16, False), (40, False)):
+    target.__dict__["linear_kernels"] = LinearKernels(layers, most_rows=32, forward=noisy)
+    for num_tokens, has_kernel in ((16, True), (32, True), (40, False)):
         token_ids = torch.tensor(random_ids(num_tokens))
         with torch.inference_mode():
             plain = target.run(token_ids, 0, target.new_cache(50), None)
@@ -182,19 +172,19 @@ def test_prompts_are_read_with_the_kernels_of_their_length(dtype: torch.dtype) -
         assert torch.equal(plain, read) != has_kernel
 
 
-def test_a_layer_is_itself_again_after_an_error(kernel: Kernel) -> None:
+def test_a_layer_is_itself_again_after_an_error() -> None:
     layer = layer_of()
-    kernels = using(kernel, layer, ROWS)
+    kernels = LinearKernels([layer])
     with pytest.raises(RuntimeError, match="stop"), kernels.for_rows(4):
         raise RuntimeError("stop")
     assert "forward" not in layer.__dict__
 
 
+@needs_kernel
 @pytest.mark.parametrize("change", ["in place", "through data", "another tensor", "bias"])
-def test_changed_weights_are_copied_again(kernel: Kernel, change: str) -> None:
+def test_changed_weights_count_at_once(change: str) -> None:
     layer = layer_of()
-    kernels = using(kernel, layer, ROWS)
-    kernels.refresh()
+    kernels = LinearKernels([layer])
     with torch.no_grad():
         if change == "in place":
             layer.weight[0, 0] += 1
@@ -205,7 +195,6 @@ def test_changed_weights_are_copied_again(kernel: Kernel, change: str) -> None:
         else:
             assert layer.bias is not None
             layer.bias = nn.Parameter(layer.bias + 1)
-    kernels.refresh()
     rows = torch.randn(1, 8, SIZE[1])
     with torch.inference_mode():
         expected = layer(rows)
@@ -213,13 +202,31 @@ def test_changed_weights_are_copied_again(kernel: Kernel, change: str) -> None:
             torch.testing.assert_close(layer(rows), expected)
 
 
-def test_prompts_refresh_copies() -> None:
-    target = target_using(LLAMA, PACKED)
-    prompt = random_ids(28)
-    generate(target, drafter_for("recycling", target), prompt, max_new_tokens=20)
-    with torch.no_grad():
-        for parameter in target.model.parameters():
-            parameter.data *= 1.5
-    drafter = drafter_for("recycling", target)
-    answer = generate(target, drafter, prompt, max_new_tokens=20)
-    assert answer.token_ids == referee(target, prompt, 20)
+@needs_kernel
+def test_models_that_it_fits_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not TargetModel(known(LLAMA).build()).linear_kernels, "a small model uses kernels"
+    monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
+    target = TargetModel(known(LLAMA).build())
+    assert target.linear_kernels.name == "few-rows"
+    assert not target.linear_kernels.is_reference(1) and not target.is_reference(1)
+    off = TargetModel(known(LLAMA).build(), use_kernels=False)
+    assert not off.linear_kernels and off.is_reference(1)
+    assert not TargetModel(known(LLAMA).build().double()).linear_kernels
+    monkeypatch.setattr(module, "short_pass_kernel", lambda: None)
+    assert TargetModel(known(LLAMA).build()).linear_kernels.name == "as-they-are"
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_passes_compile_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
+    target = CompiledTarget(known(LLAMA).build().to(dtype), backend="eager")
+    layers = suitable_layers(target.model)
+    kernels = target.linear_kernels
+    assert kernels and all(target.is_reference(num_rows) for num_rows in (1, 8, 600))
+    with kernels.for_rows(1):
+        functions = [layer.forward for layer in layers]
+    with kernels.for_rows(1):
+        again = [layer.forward for layer in layers]
+    pairs = zip(again, functions, strict=True)
+    assert all(one is other for one, other in pairs), "code would be compiled again"

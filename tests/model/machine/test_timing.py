@@ -5,12 +5,13 @@ Run: pytest tests/model/machine/test_timing.py
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
 
 from model.machine import timing
-from model.machine.timing import interleaved_medians, seconds_of
+from model.machine.timing import Clocks, clocks, lost_share, relative_spread, seconds_of
 
 
 class Clock:
@@ -35,17 +36,17 @@ def test_a_call_is_timed_from_an_idle_device_to_an_idle_device(
     assert seconds_of(partial(clock.take, 1.0), lambda: clock.take(waits.pop(0))) == 4.0
 
 
-def test_calls_take_turns_until_the_last_has_had_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    calls = [partial(clock.take, 1.0), partial(clock.take, 2.0)]
-    assert interleaved_medians(calls, num_rounds=9, enough_seconds=5.0) == [1.0, 2.0]
-    assert clock.calls == [1.0, 2.0] * 3
+def test_time_in_which_the_thread_could_not_run_is_lost() -> None:
+    assert lost_share(Clocks(1.0, 5.0), Clocks(3.0, 6.5)) == 0.25
+    assert lost_share(Clocks(1.0, 5.0), Clocks(3.0, 7.5)) == 0.0, "clocks of unlike grain"
+    assert lost_share(Clocks(1.0, 5.0), Clocks(1.0, 5.0)) == 0.0
+    since = clocks()
+    time.sleep(0.05)
+    assert lost_share(since, clocks()) > 0.3
 
 
-@pytest.mark.parametrize(("num_rounds", "least_rounds", "done"), [(9, 1, 1), (9, 2, 2), (1, 2, 1)])
-def test_rounds_are_bounded(
-    num_rounds: int, least_rounds: int, done: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    interleaved_medians([partial(clock.take, 1.0)], num_rounds, 0.0, least_rounds)
-    assert len(clock.calls) == done
+def test_spread_is_relative_to_the_median() -> None:
+    assert relative_spread([2.0] * 5) == 0.0
+    assert relative_spread([10.0, 20.0, 20.0, 20.0, 1000.0]) == 0.0, "one disturbed moment"
+    assert relative_spread([10.0, 15.0, 20.0, 25.0, 30.0]) == 0.5
+    assert relative_spread([9.0, 11.0]) == 0.1

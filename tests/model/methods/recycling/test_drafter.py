@@ -5,6 +5,8 @@ Run: pytest tests/model/methods/recycling/test_drafter.py
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from model.engine.drafter import VerifiedStep
 from model.engine.loop import generate
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, verify
+from model.methods.recycling.adjacency import MOST_AVERAGED, AdjacencyMatrix
 from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 
@@ -65,7 +68,7 @@ def rows(of: RecyclingDrafter) -> dict[int, list[int]]:
 
 
 def test_the_tree_is_filled_level_by_level_from_the_matrix(template: str) -> None:
-    recycling = drafter(template)
+    recycling = drafter(template, policy="accepted-last")
     matrix = torch.zeros(VOCAB, 2, dtype=torch.int32)
     for token, row in {1: (2, 3), 2: (4, 5), 3: (6, 7), 4: (8, 9)}.items():
         matrix[token] = torch.tensor(row)
@@ -81,14 +84,14 @@ def test_rows_never_seen_hold_token_zero(template: str) -> None:
 
 
 def test_the_accepted_path_is_written_last(template: str) -> None:
-    recycling = drafter(template)
+    recycling = drafter(template, policy="accepted-last")
     recycling.observe(step(path=[0, 1]))
     # Token 3: nodes 2 and 4 were rejected, the root is true. Token 5: node 3 rejected, 1 accepted.
     assert rows(recycling) == {3: [1, 2], 5: [3, 4]}
 
 
 def test_of_rejected_nodes_the_later_wins(template: str) -> None:
-    recycling = drafter(template)
+    recycling = drafter(template, policy="accepted-last")
     recycling.observe(step(path=[0]))
     assert rows(recycling) == {3: [1, 2], 5: [7, 8]}
 
@@ -118,21 +121,59 @@ def test_rejected_nodes_write_nothing_if_so_asked(template: str) -> None:
     assert rows(recycling) == {3: [1, 2]}
 
 
-def test_half_of_an_averaged_row_stays(template: str) -> None:
-    recycling = drafter(template, policy="average")
+@pytest.mark.parametrize("tree_version", ["small", "auto"])
+def test_half_of_an_averaged_row_stays(tree_version: str, template: str) -> None:
+    recycling = drafter(template if tree_version == "small" else "auto")
     recycling.start([3])
     recycling.observe_prompt([4], logits_for([(1, 2)]))
     assert rows(recycling) == {4: [1, 2]}, "of a first row all"
-    # Of 0.73 and 0.27, kept as 0.67 and 0.25.
+    # Of 0.73 and 0.27, which auto keeps as 0.67 and 0.25.
     recycling.observe_prompt([4], logits_for([(3, 1)]))
-    assert rows(recycling) == {4: [1, 3]}, "0.67 + 0.27 and 0.73; 0.25 is the third"
+    assert rows(recycling) == {4: [1, 3]}, "0.73 + 0.27 and 0.73; 0.27 is the third"
     recycling.observe_prompt([4], logits_for([(3, 5)]))
-    assert rows(recycling) == {4: [3, 1]}, "0.37 + 0.73 and 0.52; 0.27 is the third"
+    assert rows(recycling) == {4: [3, 1]}, "0.42 + 0.73 and 0.58; 0.27 is the third"
 
 
-def test_the_default_averages_where_the_tree_is_automatic(template: str) -> None:
-    assert RecyclingConfig(tree_version=template, output_id_topk=2).policy == "accepted-last"
+def test_the_default_averages(template: str) -> None:
+    assert RecyclingConfig(tree_version=template, output_id_topk=2).policy == "average"
     assert RecyclingConfig(tree_version="auto").policy == "average"
+
+
+def test_a_token_that_comes_often_is_averaged_over_its_last_times(template: str) -> None:
+    recycling = drafter(template)
+    best = [(6, 7), (1, 2), (1, 2), (3, 2), (1, 2)]
+    recycling.observe_prompt([4] * 5, logits_for(best))
+    alone = drafter(template)
+    for first_and_second in best[-MOST_AVERAGED:]:
+        alone.observe_prompt([4], logits_for([first_and_second]))
+    assert rows(recycling) == rows(alone)
+    shares = [of.memory()["shares"][4] for of in (recycling, alone)]
+    assert torch.equal(*shares) and shares[0].sum() == pytest.approx(1)
+
+
+def test_averages_are_those_of_a_plain_reference() -> None:
+    source = random.Random(0)
+    k, vocab = 3, 9
+    matrix = AdjacencyMatrix(vocab, k, CPU, is_average=True)
+    expected: dict[int, list[tuple[int, float]]] = {}
+    for _ in range(300):
+        tokens = source.sample(range(vocab), source.randrange(1, vocab))
+        found = [source.sample(range(vocab), k) for _ in tokens]
+        logits = [sorted((source.gauss(0, 2) for _ in range(k)), reverse=True) for _ in tokens]
+        matrix.write(tokens, found, logits)
+        for token, row, values in zip(tokens, found, logits, strict=True):
+            total = sum(map(math.exp, values))
+            shares = dict(expected.get(token, []))
+            for successor, value in zip(row, values, strict=True):
+                shares[successor] = shares.get(successor, 0.0) + math.exp(value) / total
+            best = sorted(shares.items(), key=lambda item: -item[1])[:k]
+            whole = sum(share for _, share in best)
+            expected[token] = [(successor, share / whole) for successor, share in best]
+    assert matrix.shares is not None and len(expected) == vocab
+    for token, row in expected.items():
+        assert matrix.successors.host[token].tolist() == [successor for successor, _ in row]
+        shares = [share for _, share in row]
+        assert matrix.shares.host[token].tolist() == pytest.approx(shares, abs=1e-5)
 
 
 @pytest.mark.parametrize("stop_reason", ["eos", "length", "context"])
@@ -143,7 +184,7 @@ def test_the_default_policy_learns_from_the_last_step_too(template: str, stop_re
 
 
 def test_prompt_tokens_are_written_in_order(template: str) -> None:
-    recycling = drafter(template)
+    recycling = drafter(template, policy="accepted-last")
     recycling.observe_prompt([4, 5, 4], logits_for([(1, 2), (3, 4), (5, 6)]))
     assert rows(recycling) == {4: [5, 6], 5: [3, 4]}
 
@@ -189,10 +230,11 @@ def test_start_cold_is_said_and_hot_is_the_default(template: str) -> None:
 
 def test_the_matrix_of_a_large_vocabulary_is_small() -> None:
     recycling = RecyclingDrafter(RecyclingConfig(), 32_000, CPU)
-    (matrix,) = recycling.memory().values()
-    assert matrix.dtype == torch.int32
-    assert matrix.numel() * matrix.element_size() < 2 * 10**6
-    assert "32000 x 8" in recycling.describe()
+    matrix, shares = recycling.memory().values()
+    assert (matrix.dtype, shares.dtype) == (torch.int32, torch.float32)
+    for tensor in (matrix, shares):
+        assert tensor.numel() * tensor.element_size() < 2 * 10**6
+    assert "32000 x 8 int32 and float32: 1.95 MB" in recycling.describe()
 
 
 @pytest.mark.parametrize(
@@ -208,8 +250,24 @@ def test_the_matrix_of_a_large_vocabulary_is_small() -> None:
 def test_a_matrix_that_does_not_fit_is_refused(
     template: str, matrix: torch.Tensor, text: str
 ) -> None:
+    recycling = drafter(template, policy="accepted-last")
     with pytest.raises(ValueError, match=text):
-        drafter(template).load_memory({"adjacency": matrix})
+        recycling.load_memory({"adjacency": matrix})
+
+
+@pytest.mark.parametrize(
+    ("shares", "text"),
+    [
+        (torch.zeros(VOCAB, 3), "shape"),
+        (torch.zeros(VOCAB, 2, dtype=torch.float64), "float64"),
+        (torch.full((VOCAB, 2), 1.5), "outside 0 to 1"),
+        (torch.full((VOCAB, 2), float("nan")), "outside 0 to 1"),
+    ],
+)
+def test_shares_that_do_not_fit_are_refused(template: str, shares: torch.Tensor, text: str) -> None:
+    matrix = torch.zeros(VOCAB, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match=text):
+        drafter(template).load_memory({"adjacency": matrix, "shares": shares})
 
 
 @pytest.mark.parametrize(

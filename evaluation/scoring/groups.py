@@ -1,0 +1,183 @@
+"""Groups of comparable answers: files with their records, methods in a group, their figures.
+
+`comparable.py` makes them; tables, notes and pictures show them.
+
+Use:
+    for row in group.rows:
+        row.entry.label, row.figures.figure("overall", "speedup"), group.verdict(row, "speedup")
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from evaluation.answers.record import UNKNOWN, RunRecord, Use, keys
+from evaluation.answers.row import AnswerRow
+from evaluation.scoring.figures import CODE, OVERALL, RunFigures, in_task_order
+from evaluation.scoring.intervals import UNKNOWN as UNKNOWN_INTERVAL
+from evaluation.scoring.intervals import Interval
+from evaluation.scoring.noise import PrefillGap, Verdict, is_unsteady, prefill_warnings, verdict
+from evaluation.scoring.per_question import question_frame
+
+MBPP = "mbpp"
+SPEC_BENCH = "spec_bench"
+# The sidecar's role of a second run of the baseline.
+NOISE_FLOOR = "noise floor"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFile:
+    """One answer file with its sidecar's record, which is empty if there is none."""
+
+    path: Path
+    rows: list[AnswerRow]
+    record: RunRecord
+
+    @property
+    def method(self) -> str:
+        """The sidecar's method; without one, the model id, which Spec-Bench names methods in."""
+        model_id = self.record.model_id or self.rows[0].model_id or self.path.stem
+        return str(self.record.method or model_id)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's options and what else makes two files more than runs of the same."""
+        return self.record.options | self.record.further_options()
+
+    @property
+    def bench(self) -> str:
+        """The sidecar's benchmark; without one, MBPP if every question is code."""
+        if self.record.bench_name:
+            return str(self.record.bench_name)
+        return MBPP if self.is_code else SPEC_BENCH
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The rows as figures see them."""
+        return question_frame(self.rows, self.record.max_new_tokens)
+
+    @property
+    def is_code(self) -> bool:
+        """Whether every question is code."""
+        return all(row.category == CODE for row in self.rows)
+
+    @property
+    def is_noise_floor(self) -> bool:
+        """Whether it is a second run of a method, made to see how far two runs of one differ."""
+        return self.record.values.get("role") == NOISE_FLOOR
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The conditions that a comparison needs equal, the questions left aside, as texts."""
+        return (self.record.model, *self.record.compared())
+
+
+def condition_names() -> list[str]:
+    """Return the names of a group's conditions: the model, what the records say, the questions."""
+    return ["model", *keys(Use.COMPARED), "question_file", "bench"]
+
+
+@dataclass(slots=True)
+class Entry:
+    """A method with its options in a group: one row of the table.
+
+    Attributes:
+        method: The method's name.
+        options: Its options, as the sidecars give them.
+        runs: Its answer files for each benchmark, in path order.
+        differing: Those of its options that tell it from others of its method.
+    """
+
+    method: str
+    options: dict[str, Any]
+    runs: dict[str, list[AnswerFile]] = field(default_factory=dict)
+    differing: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The method's name, with the options that tell it from others of that name."""
+        differing = ", ".join(f"{name}={value}" for name, value in self.differing.items())
+        return self.method + (f" ({differing})" if differing else "")
+
+    @property
+    def files(self) -> list[AnswerFile]:
+        """All answer files of this entry."""
+        return [file for files in self.runs.values() for file in files]
+
+
+class Measured(NamedTuple):
+    """An entry's figures against its group's baseline.
+
+    Attributes:
+        entry: Whose figures.
+        figures: They.
+        notes: A line for each run not used whole.
+        gaps: Runs in which equal prompts took another time than in the baseline's.
+    """
+
+    entry: Entry
+    figures: RunFigures
+    notes: list[str]
+    gaps: list[PrefillGap]
+
+
+class Group(NamedTuple):
+    """Entries measured under equal conditions.
+
+    Attributes:
+        conditions: What is equal, in the order of `condition_names`.
+        rows: The entries' figures, best overall speed-up first.
+        baseline: What they are compared with.
+        floor: A second run of the baseline's method over its first; None if none was made.
+    """
+
+    conditions: tuple[str, ...]
+    rows: list[Measured]
+    baseline: Entry
+    floor: Measured | None = None
+
+    @property
+    def tasks(self) -> list[str]:
+        """Every task that occurs, in Spec-Bench's order."""
+        return in_task_order(task for row in self.rows for task in row.figures.mean.index)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Conditions by name, and the commits the answers were made with."""
+        commits = {file.record.git_commit for file in self.files}
+        known = sorted(_short_commit(str(commit)) for commit in commits if commit) or [UNKNOWN]
+        named = dict(zip(condition_names(), self.conditions, strict=True))
+        return named | {"commit": " ".join(known)}
+
+    @property
+    def files(self) -> list[AnswerFile]:
+        """The answer files of all entries."""
+        return [file for row in self.rows for file in row.entry.files]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Lines about runs that took another time than the baseline's for equal prompts."""
+        rows = [*self.rows, *([self.floor] if self.floor else [])]
+        return prefill_warnings([gap for row in rows for gap in row.gaps])
+
+    def floor_interval(self, name: str) -> Interval:
+        """Return how far two runs of one method differ in an overall speed-up; unknown if not run."""
+        return self.floor.figures.interval(OVERALL, name) if self.floor else UNKNOWN_INTERVAL
+
+    def verdict(self, row: Measured, name: str) -> Verdict:
+        """Return what an overall speed-up says of a row, beyond what two runs of one method differ."""
+        return verdict(row.figures.interval(OVERALL, name), self.floor_interval(name))
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether two runs of one method differ too much to compare methods by."""
+        return is_unsteady(self.floor_interval("exact_speedup"))
+
+
+def _short_commit(commit: str) -> str:
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", commit)

@@ -1,0 +1,54 @@
+"""Conversions of published benchmarks: turns as published, known categories, ids from 1.
+
+Run: pytest tests/evaluation/questions/test_source_forms.py
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.questions.questions import load_questions
+from evaluation.questions.source_forms import gsm8k, human_eval, math500
+from evaluation.scoring.figures import CODE, SPEC_BENCH_TASKS
+from evaluation.scoring.per_question import task_of
+
+TEXT = "Three\u2028lines,\n\u00e9, \\frac{1}{2}"  # U+2028 is no end of a line of JSON
+
+
+def _lines(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+FORMS = {
+    "humaneval": (human_eval, ("prompt", "canonical_solution"), CODE),
+    "gsm8k": (gsm8k, ("question", "answer"), "math_reasoning"),
+    "math500": (math500, ("problem", "solution"), "math_reasoning"),
+}
+
+
+@pytest.mark.parametrize("bench", FORMS)
+def test_rows_become_questions_with_the_published_text(bench: str, tmp_path: Path) -> None:
+    convert: Callable[[bytes], bytes]
+    convert, (turn, reference), category = FORMS[bench]
+    rows = [{turn: f"{TEXT} {i}", reference: f"so {i}", "other": i} for i in range(3)]
+    published = _lines(rows)
+    content = convert(gzip.compress(published) if bench == "humaneval" else published)
+    file = tmp_path / "question.jsonl"
+    file.write_bytes(content)
+    questions = load_questions(file)
+    assert [question.question_id for question in questions] == [1, 2, 3]
+    assert [question.turns for question in questions] == [(row[turn],) for row in rows]
+    assert {question.category for question in questions} == {category}
+    references = [json.loads(line)["reference"] for line in content.decode().split("\n") if line]
+    assert references == [[row[reference]] for row in rows]
+
+
+@pytest.mark.parametrize("bench", FORMS)
+def test_every_category_is_a_column_of_the_tables(bench: str) -> None:
+    assert task_of(FORMS[bench][2]) in (*SPEC_BENCH_TASKS, CODE)

@@ -1,0 +1,120 @@
+"""The words of the report: titles of methods, options and conditions.
+
+Run: pytest tests/evaluation/reporting/test_titles.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.answering.referees import REFEREES
+from evaluation.reporting.notes import group_caption, group_notes
+from evaluation.reporting.titles import (
+    METHOD_TITLES,
+    OPTION_WORDS,
+    benchmark_title,
+    entry_titles,
+    group_facts,
+    method_title,
+    options_text,
+)
+from evaluation.scoring.comparable import group_answers, load_answers
+from evaluation.scoring.groups import Group
+from model.methods.registry import METHODS, drafter_class
+from tests.evaluation.answers.answer_rows import make_row, write_answers
+
+META = {"model_path": "models/tiny", "dtype": "float32", "device": "cpu", "bench_name": "demo"}
+
+
+def _groups(folder: Path, *metas: dict[str, Any]) -> list[Group]:
+    """Groups of one-question answers, a file for each record."""
+    paths = [
+        write_answers(folder / f"{place}.jsonl", [make_row(1, "qa", [1] * 4, 1.0)], META | meta)
+        for place, meta in enumerate(metas)
+    ]
+    return group_answers([load_answers(path) for path in paths])
+
+
+def test_every_title_is_of_a_method_and_a_new_method_is_its_own() -> None:
+    assert set(METHOD_TITLES) <= {*METHODS, *REFEREES}
+    assert {"vanilla", "recycling", "pld", "lookahead", "samd", "sps", "hybrid"} <= set(
+        METHOD_TITLES
+    )
+    assert method_title("echo") == "echo"
+    assert method_title("AR") == "Vanilla (autoregressive)"
+
+
+def test_methods_of_a_benchmark_have_the_same_names() -> None:
+    assert benchmark_title("pld") == "Prompt lookup (PLD)"
+    assert benchmark_title("recycling-auto") == "Token Recycling, as many tokens as pay"
+    assert benchmark_title("generate-pld") == "transformers prompt lookup"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_options_have_no_underscores_in_words(method: str) -> None:
+    fields = drafter_class(method).config_class.__dataclass_fields__
+    assert "_" not in options_text(dict.fromkeys(fields, 3))
+
+
+def test_options_that_are_not_set_or_leave_nothing_out_are_left_out() -> None:
+    options = {"top_k": 0, "top_p": 1.0, "policy": None, "tree_version": "auto", "match": "{}"}
+    assert options_text(options) == "tree sized to the device, {} match continued"
+    assert options_text({"top_p": 0.9}) == "top p 0.9"
+    assert all(words.count("{}") <= 1 for words in OPTION_WORDS.values())
+
+
+def test_entries_of_one_method_are_told_apart_by_letters_and_notes(tmp_path: Path) -> None:
+    recycling = [
+        {"method": "recycling", "options": {"tree_version": version, "start": "hot"}}
+        for version in ("2.2.2", "auto")
+    ]
+    (group,) = _groups(tmp_path, {"method": "vanilla"}, *recycling, {"method": "pld"})
+    titles = entry_titles(group)
+    assert {title.short for title in titles.values()} == {
+        *("Token Recycling (a)", "Token Recycling (b)"),
+        *("Vanilla (autoregressive)", "Prompt lookup (PLD)"),
+    }
+    assert titles["recycling (tree_version=auto)"].long == (
+        "Token Recycling (b: tree sized to the device)"
+    )
+    notes = group_notes(group, None)
+    assert "Token Recycling (b): tree sized to the device, memory kept across questions" in notes
+    assert not [note for note in notes if note.startswith("Prompt lookup (PLD):")]
+
+
+def test_usual_and_unknown_conditions_are_left_out(tmp_path: Path) -> None:
+    usual = {
+        **{"threads": 1, "max_new_tokens": 48, "temperature": 0.0, "compile": False},
+        **{"kernels": "auto", "num_choices": 1, "num_workers": None, "conv_template": "tokenizer"},
+        **{"top_k": 0, "top_p": 1.0, "shuffle": None, "question_end": 12},
+    }
+    (group,) = _groups(tmp_path, {"method": "vanilla"} | usual)
+    (facts,) = group_facts([group])
+    assert group_caption(facts) == (
+        "models/tiny; demo questions, questions before index 12; greedy, at most 48 new tokens a "
+        "turn; float32; cpu, 1 thread"
+    )
+    (group,) = _groups(
+        tmp_path, {"method": "vanilla"} | usual | {"kernels": "off", "compile": True}
+    )
+    assert "compiled passes, kernels off" in group_caption(group_facts([group])[0])
+
+
+def test_records_of_other_writers_may_say_anything(tmp_path: Path) -> None:
+    odd = {"versions": ["torch"], "temperature": "warm", "threads": [1], "max_new_tokens": "all"}
+    (group,) = _groups(tmp_path, {"method": "vanilla"} | odd)
+    caption = group_caption(group_facts([group])[0])
+    assert "sampling at temperature warm, at most all new tokens" in caption
+    (group,) = _groups(tmp_path, {"method": "vanilla", "versions": {"torch": "2.9", "numpy": "2"}})
+    assert group_facts([group])[0]["Software"] == "torch 2.9"
+
+
+def test_hashes_are_shown_where_nothing_else_tells_groups_apart(tmp_path: Path) -> None:
+    metas = [{"method": "vanilla", "model_fingerprint": digits * 6} for digits in ("ab", "cd")]
+    found = group_facts(_groups(tmp_path, *metas))
+    assert [facts["Weights"] for facts in found] == ["weights " + "ab" * 6, "weights " + "cd" * 6]
+    (alone,) = group_facts(_groups(tmp_path / "alone", metas[0]))
+    assert "Weights" not in alone and alone["Model"] == "models/tiny"
