@@ -220,7 +220,8 @@ def test_a_saved_matrix_goes_on_where_it_was_saved(
     assert steps_of(first) | steps_of(second) == steps_of(greedy["recycling"])
     saved = load_file(matrix)
     assert {name: (part.dtype, tuple(part.shape)) for name, part in saved.items()} == {
-        "adjacency": (torch.int32, (8192, 8))
+        "adjacency": (torch.int32, (8192, 8)),
+        "shares": (torch.float32, (8192, 8)),
     }
     with safe_open(matrix, "pt") as file:
         assert json.loads(file.metadata()["config"])["output_id_topk"] == 8

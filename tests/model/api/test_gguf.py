@@ -19,7 +19,6 @@ from model.engine.target import TargetModel
 from model.methods.registry import METHODS
 from tests.model.api.tiny_gguf import TEMPLATE, tiny_llama, tokens, write_gguf
 from tests.model.decoded import referee, required_options
-from tests.model.families.family import IS_VERSION_4
 
 pytestmark = pytest.mark.skipif(
     not hasattr(gguf.transformers, "GgufConfig"),
@@ -60,8 +59,7 @@ def test_the_tokenizer_is_that_of_the_file(file: Path) -> None:
     tokenizer = read(AutoTokenizer, file)
     assert tokenizer.decode(tokenizer(PROMPT, add_special_tokens=False).input_ids) == PROMPT
     assert len(tokenizer) == len(tokens())
-    eos_id = 1 if IS_VERSION_4 else 2  # 4.57 takes the beginning's; the config has the right one
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, eos_id)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
     assert tokenizer.chat_template == TEMPLATE
 
 
