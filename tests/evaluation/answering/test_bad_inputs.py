@@ -48,7 +48,10 @@ def _matrix(shape: tuple[int, int], name: str = "adjacency", value: int = 0) -> 
     return {"m.safetensors": {name: torch.full(shape, value, dtype=torch.int32)}}
 
 
-FILE, TREE, LOAD = "--question-file {}/q.jsonl", "--tree-version {}/tree.json", "--load-matrix {}/"
+FILE, TREE, LOAD = (
+    *("--question-file {}/q.jsonl", "--tree-version {}/tree.json"),
+    "--policy accepted-last --load-matrix {}/",
+)
 SMALL = {"vocab_size": 64, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
 MODEL = "--model-path {}/model"
 
@@ -263,7 +266,7 @@ def test_a_mistake_is_one_line_and_exit_code_2_before_the_weights_load(
         ("--question-file {}/q.jsonl --answer-file {}/a.jsonl --save-matrix {}/q.jsonl", "q.jsonl"),
         ("--answer-file {}/a.jsonl --save-matrix {}/../{name}/a.jsonl", "a.jsonl"),
         ("--answer-file {}/a.jsonl --save-matrix {}/a.meta.json", "a.meta.json"),
-        ("--answer-file {}/m --overwrite --load-matrix {}/m", "m"),
+        ("--policy accepted-last --answer-file {}/m --overwrite --load-matrix {}/m", "m"),
     ],
 )
 def test_no_result_is_written_over_what_is_read_or_over_another(
