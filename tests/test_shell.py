@@ -161,6 +161,18 @@ def test_there_are_shell_files() -> None:
     assert {"eval.sh", "setup.sh", "test.sh"} <= {file.name for file in SCRIPTS}
 
 
+@pytest.mark.parametrize("given", [[], ["old"], ["latest"]])
+def test_a_version_of_transformers_that_is_none_is_refused_first(given: list[str]) -> None:
+    command = ["bash", str(ROOT / "scripts/test.sh"), "--transformers", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    got = "".join(given)
+    assert done.stderr.startswith(
+        f"error: --transformers: got '{got}'; allowed: oldest, newest, or"
+    )
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
 def test_shell_files_parse_and_stop_at_the_first_failure(file: Path) -> None:
     done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True, check=False)

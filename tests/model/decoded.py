@@ -34,7 +34,7 @@ def known(name: str) -> Family:
     if not family.is_known:
         pytest.skip(f"{family.config} is not in this version of transformers")
     if family.is_broken:
-        pytest.skip(f"right in transformers 4.57, and since 5.{family.right_since}")
+        pytest.skip(f"its passes are right since transformers 5.{family.right_since}")
     return family
 
 

@@ -160,6 +160,29 @@ def test_a_conversations_stop_ids_end_an_answer(
     assert stopped == whole[: whole.index(stop) + 1]
 
 
+def test_several_ends_of_text_end_answers_alike_for_all_methods(
+    tiny_model: Path, options: list[str], greedy: dict[str, Path], tmp_path: Path
+) -> None:
+    whole = {key: texts[0][0][0] for key, texts in token_ids(greedy["vanilla"]).items()}
+    one = next(iter(whole.values()))[2]
+    another = next(ids[len(ids) // 2] for ids in whole.values() if one not in ids)
+    others = [one, another]
+    ends = {EOS, *others}
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(ends)}))
+    expected = {
+        key: ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]
+        for key, ids in whole.items()
+    }
+    assert {ids[-1] for ids in expected.values()} >= set(others), "each should end an answer"
+    for method in METHODS:
+        file = tmp_path / f"{method}.jsonl"
+        more = ["--model-path", model, *required_options(method, tiny_model)]
+        assert run(method, options, file, *more) == 0
+        assert {key: texts[0][0][0] for key, texts in token_ids(file).items()} == expected, method
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_are_spec_benchs_and_their_figures_agree(
     method: str, greedy: dict[str, Path], sampled: dict[str, Path]
@@ -220,7 +243,8 @@ def test_a_saved_matrix_goes_on_where_it_was_saved(
     assert steps_of(first) | steps_of(second) == steps_of(greedy["recycling"])
     saved = load_file(matrix)
     assert {name: (part.dtype, tuple(part.shape)) for name, part in saved.items()} == {
-        "adjacency": (torch.int32, (8192, 8))
+        "adjacency": (torch.int32, (8192, 8)),
+        "shares": (torch.float32, (8192, 8)),
     }
     with safe_open(matrix, "pt") as file:
         assert json.loads(file.metadata()["config"])["output_id_topk"] == 8

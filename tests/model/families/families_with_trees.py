@@ -50,7 +50,8 @@ TREES = [
         "Doge, short window",
         "DogeConfig",
         {"keep_window_size": 44},
-        note="refused in 5.0 to 5.17, whose passes without a mask see later tokens",
+        outcome_in_4="refused",
+        note="refused before 5.18, whose passes see later tokens",
         right_since=18,
     ),
     Family(

@@ -51,7 +51,7 @@ class Family:
         without: names of `BASE` that this config does not take.
         note: what is unusual about it, for the docs.
         right_since: the minor version of transformers 5 since which its own passes are right; older
-            ones are refused.
+            ones, 4.57 too, are refused.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Family:
     @property
     def is_broken(self) -> bool:
         """Whether passes of the installed version of transformers over a text are wrong."""
-        return (5, 0) <= VERSION < (5, self.right_since)
+        return bool(self.right_since) and (5, self.right_since) > VERSION
 
     @property
     def is_known(self) -> bool:

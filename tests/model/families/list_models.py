@@ -69,7 +69,8 @@ def _reason(family: Family) -> str:
     """Return why a family's drafts may not branch, in either version; empty where they may."""
     if family.outcome != "trees":
         return family.note
-    return "a tree fails the self-test in 4.57" if family.outcome_in_4 == "chains" else ""
+    in_4 = {"chains": "a tree fails", "refused": "a chain fails"}.get(family.outcome_in_4)
+    return f"{in_4} the self-test in 4.57" if in_4 else ""
 
 
 def _short_names(families: Iterable[Family]) -> str:
