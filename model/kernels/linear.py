@@ -36,8 +36,9 @@ from .short_pass import DTYPES, has_bfloat16_units, short_pass_kernel
 
 # Smaller models spend their time elsewhere.
 FEWEST_WEIGHTS = 2**20
-# Most rows for which the kernel is as fast as a processor's own units for bfloat16.
-MOST_ROWS_WITH_UNITS = 96
+# Most rows in bfloat16 for which the kernel is as fast as torch's with vector units for it (the table),
+# and with AMX's matrix units: an estimate, since no machine with AMX was at hand.
+MOST_ROWS_WITH_VECTORS, MOST_ROWS_WITH_MATRICES = 96, 32
 
 Forward = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
 
@@ -119,8 +120,10 @@ def linear_kernels(model: nn.Module, dtype: torch.dtype, is_compiled: bool) -> L
 
 def most_rows(dtype: torch.dtype) -> int:
     """Return the largest number of rows for which the kernel is used."""
-    has_units = dtype == torch.bfloat16 and has_bfloat16_units()
-    return MOST_ROWS_WITH_UNITS if has_units else sys.maxsize
+    if dtype != torch.bfloat16 or not has_bfloat16_units():
+        return sys.maxsize
+    has_matrices = torch.cpu._is_amx_tile_supported()
+    return MOST_ROWS_WITH_MATRICES if has_matrices else MOST_ROWS_WITH_VECTORS
 
 
 def suitable_layers(model: nn.Module) -> list[nn.Linear]:

@@ -113,10 +113,13 @@ void tile(const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int6
       for (int o = 0; o < OUTPUTS; ++o) sums[r][o] = Products<T>::add(sums[r][o], inputs, weights[o]);
     }
   };
+  // Whole rows are prefetched in the order of memory, with which the processor's own prefetching goes on.
+  const bool is_whole = size == I;
+  const int64_t step = is_whole ? OUTPUTS : 1, stride = is_whole ? LINE<T> : I;
   int64_t i = 0;
   for (; i + LINE<T> <= size; i += LINE<T>) {
 #pragma GCC unroll 6
-    for (int o = 0; o < OUTPUTS; ++o) __builtin_prefetch(w + o * I + i + ahead, 0, 2);
+    for (int o = 0; o < OUTPUTS; ++o) __builtin_prefetch(w + ahead + step * i + stride * o, 0, 3);
 #pragma GCC unroll 6
     for (int64_t part = 0; part < LINE<T>; part += WIDTH) add(i + part);
   }

@@ -12,7 +12,7 @@ namespace few_rows {
 using Floats = at::vec::Vectorized<float>;
 
 // Prefetch distance in bytes: memory bandwidth times its latency.
-constexpr int64_t LOOK_AHEAD = 12 * 1024;
+constexpr int64_t LOOK_AHEAD = 6 * 1024;
 constexpr int64_t CACHE_LINE = 64;
 // Multiplications from which on another thread is worth waking.
 constexpr int64_t GRAIN = 16384;

@@ -147,8 +147,13 @@ def test_the_kernel_serves_the_numbers_of_rows_it_is_for() -> None:
 
 
 def test_only_units_for_bfloat16_limit_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has_units, expected in ((True, 96), (False, sys.maxsize)):
+    for has_units, has_matrices, expected in (
+        (True, False, 96),
+        (True, True, 32),
+        (False, False, sys.maxsize),
+    ):
         monkeypatch.setattr(module, "has_bfloat16_units", lambda found=has_units: found)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda found=has_matrices: found)
         assert most_rows(torch.bfloat16) == expected
         assert most_rows(torch.float32) == most_rows(torch.float16) == sys.maxsize
 
