@@ -48,10 +48,8 @@ def _matrix(shape: tuple[int, int], name: str = "adjacency", value: int = 0) -> 
     return {"m.safetensors": {name: torch.full(shape, value, dtype=torch.int32)}}
 
 
-FILE, TREE, LOAD = (
-    *("--question-file {}/q.jsonl", "--tree-version {}/tree.json"),
-    "--policy accepted-last --load-matrix {}/",
-)
+FILE, TREE = "--question-file {}/q.jsonl", "--tree-version {}/tree.json"
+LOAD = "--policy accepted-last --load-matrix {}/"
 SMALL = {"vocab_size": 64, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
 MODEL = "--model-path {}/model"
 
