@@ -105,7 +105,7 @@ class ChatSetup:
         # A template is a program of the model's author: it may raise anything.
         except Exception as error:
             raise UserError(
-                f"model_path {self._options.model.model_path}: its chat template fails: {first_line(error)}"
+                f"model_path {self._options.model.model_path}: its chat template fails: {first_line(error.__cause__ or error)}"
             ) from error
         limit = context_limit(self._text_config, length)
         if limit is not None and length >= limit:

@@ -55,7 +55,7 @@ def test_what_was_seen_seldom_is_smoothed_and_ancestors_come_first() -> None:
 
 def test_the_right_path_is_read_off_the_matrix() -> None:
     turn = RecordedTurn(1, "any", None, (9, 5), (7, 3, 4, 8, 2))
-    drafter = TracingDrafter(RecyclingConfig(), 10, [turn], max_depth=2)
+    drafter = TracingDrafter(RecyclingConfig(policy="accepted-last"), 10, [turn], max_depth=2)
     matrix = np.zeros((10, 8), dtype=np.int32)
     matrix[5, 2], matrix[7, 0], matrix[3, 1] = 7, 3, 4
     drafter.load_memory({"adjacency": torch.from_numpy(matrix)})

@@ -97,10 +97,10 @@ class AdjacencyMatrix:
                 successors[token] = row
             return
         ids, shares = (torch.from_numpy(kept) for kept in (successors, self.shares.host))
-        new_ids = torch.tensor(rows, dtype=torch.int32)
-        new_shares = torch.tensor(logits).softmax(dim=-1)
+        new_ids = torch.tensor(rows, dtype=torch.int32, device=ids.device)
+        new_shares = torch.tensor(logits, device=ids.device).softmax(dim=-1)
         for places in _rounds(tokens):
-            index = torch.tensor([tokens[place] for place in places])
+            index = torch.tensor([tokens[place] for place in places], device=ids.device)
             ids[index], shares[index] = averaged(
                 ids[index], shares[index], new_ids[places], new_shares[places]
             )

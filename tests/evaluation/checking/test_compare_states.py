@@ -149,6 +149,7 @@ def test_a_matrix_of_another_vocabulary_is_found_before_the_weights_load(
     no_weights: None, tmp_path: Path
 ) -> None:
     file = tmp_path / "matrix.safetensors"
-    save_file({"adjacency": torch.zeros(100, 8, dtype=torch.int32)}, file)
+    rows = {"adjacency": torch.zeros(100, 8, dtype=torch.int32), "shares": torch.zeros(100, 8)}
+    save_file(rows, file)
     with pytest.raises(UserError, match="vocabulary of the model"):
         main(["--method", "recycling", "--load-matrix", str(file)])

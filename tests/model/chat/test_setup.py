@@ -68,7 +68,8 @@ def test_a_mistake_is_one_line_before_the_weights_load(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    save_file({"adjacency": torch.zeros(5, 8, dtype=torch.int32)}, tmp_path / "other.safetensors")
+    rows = {"adjacency": torch.zeros(5, 8, dtype=torch.int32), "shares": torch.zeros(5, 8)}
+    save_file(rows, tmp_path / "other.safetensors")
     given = [word.format(tmp_path) for word in re.split(r" (?=\S)", words)]
     monkeypatch.setattr("sys.argv", ["chat", *given])
     with pytest.raises(SystemExit) as exit_:
