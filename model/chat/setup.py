@@ -104,8 +104,9 @@ class ChatSetup:
             length = len(render(self._tokenizer, [message]))
         # A template is a program of the model's author: it may raise anything.
         except Exception as error:
+            reason = first_line(error.__cause__ or error)
             raise UserError(
-                f"model_path {self._options.model.model_path}: its chat template fails: {first_line(error.__cause__ or error)}"
+                f"model_path {self._options.model.model_path}: its chat template fails: {reason}"
             ) from error
         limit = context_limit(self._text_config, length)
         if limit is not None and length >= limit:
