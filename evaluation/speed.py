@@ -68,7 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"WARNING: not measured under the same conditions: {text}", file=sys.stderr)
     paths = dict.fromkeys(path for pair in pairs for path in pair)
     rows = {path: _rows(path) for path in paths}  # each once: a pipe cannot be read again
-    gaps = [prefill_gap(rows[path], rows[base], (path, base)) for path, base in pairs]
+    apart = [
+        pair
+        for pair in pairs
+        if not RunRecord.read(pair[0]).ran_in_turn_with(RunRecord.read(pair[1]))
+    ]
+    gaps = [prefill_gap(rows[path], rows[base], (path, base)) for path, base in apart]
     unequal = prefill_warnings([gap for gap in gaps if gap])
     for text in unequal:
         print(f"WARNING: {text}", file=sys.stderr)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import shortuuid
 import torch
 from transformers.utils import logging as transformers_logging
 
@@ -46,10 +47,18 @@ class Place(NamedTuple):
 
 
 def in_turn(entrants: Sequence[T], num_questions: int) -> Iterator[tuple[int, T]]:
-    """Yield every question's index with every entrant; who is first changes from question to question."""
+    """Yield every question's index with every entrant, in orders in which each follows each other equally often.
+
+    What ran before leaves its data in the processor's caches: under one fixed order the same entrant
+    would always profit. The orders are E. J. Williams's (Experimental designs balanced for the
+    estimation of residual effects of treatments, 1949).
+    """
+    count = len(entrants)
+    places = [0, *((1 + step // 2) * (1 if step % 2 == 0 else -1) for step in range(count - 1))]
     for index in range(num_questions):
-        first = index % len(entrants)
-        for entrant in (*entrants[first:], *entrants[:first]):
+        order = [entrants[(place + index) % count] for place in places]
+        is_reversed = count % 2 and (index // count) % 2
+        for entrant in reversed(order) if is_reversed else order:
             yield index, entrant
 
 
@@ -69,13 +78,17 @@ def compare(entrants: Sequence[Entrant], run: RunConfig, place: Place, num_runs:
     entrants = [*entrants, baseline_again(entrants)]
     _refuse_sampling_referees(entrants, run)
     asked = check_asked(run)
+    together = {
+        "interleaved_with": [entrant.label for entrant in entrants],
+        "interleaved_run": shortuuid.uuid(),
+    }
     runs: list[list[Plan]] = []
     try:
         for number in range(1, num_runs + 1):
             suffix = "" if num_runs == 1 else f"-run-{number}"
             runs.append([])
             for entrant in entrants:
-                runs[-1].append(_plan(asked, entrants, entrant, run, place, suffix))
+                runs[-1].append(_plan(asked, entrant, run, place, suffix, together))
         _answer(asked, runs)
         return _report([plan.log for plans in runs for plan in plans])
     finally:
@@ -94,11 +107,11 @@ def _refuse_sampling_referees(entrants: Sequence[Entrant], run: RunConfig) -> No
 
 def _plan(
     asked: Asked,
-    entrants: Sequence[Entrant],
     entrant: Entrant,
     run: RunConfig,
     place: Place,
     suffix: str,
+    together: Mapping[str, Any],
 ) -> Plan:
     """Return the checked run of one entrant.
 
@@ -111,14 +124,13 @@ def _plan(
     model_id = "-".join((name, entrant.label, dtype, *facts)) + suffix
     folder = place.folder or DATA_FOLDER / run.questions.bench_name / "model_answer"
     answers = replace(run.answers, model_id=model_id, answer_file=f"{folder}/{model_id}.jsonl")
-    circumstances = {"interleaved_with": [other.label for other in entrants]}
     role = {"role": NOISE_FLOOR} if entrant.is_again else {}
     return prepare(
         asked,
         entrant.method,
         replace(run, answers=answers),
         entrant.config,
-        circumstances=circumstances | role,
+        circumstances={**together, **role},
     )
 
 

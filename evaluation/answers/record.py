@@ -94,7 +94,16 @@ CONDITIONS: tuple[Condition, ...] = (
 )
 # What a sidecar says beside: when, where from and by which command.
 CIRCUMSTANCES = frozenset(
-    {"start_time", "end_time", "git_commit", "versions", "argv", "resumed", "interleaved_with"}
+    {
+        "start_time",
+        "end_time",
+        "git_commit",
+        "versions",
+        "argv",
+        "resumed",
+        "interleaved_with",
+        "interleaved_run",
+    }
 )
 
 
@@ -192,6 +201,11 @@ class RunRecord:
         """The CPU threads, None if they are not known."""
         threads = self.values.get("threads")
         return threads if isinstance(threads, int) and threads > 0 else None
+
+    def ran_in_turn_with(self, other: RunRecord) -> bool:
+        """Whether two files were answered question by question in turn, on one loaded model."""
+        run = self.values.get("interleaved_run")
+        return run is not None and run == other.values.get("interleaved_run")
 
     @property
     def git_commit(self) -> str | None:

@@ -191,6 +191,9 @@ def _measure(entry: Entry, baseline: Entry, group_bench: str) -> Measured:
 
 
 def _prefill_gap(file: AnswerFile, base: AnswerFile) -> PrefillGap | None:
+    """Compare the seconds of prompts, but not within one interleaved run: a slow minute hits all of its files."""
+    if file.record.ran_in_turn_with(base.record):
+        return None
     return prefill_gap(file.rows, base.rows, (file.path.name, base.path.name))
 
 

@@ -5,6 +5,8 @@ Run: pytest tests/evaluation/answering/test_interleaved.py
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +50,16 @@ def steps_of(file: Path) -> Any:
     return figures(read_rows(file), *STEPS)
 
 
-def test_who_is_first_changes_and_everybody_has_every_question() -> None:
-    order = list(in_turn("abc", 4))
-    assert [entrant for _, entrant in order] == list("abcbcacababc")
-    assert [index for index, _ in order] == [i for i in range(4) for _ in "abc"]
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 9])
+def test_everybody_follows_everybody_equally_often(count: int) -> None:
+    num_questions = 2 * count
+    order = list(in_turn(range(count), num_questions))
+    assert [index for index, _ in order] == [i for i in range(num_questions) for _ in range(count)]
+    rows = [[entrant for index, entrant in order if index == row] for row in range(num_questions)]
+    assert all(sorted(row) == list(range(count)) for row in rows), "every question goes to all"
+    assert set(Counter(row[0] for row in rows).values()) == {2}, "all are first equally often"
+    after = Counter(pair for row in rows for pair in itertools.pairwise(row))
+    assert len(after) == count * (count - 1) and set(after.values()) <= {2}
 
 
 def test_answers_are_those_of_the_inference_commands(
@@ -79,6 +87,7 @@ def test_sidecars_say_who_ran_together_and_who_measures_the_noise(uncut: dict[st
     for entrant, file in uncut.items():
         meta = read_meta(file)
         assert meta["interleaved_with"] == [*together, "vanilla-again"]
+        assert meta["interleaved_run"] == read_meta(uncut["vanilla"])["interleaved_run"]
         assert meta.get("role") == ("noise floor" if entrant == "vanilla-again" else None)
     assert set(uncut) == {*together, "vanilla-again"}
 

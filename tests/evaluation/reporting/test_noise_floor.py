@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from evaluation import speed
 from evaluation.leaderboard import main
 from evaluation.scoring.groups import NOISE_FLOOR
 from model.commands.command_line import UserError
@@ -126,6 +127,19 @@ def test_equal_prompts_that_took_another_time_are_told(tmp_path: Path, capsys: C
     line = "Reading the same 1 prompts took 1 s in vanilla.jsonl, but 2 s in pld.jsonl (2.00x)"
     assert err.startswith(f"WARNING: {line}")
     assert f"\n- {line}" in out
+
+
+def test_files_of_one_interleaved_run_are_not_suspected(tmp_path: Path, capsys: Capture) -> None:
+    for name, seconds, run in (("vanilla", 1.0, "a"), ("pld", 2.0, "a"), ("samd", 2.0, "b")):
+        rows = [make_row(1, "qa", [1, 1], 5.0, prompt_tokens=[9], prefill_time=[seconds])]
+        meta = META | {"method": name, "interleaved_run": run}
+        write_answers(tmp_path / f"{name}.jsonl", rows, meta)
+    assert main([str(tmp_path), "--no-published"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("WARNING") == 1 and "samd.jsonl" in err and "pld.jsonl" not in err
+    one, other = (str(tmp_path / f"{name}.jsonl") for name in ("pld", "vanilla"))
+    assert speed.main(["--file-path", one, "--base-path", other]) == 0
+    assert "WARNING" not in capsys.readouterr().err
 
 
 def test_cpu_time_has_columns_where_it_was_counted(tmp_path: Path, capsys: Capture) -> None:
