@@ -22,7 +22,7 @@ from model.commands.options import add_options
 
 DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld-auto", "hybrid")
 # Questions and answer files: as of an inference command, but for what is one method's own.
-QUESTIONS = ("bench_name", "question_file", "question_begin", "question_end", "shuffle")
+QUESTIONS = ("bench_name", "question_file", "question_begin", "question_end", "shuffle", "shard")
 ANSWERS = ("overwrite", "num_choices", "warmup", "conv_template")
 EXAMPLES = """\
 examples:

@@ -34,7 +34,7 @@ class ThreadChoice(NamedTuple):
     def __str__(self) -> str:
         """Return the choice in one line, with what it was made from."""
         tried = ", ".join(f"{ms:.1f} ms with {n}" for n, ms in self.milliseconds.items())
-        return f"threads: {self.num_threads} (a pass of {NUM_NODES} nodes takes {tried})"
+        return f"threads: {self.num_threads} (a pass of {NUM_NODES} nodes takes {tried} on average)"
 
 
 def numbers_to_try(most: int) -> list[int]:
@@ -76,6 +76,7 @@ def use_fastest_threads(target: TargetModel) -> ThreadChoice | None:
         next_round = (time.perf_counter() - start) * (num_rounds + 1) / num_rounds
         if next_round > SECONDS or (is_enough and num_rounds >= LEAST_ROUNDS):
             break
-    choice = choose({n: statistics.median(found) for n, found in times.items()})
+    # Means: beside other work most passes are undisturbed, and the few that wait take most of the time.
+    choice = choose({n: statistics.fmean(found) for n, found in times.items()})
     torch.set_num_threads(choice.num_threads)
     return choice

@@ -63,7 +63,7 @@ def test_the_fastest_number_is_set_and_said(
     monkeypatch.setattr(threads, "time_pass", milliseconds)
     choice = use_fastest_threads(target)
     assert choice is not None and num_threads[-1] == choice.num_threads == fastest
-    assert str(choice).startswith(f"threads: {fastest} (a pass of 8 nodes takes")
+    assert str(choice).startswith(f"threads: {fastest} (a pass of 8 nodes takes ")
     assert f"200.0 ms with {fastest}" in str(choice)
     assert set(num_threads) == {1, 4, 8}
 
