@@ -24,6 +24,7 @@ from evaluation.answering.plan import Asked, Plan, check_asked, prepare
 from evaluation.answering.question import Answerer, warm_up
 from evaluation.answering.referees import Referee, RefereeAnswerer
 from evaluation.answers.log import AnswerLog
+from evaluation.answers.record import NOISE_FLOOR
 from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError
 from model.commands.loading import load_target
@@ -31,7 +32,6 @@ from model.engine.target import TargetModel
 
 T = TypeVar("T")
 Memory = dict[str, torch.Tensor] | None
-NOISE_FLOOR = "noise floor"
 
 
 class Place(NamedTuple):
@@ -142,7 +142,8 @@ def _answer(asked: Asked, runs: Sequence[Sequence[Plan]]) -> None:
             if not plan.log.is_finished:  # broken off after its last answer
                 plan.log.finish()
         return
-    _warn_of_earlier_answers(plans)
+    for of_run in runs:
+        _warn_of_earlier_answers(of_run)
     # Before the weights load: one may be missing.
     memories = {plan.setup.model_id: plan.memory() for plan in plans if not plan.is_answered}
     target = load_target(plans[0].setup.run.model, asked.model)
@@ -151,7 +152,8 @@ def _answer(asked: Asked, runs: Sequence[Sequence[Plan]]) -> None:
     num_done = sum(len(plan.questions) - len(plan.log.remaining(plan.questions)) for plan in plans)
     record(_finished(asked, runs, target, memories), num_rows, num_done)
     for plan in plans:
-        plan.log.finish()
+        if not (plan.is_answered and plan.log.is_finished):
+            plan.log.finish()
 
 
 def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
@@ -200,7 +202,8 @@ def _finished(
             for plan in plans
             if not plan.is_answered
         ]
-        for index, (plan, answerer) in in_turn(entrants, len(asked.questions)):
+        # Nobody is left in a run that is done.
+        for index, (plan, answerer) in in_turn(entrants, len(asked.questions) * bool(entrants)):
             question = asked.questions[index]
             if question.question_id not in plan.log.done:
                 row = plan.setup.ask(answerer, question)

@@ -24,6 +24,8 @@ from model.commands.files import write_whole
 from model.options import resolved
 
 UNKNOWN = "unknown"
+# The sidecar's role of a second run of the baseline.
+NOISE_FLOOR = "noise floor"
 # Of a condition that every sidecar of ours has.
 NO_DEFAULT = object()
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from evaluation.answers.answer_file import read_lines
-from evaluation.answers.record import RunRecord, Use
+from evaluation.answers.record import NOISE_FLOOR, RunRecord, Use
 from evaluation.scoring.figures import (
     CODE,
     OVERALL,
@@ -29,7 +29,6 @@ from evaluation.scoring.figures import (
 )
 from evaluation.scoring.groups import (
     MBPP,
-    NOISE_FLOOR,
     SPEC_BENCH,
     AnswerFile,
     Entry,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evaluation.answers.record import UNKNOWN, RunRecord, Use, keys
+from evaluation.answers.record import NOISE_FLOOR, UNKNOWN, RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
 from evaluation.scoring.figures import CODE, OVERALL, RunFigures, in_task_order
 from evaluation.scoring.intervals import UNKNOWN as UNKNOWN_INTERVAL
@@ -26,8 +26,6 @@ from evaluation.scoring.per_question import question_frame
 
 MBPP = "mbpp"
 SPEC_BENCH = "spec_bench"
-# The sidecar's role of a second run of the baseline.
-NOISE_FLOOR = "noise floor"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Run: pytest tests/evaluation/answering/test_interleaved.py
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -150,11 +151,21 @@ def test_a_method_that_joins_later_is_said_to_be_alone(
     assert "WARNING: answers of tiny-vanilla-" in joined and "not measured in turn" in joined
 
 
-def test_runs_begin_anew_each_time(options: list[str], tmp_path: Path) -> None:
+def test_runs_begin_anew_each_time(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert compared(options, tmp_path, "--runs", 2) == 0
     first, second = files_of(tmp_path, "-run-1"), files_of(tmp_path, "-run-2")
     assert set(first) == set(second) and len(first) == len(METHODS) + 1
     assert steps_of(first["recycling"]) == steps_of(second["recycling"])
+    ended = {entrant: read_meta(file)["end_time"] for entrant, file in first.items()}
+    for file in second.values():
+        write_rows(file, [])
+        shutil.rmtree(file.with_suffix(".state"), ignore_errors=True)
+    capsys.readouterr()
+    assert compared(options, tmp_path, "--runs", 2) == 0
+    assert "WARNING" not in capsys.readouterr().err, "a run that is done does not join another"
+    assert ended == {entrant: read_meta(file)["end_time"] for entrant, file in first.items()}
 
 
 def test_threads_of_earlier_answers_are_kept(

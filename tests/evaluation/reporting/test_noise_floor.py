@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from evaluation import speed
+from evaluation.answers.record import NOISE_FLOOR
 from evaluation.leaderboard import main
-from evaluation.scoring.groups import NOISE_FLOOR
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 
