@@ -48,7 +48,7 @@ class PacedDrafter(Drafter):
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
         self._drafter, self._target = drafter, target
         self.max_nodes, self.quirks = drafter.max_nodes, drafter.quirks
-        self.harvests_prompt = drafter.harvests_prompt
+        self.harvests_prompt, self.cheap_head = drafter.harvests_prompt, drafter.cheap_head
         if drafter.costs is None:
             drafter.costs = step_costs(target).fresh(drafter.draft_costs())
         self._costs = drafter.costs

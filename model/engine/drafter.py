@@ -70,6 +70,9 @@ class Drafter:
     wants_sketches: bool = False
     # Whether `observe_prompt` wants the logits of the prompt's tokens; None: where they are cheap.
     harvests_prompt: bool | None = False
+    # Share of the model's weights up to which an output head is cheap to run on the whole prompt: no later
+    # step repays one that is a large part of the model.
+    cheap_head: float = 0.1
     # Whether memory is cleared between questions (a cold start each).
     is_cold: bool = False
     # Departures of the published code, where it is reproduced.

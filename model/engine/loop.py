@@ -23,10 +23,6 @@ from .step import DeviceStep, Generation, Laps, StepRecord
 from .target import TargetModel
 from .verification import verify
 
-# Share of the model's weights up to which an output head is cheap to run on the whole prompt: no later step
-# repays one that is a large part of the model.
-CHEAP_HEAD = 0.1
-
 
 def generate(
     target: TargetModel, drafter: Drafter, prompt_ids: Sequence[int], **options: Any
@@ -156,7 +152,7 @@ def _read_prompt(
 def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
     """Whether the prompt's logits are computed for the drafter: where it leaves that open, if they are cheap."""
     if drafter.harvests_prompt is None:
-        return target.head_share <= CHEAP_HEAD
+        return target.head_share <= drafter.cheap_head
     return drafter.harvests_prompt
 
 

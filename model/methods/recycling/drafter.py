@@ -109,6 +109,9 @@ class RecyclingDrafter(CostAwareDrafter):
     """Drafts from the adjacency matrix: a static tree, or with `tree_version="auto"` the best-paying tree."""
 
     config_class = RecyclingConfig
+    # The matrix is all that it drafts from. End to end, auto, harvested or not: SmolLM2-135M, whose head is
+    # 0.21 of it, 1.29x of plain decoding or 1.20x; the demo model, 0.30, 1.23x or 1.29x.
+    cheap_head = 0.25
     auto_options = MappingProxyType({"tree_version": AUTO})
 
     def __init__(self, config: RecyclingConfig, vocab_size: int, device: torch.device) -> None:

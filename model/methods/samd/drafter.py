@@ -136,7 +136,7 @@ class SamdDrafter(CostAwareDrafter):
             )
         inner = self._fallback or Drafter(None, vocab_size, device)
         self.max_nodes = max(1 + config.num_pred_tokens, inner.max_nodes)
-        self.harvests_prompt = inner.harvests_prompt
+        self.harvests_prompt, self.cheap_head = inner.harvests_prompt, inner.cheap_head
         self.num_candidates = inner.num_candidates
         self.wants_costs = (
             isinstance(inner, CostAwareDrafter) and inner.wants_costs
