@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import shortuuid
 import torch
-from transformers.utils import logging as transformers_logging
 
 from evaluation.answering.config import RunConfig
 from evaluation.answering.entrants import Entrant, baseline_again
@@ -73,8 +72,6 @@ def compare(entrants: Sequence[Entrant], run: RunConfig, place: Place, num_runs:
     Raises:
         UserError: if something given cannot be used.
     """
-    if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()  # noise in a log; ours shows the run
     entrants = [*entrants, baseline_again(entrants)]
     _refuse_sampling_referees(entrants, run)
     asked = check_asked(run)

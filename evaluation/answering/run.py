@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from evaluation.answering.config import RunConfig
 from evaluation.answering.loop import answer_questions, record
@@ -30,8 +29,6 @@ def answer_with_method(
     Raises:
         UserError: if something given cannot be used.
     """
-    if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()  # noise in a log; ours shows the run
     if save_matrix:
         check_output(save_matrix, "save_matrix")
     if save_matrix and run.uses_ray:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from ..api.decoder import SpeculativeDecoder
 from ..commands.command_line import UserError, first_line, user_errors
@@ -51,8 +49,6 @@ class ChatSetup:
         Raises:
             UserError: if the weights cannot be loaded, or the model is not supported.
         """
-        if not sys.stderr.isatty():
-            transformers_logging.disable_progress_bar()  # noise in a log
         target = load_target(self._options.model, self._model)
         decoder = SpeculativeDecoder(target, self._tokenizer, self._options.method)
         if self._memory:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from ..api.gguf import check_gguf, is_gguf, read, read_weights
 from ..compiled.target import CompiledTarget
@@ -54,6 +55,8 @@ def check_model(
     Raises:
         UserError: if something given cannot be used.
     """
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # of the weights that load: noise in a log
     device = choose_device(options)
     dtype = choose_dtype(options, device)
     threads = options.threads
