@@ -22,6 +22,7 @@ from evaluation.reporting.tables import markdown_table
 from evaluation.reporting.titles import method_title
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import write_whole
+from model.commands.known_models import KNOWN_MODELS, MODELS_FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -29,7 +30,7 @@ BEGIN, END = "<!-- results of", "<!-- end of results -->"
 MARKED = re.compile(rf"({BEGIN} ([^>]+?) -->\n).*?({END})", re.DOTALL)
 MODEL_TITLES = {
     "demo/model": "Demo model, 7M",
-    "models/smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantised)",
+    **{f"{MODELS_FOLDER.name}/{name}": known.title for name, known in KNOWN_MODELS.items()},
 }
 
 Row = Mapping[str, Any]
@@ -87,7 +88,7 @@ def _column(row: Row) -> str:
 
 
 def _conditions(report: Sequence[Row]) -> str:
-    """Return what a report was measured with, and what it cannot tell apart."""
+    """Return the conditions of a report, and the ratios that it cannot tell apart."""
     row = report[0]
     low, high = (row.get(f"exact_speedup_noise_floor_{end}") for end in ("low", "high"))
     floor = f"; two runs of vanilla differ by [{low:.2f}, {high:.2f}]" if low and high else ""

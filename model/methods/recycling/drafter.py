@@ -132,7 +132,6 @@ class RecyclingDrafter(CostAwareDrafter):
         self._adjacency = AdjacencyMatrix(vocab_size, config.output_id_topk, device, averages_here)
         if self.wants_costs:
             self._guesses = AutoTree(self._matrix, is_average)
-        if self.wants_costs:
             self.max_nodes = MAX_MEASURED_NODES
         else:
             self._template = load_template(config.tree_version)
@@ -166,7 +165,7 @@ class RecyclingDrafter(CostAwareDrafter):
         """Fill the template from the matrix, level by level, or grow a tree while it pays."""
         if context[-1] >= self.vocab_size:  # some prompt tokens have no logit and no row
             return DraftTree.chain(context[-1:], self.device)
-        if self._guesses and self.wants_costs:  # --tree-version auto
+        if self._guesses:  # --tree-version auto
             return self._guesses.grow(context[-1], budget, self.device)
         template = self._template.within(budget)
         token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
