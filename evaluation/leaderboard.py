@@ -110,7 +110,7 @@ class Board(NamedTuple):
 
     @property
     def parts(self) -> list[Part]:
-        """What to show of each group."""
+        """The facts, tables and notes of each group."""
         return [
             Part(facts, group_tables(group), group_notes(group, baseline_of(group, self.published)))
             for group, facts in zip(self.groups, group_facts(self.groups), strict=True)

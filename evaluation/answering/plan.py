@@ -1,4 +1,4 @@
-"""What can be known of a run before the weights load: questions, model, method, answer file.
+"""A run checked before the weights load: questions, model, method, answer file.
 
 The order matters: question file, device, model config, tokenizer, template, matrix and answer file
 are checked before the weights load, since loading is what takes long and a mistake found after it

@@ -90,7 +90,7 @@ def exact_table(group: Group) -> Table:
 
 
 def drafting_table(group: Group) -> Table:
-    """Return what a group's drafts came to, and where a step's time went; no row if not recorded."""
+    """Return the table of accepted drafts and of the parts of a step's time; no row if not recorded."""
     titles = entry_titles(group)
     header = [METHOD, "Accepted %", *(f"{part.capitalize()} %" for part in PARTS)]
     rows = [

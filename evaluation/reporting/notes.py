@@ -55,7 +55,7 @@ def alarms(groups: Sequence[Group]) -> list[str]:
 
 
 def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
-    """Return what must be known of a group's tables, a line each."""
+    """Return the notes that a group's tables need, a line each."""
     notes = [*_floor_notes(group), *_verdict_notes(group), *group.warnings]
     if not all(math.isnan(row.figures.interval(OVERALL, "speedup").low) for row in group.rows):
         notes.insert(0, INTERVALS)
@@ -106,7 +106,7 @@ def _floor_notes(group: Group) -> Iterator[str]:
 
 
 def _verdict_notes(group: Group) -> Iterator[str]:
-    """What the exact speed-up says, method by method."""
+    """Yield the verdicts of the exact speed-up."""
     titles = entry_titles(group)
     base = titles[group.baseline.label].short
     beyond = " and the two runs' difference" if group.floor else ""

@@ -1,4 +1,4 @@
-"""What people call methods, tasks, options and conditions: the words of every table and picture.
+"""Titles of methods, tasks, options and conditions: the words of every table and picture.
 
 Use:
     method_title("pld")  # Prompt lookup (PLD)

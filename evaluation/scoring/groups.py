@@ -168,7 +168,7 @@ class Group(NamedTuple):
         return self.floor.figures.interval(OVERALL, name) if self.floor else UNKNOWN_INTERVAL
 
     def verdict(self, row: Measured, name: str) -> Verdict:
-        """Return what an overall speed-up says of a row, beyond what two runs of one method differ."""
+        """Return the verdict on a row's overall speed-up, given by how much two runs of one method differ."""
         return verdict(row.figures.interval(OVERALL, name), self.floor_interval(name))
 
     @property

@@ -34,7 +34,7 @@ class Verdict(Enum):
 
 
 def verdict(interval: Interval, floor: Interval | None = None) -> Verdict:
-    """Return what the interval of a speed-up says.
+    """Return the verdict that the interval of a speed-up allows.
 
     Args:
         interval: Of the speed-up.

@@ -64,7 +64,7 @@ def check_packages() -> None:
 
 
 def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
-    """Return what an auto class of transformers reads of a GGUF file, a folder or a hub name.
+    """Load by an auto class of transformers from a GGUF file, a folder or a hub name.
 
     Args:
         auto_class: such as `AutoConfig`.

@@ -106,7 +106,7 @@ class Measurement:
             return None
 
     def content(self) -> dict[str, Any]:
-        """Return what a file keeps."""
+        """Return the content of the file that keeps it."""
         costs = self.costs
         curve = {"sizes": costs.sizes, "near": costs.near, "far": costs.far}
         return {**curve, "spread": self.spread, "lost": self.lost}

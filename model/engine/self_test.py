@@ -102,7 +102,7 @@ class Comparison:
 
 
 class Verdict(NamedTuple):
-    """What a self-test found, and of which model.
+    """The finding of a self-test, and the model that it is of.
 
     Attributes:
         weights: what the model computed with.
