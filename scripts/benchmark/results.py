@@ -63,8 +63,21 @@ def results(reports: Sequence[Sequence[Row]]) -> str:
     for name in names:
         rows = [next((row for row in report if row["method"] == name), None) for report in reports]
         body.append([method_title(name), *("-" if row is None else _cell(row) for row in rows)])
-    captions = [f"{_column(report[0])}: {_conditions(report)}." for report in reports]
-    return "\n".join((*captions, "", markdown_table(header, body)))
+    return "\n".join((*_captions(reports), "", markdown_table(header, body)))
+
+
+def _captions(reports: Sequence[Sequence[Row]]) -> list[str]:
+    """Return a line for all reports of the same conditions, with the ratios that each cannot tell apart."""
+    groups: dict[str, list[Sequence[Row]]] = {}
+    for report in reports:
+        groups.setdefault(_conditions(report), []).append(report)
+    lines = []
+    for conditions, group in groups.items():
+        columns = "; ".join(_column(report[0]) for report in group)
+        floors = ", ".join(filter(None, map(_floor, group)))
+        differ = f"; two runs of vanilla differ by {floors}" if floors else ""
+        lines.append(f"{columns}: {conditions}{differ}.")
+    return lines
 
 
 def _read(file: Path) -> list[Row]:
@@ -88,16 +101,20 @@ def _column(row: Row) -> str:
 
 
 def _conditions(report: Sequence[Row]) -> str:
-    """Return the conditions of a report, and the ratios that it cannot tell apart."""
+    """Return the conditions of a report."""
     row = report[0]
-    low, high = (row.get(f"exact_speedup_noise_floor_{end}") for end in ("low", "high"))
-    floor = f"; two runs of vanilla differ by [{low:.2f}, {high:.2f}]" if low and high else ""
     runs = f" x {row['runs']}" if row["runs"] > 1 else ""
     threads = f"{row['threads']} thread{'s' * (row['threads'] != '1')}"
     return (
         f"{row['questions']} questions of {row['bench']}{runs}, at most {row['max_new_tokens']} new tokens, "
-        f"{row['device']}, {threads}, commit {row['commit']}{floor}"
+        f"{row['device']}, {threads}, commit {row['commit']}"
     )
+
+
+def _floor(report: Sequence[Row]) -> str:
+    """Return the interval of the ratio of two runs of vanilla; nothing if it ran once."""
+    low, high = (report[0].get(f"exact_speedup_noise_floor_{end}") for end in ("low", "high"))
+    return f"[{low:.2f}, {high:.2f}]" if low and high else ""
 
 
 def _cell(row: Row) -> str:

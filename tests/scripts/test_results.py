@@ -59,7 +59,9 @@ def test_a_table_has_a_column_for_each_report(tmp_path: Path) -> None:
     assert table[3].count("100.0 tokens/s, 1.00x, MAT 2.10") == 2, "the baseline has no interval"
     caption = next(line for line in lines if line.startswith("Demo model"))
     assert "120 questions of spec_bench x 3, at most 128 new tokens, cpu (x), 2 threads" in caption
-    assert caption.endswith("commit abc; two runs of vanilla differ by [0.99, 1.01].")
+    assert caption.endswith(
+        "commit abc; two runs of vanilla differ by [0.99, 1.01], [0.99, 1.01]."
+    ), "one caption for the same conditions"
 
 
 def test_making_it_twice_changes_nothing(tmp_path: Path) -> None:
