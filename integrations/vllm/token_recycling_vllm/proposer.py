@@ -1,0 +1,234 @@
+"""The drafter that vLLM calls: learns from the step that ended, drafts for the next one.
+
+Shapes: B requests of a batch, R rows of logits, K tokens of a chain, k successors in a row.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import seams
+from .candidates import AcceptanceRates, Chains, best_chains
+from .depth import DepthChooser
+from .logits import LogitsHook, TopRows
+from .options import Options
+from .requests import Request, Requests
+from .row_tables import LONGEST, NO_TOKEN, RowTables
+from .rows import align
+from .text_index import LONGEST_MATCH
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Counters:
+    """Counts since the engine began.
+
+    Attributes:
+        steps: calls of `propose`.
+        drafted: tokens drafted.
+        rows: rows of logits seen.
+        learned: rows whose token was known, and which were learned.
+        checked, wrong: with the option debug, learned rows compared with the token that the model
+            was fed, and those that differ.
+        seconds: spent in `propose`.
+    """
+
+    steps: int = 0
+    drafted: int = 0
+    rows: int = 0
+    learned: int = 0
+    checked: int = 0
+    wrong: int = 0
+    seconds: float = 0.0
+
+
+class _Turn(NamedTuple):
+    """A request that emitted tokens in the step that ended.
+
+    Attributes:
+        place: its row in the batch.
+        text: all its tokens, the emitted ones included.
+        emitted: the tokens of this step.
+        request: what was drafted for this step, and what is known of it.
+        is_new: whether nothing was drafted for it, because it is seen for the first time.
+    """
+
+    place: int
+    text: np.ndarray
+    emitted: list[int]
+    request: Request
+    is_new: bool
+
+
+class RecyclingProposer:
+    """Drafts chains for vLLM's `method="custom_class"`.
+
+    Args:
+        vllm_config: vLLM's configuration.
+
+    Raises:
+        ValueError: if an option is not allowed.
+        RuntimeError: if this vLLM lacks what the drafter is built on.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        seams.check()
+        self.options = options = Options.read(vllm_config.additional_config)
+        self.counters = Counters()
+        self._depth = vllm_config.speculative_config.num_speculative_tokens
+        vocab_size = vllm_config.model_config.get_vocab_size()
+        self._tables = RowTables(vocab_size, options.top_k, options.table_bits, options.share)
+        if options.load_matrix:
+            self._tables.load(Path(options.load_matrix))
+        if options.save_matrix:
+            atexit.register(self.save, options.save_matrix)
+        self._requests = Requests(options.share, options.history_tokens)
+        self._rates = AcceptanceRates()
+        self._chooser = DepthChooser(options.depth == "auto")
+        self._logits: LogitsHook | None = None
+        self._ended: float | None = None  # when the last step's drafts were handed over
+
+    def load_model(self, target_model: Any) -> None:
+        """Watch the logits of vLLM's model."""
+        self._logits = LogitsHook(target_model, self.options.top_k, self.options.debug)
+        size = self._tables.num_bytes / 2**20
+        logger.info("Token Recycling: %.1f MB of rows, %s", size, self.options)
+
+    def save(self, file: str) -> None:
+        """Save the adjacency matrix in the library's format.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        self._tables.save(Path(file))
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        *further: Any,
+        **named: Any,
+    ) -> list[list[int]]:
+        """Return the tokens drafted after each request of the batch, [] for none.
+
+        Args:
+            sampled_token_ids: tokens that each request emitted in this step; [] in the middle of a prompt.
+            num_tokens_no_spec: length of each request's text, these included.
+            token_ids_cpu: the texts, one a row.
+            further: not used; vLLM may pass more in later versions.
+            named: not used.
+
+        Raises:
+            RuntimeError: if the arguments are not those that this drafter knows.
+        """
+        started = time.perf_counter()
+        seams.check_arguments(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        num_emitted = [len(emitted) for emitted in sampled_token_ids]
+        turns = [
+            self._turn(place, token_ids_cpu[place, : int(num_tokens_no_spec[place])], list(emitted))
+            for place, emitted in enumerate(sampled_token_ids)
+            if len(emitted)
+        ]
+        top = self._logits.take() if self._logits else None
+        if top is not None:
+            is_pure = len(turns) == len(num_emitted) and not any(turn.is_new for turn in turns)
+            if is_pure and self._ended is not None:  # the engine did nothing but decode
+                milliseconds = 1000 * (started - self._ended)
+                self._chooser.cost.learn(len(turns), len(top.shares), milliseconds)
+            self._learn_rows(turns, num_emitted, top)
+        for turn in turns:
+            self._learn_rates(turn)
+            self._requests.keep(turn.request, turn.text, len(turn.emitted))
+        drafts: list[list[int]] = [[] for _ in num_emitted]
+        if turns:
+            self._draft(turns, drafts)
+        self._requests.end_step()
+        self._ended = time.perf_counter()
+        self.counters.steps += 1
+        self.counters.seconds += self._ended - started
+        return drafts
+
+    def _turn(self, place: int, text: np.ndarray, emitted: list[int]) -> _Turn:
+        before = text[: len(text) - len(emitted)]
+        request = self._requests.take(before)
+        if request is None:
+            return _Turn(place, text, emitted, self._requests.begin(before), is_new=True)
+        return _Turn(place, text, emitted, request, is_new=False)
+
+    def _learn_rows(self, turns: list[_Turn], num_emitted: list[int], top: TopRows) -> None:
+        """Write the row of every token that is known to have one, those of the text last."""
+        num_drafted = [0] * len(num_emitted)
+        for turn in turns:
+            num_drafted[turn.place] = turn.request.num_drafted
+        rows = align(num_drafted, num_emitted, len(top.shares))
+        rejected: list[tuple[list[int], int, int]] = []  # context, number of the text, row
+        of_text: list[tuple[list[int], int, int]] = []
+        for turn in turns:
+            before = turn.text[: len(turn.text) - len(turn.emitted)][-LONGEST:].tolist()
+            tokens = [NO_TOKEN] * (LONGEST - len(before)) + before + turn.request.drafted
+            for place, row in enumerate(rows[turn.place]):
+                if row is not None:
+                    kind = of_text if place < len(turn.emitted) else rejected
+                    kind.append((tokens[place : place + LONGEST], turn.request.text_number, row))
+        self.counters.rows += len(top.shares)
+        known = rejected + of_text
+        if not known:
+            return
+        contexts, text_numbers, places = (np.array(column) for column in zip(*known, strict=True))
+        self._tables.write(contexts, text_numbers, top.successors[places], top.shares[places])
+        self.counters.learned += len(known)
+        if top.fed is not None:
+            fed = top.fed[places]
+            self.counters.checked += int((fed >= 0).sum())
+            self.counters.wrong += int(((fed >= 0) & (fed != contexts[:, -1])).sum())
+
+    def _learn_rates(self, turn: _Turn) -> None:
+        """Learn whether the guesses were right, up to the first wrong one, drafted or not."""
+        guesses = zip(turn.request.tokens, turn.request.kinds, turn.emitted, strict=False)
+        for guess, kind, token in guesses:
+            self._rates.learn(kind, guess == token)
+            if guess != token:
+                break
+
+    def _draft(self, turns: list[_Turn], drafts: list[list[int]]) -> None:
+        """Guess every request's chain, and put what pays of it into the drafts of the batch."""
+        chains = self._chains(turns)
+        lengths = self._chooser.lengths(chains.probabilities)
+        num_guesses = (chains.probabilities > 0).sum(axis=1)
+        for index, turn in enumerate(turns):
+            guesses = slice(int(num_guesses[index]))
+            turn.request.tokens = chains.tokens[index, guesses].tolist()
+            turn.request.kinds = chains.kinds[index, guesses].tolist()
+            turn.request.num_drafted = int(lengths[index])
+            drafts[turn.place] = turn.request.drafted
+            self.counters.drafted += turn.request.num_drafted
+
+    def _chains(self, turns: list[_Turn]) -> Chains:
+        """Return the likeliest chain after each text."""
+        matches = np.full((len(turns), 2, self._depth), -1, dtype=np.int64)
+        match_lengths = np.zeros((len(turns), 2), dtype=np.int64)
+        contexts = np.full((len(turns), LONGEST), NO_TOKEN, dtype=np.int64)
+        for place, turn in enumerate(turns):
+            tail = turn.text[-LONGEST_MATCH:].tolist()
+            end = tail[-LONGEST:]
+            contexts[place, LONGEST - len(end) :] = end
+            for source, index in enumerate((turn.request.index, self._requests.history)):
+                match = index.longest_match(tail, self._depth) if index else None
+                if match:
+                    matches[place, source, : len(match.continuation)] = match.continuation
+                    match_lengths[place, source] = match.length
+        text_numbers = np.array([turn.request.text_number for turn in turns], dtype=np.int64)
+        floor = self._chooser.floor(len(turns))
+        return best_chains(
+            self._tables, self._rates, contexts, text_numbers, matches, match_lengths, floor
+        )
