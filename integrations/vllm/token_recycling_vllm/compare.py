@@ -1,7 +1,8 @@
-"""Compares speculative methods of vLLM on the same prompts, each in a process of its own.
+"""Compares speculative methods of vLLM on the same prompts, each at each batch size in a process of its own.
 
     python -m token_recycling_vllm.compare --model MODEL --methods none ngram recycling
     python -m token_recycling_vllm.compare --model MODEL --methods none recycling --batch-sizes 1 2 8 --json FILE
+    python -m token_recycling_vllm.compare --model MODEL --question-file data/spec_bench/question.jsonl
 
 Tokens of every method are compared with those of no speculation. Tokens a CPU second are those of the
 engine's process, for machines without a GPU; tokens a second are what a user waits for. The
@@ -58,14 +59,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.one:
         print(json.dumps(_measure(options.one, options)))
         return
-    results = {}
-    for method in options.methods:
-        print(f"{method} ...", file=sys.stderr, flush=True)
-        results[method] = _in_own_process(method, sys.argv[1:] if arguments is None else arguments)
-    _print_table(results, options.batch_sizes)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    results: dict[str, dict[str, Any]] = {method: {} for method in options.methods}
+    # Repetitions of all methods in turn, so that a machine that changes its speed changes it for all.
+    for repetition in range(options.repetitions):
+        for size in options.batch_sizes:
+            for method in options.methods:
+                print(
+                    f"{method}, batch of {size}, {repetition + 1} ...", file=sys.stderr, flush=True
+                )
+                run = _in_own_process([*given, "--one", method, "--batch-sizes", str(size)])
+                results[method].setdefault(str(size), []).append(run)
+    _print_table(results)
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
-    if any(result.get("error") for result in results.values()):
+    runs = [run for sizes in results.values() for of_size in sizes.values() for run in of_size]
+    if any("error" in run for run in runs):
         sys.exit(1)
 
 
@@ -82,6 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-new-tokens", type=int, default=160, metavar="N")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8], metavar="N")
     parser.add_argument("--repetitions", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--question-file",
+        metavar="FILE",
+        help="JSONL of Spec-Bench; their first turns are the prompts",
+    )
+    parser.add_argument(
+        "--num-questions", type=int, default=40, metavar="N", help="spread over the file (40)"
+    )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--max-model-len", type=int, default=2048, metavar="N")
     parser.add_argument(
@@ -99,10 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _in_own_process(method: str, arguments: Sequence[str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "token_recycling_vllm.compare", *arguments, "--one", method]
+def _in_own_process(arguments: Sequence[str]) -> dict[str, Any]:
     run = subprocess.run(
-        command,
+        [sys.executable, "-m", "token_recycling_vllm.compare", *arguments],
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
@@ -138,28 +154,33 @@ def _measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
             **options.engine_options,
         }
     )
-    prompts = _prompts(llm)
-    warm_up = SamplingParams(temperature=0, max_tokens=8)
-    llm.generate(prompts[:1], warm_up, use_tqdm=False)
+    prompts = _prompts(llm, _questions(options))
+    llm.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
     params = SamplingParams(temperature=0, max_tokens=options.max_new_tokens)
-    runs: dict[str, Any] = {}
-    for size in options.batch_sizes:
-        runs[str(size)] = [_run(llm, prompts, params, size) for _ in range(options.repetitions)]
-    counters = None
+    result = _run(llm, prompts, params, options.batch_sizes[0])
     if method == "recycling":
-        counters = llm.collective_rpc(lambda worker: vars(worker.model_runner.drafter.counters))[0]
-    return {"runs": runs, "counters": counters}
+        drafters = llm.collective_rpc(lambda worker: vars(worker.model_runner.drafter.counters))
+        result["counters"] = drafters[0]
+    return result
 
 
-def _prompts(llm: Any) -> list[str]:
+def _questions(options: argparse.Namespace) -> list[str]:
+    if not options.question_file:
+        return list(PROMPTS)
+    lines = Path(options.question_file).read_text(encoding="utf-8").splitlines()
+    step = max(1, len(lines) // options.num_questions)
+    return [json.loads(line)["turns"][0] for line in lines[::step][: options.num_questions]]
+
+
+def _prompts(llm: Any, questions: Sequence[str]) -> list[str]:
     tokenizer = llm.get_tokenizer()
     if not getattr(tokenizer, "chat_template", None):
-        return [f"USER: {prompt} ASSISTANT:" for prompt in PROMPTS]
+        return [f"USER: {prompt} ASSISTANT:" for prompt in questions]
     return [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
-        for prompt in PROMPTS
+        for prompt in questions
     ]
 
 
@@ -189,38 +210,45 @@ def _counts(llm: Any) -> tuple[int, int, int]:
     return drafts, drafted, accepted
 
 
-def _print_table(results: dict[str, Any], sizes: Sequence[int]) -> None:
+def _print_table(results: dict[str, dict[str, Any]]) -> None:
     print(
         "| method | batch | acceptance length | tokens/CPU s | tokens/s | to none (CPU) | tokens equal none's |"
     )
     print("|---|---:|---:|---:|---:|---:|---|")
-    plain = results.get("none", {})
-    for method, result in results.items():
-        if "error" in result:
-            print(f"| {method} | failed: {result['error']} | | | | | |")
-            continue
-        for size in map(str, sizes):
-            runs = result["runs"][size]
-            count = sum(len(tokens) for run in runs for tokens in run["tokens"])
-            cpu, wall, drafts, accepted = (
-                sum(run[name] for run in runs)
-                for name in ("cpu_seconds", "seconds", "drafts", "accepted")
-            )
+    for method, sizes in results.items():
+        for size, runs in sizes.items():
+            errors = [run["error"] for run in runs if "error" in run]
+            if errors:
+                print(f"| {method} | {size} | failed: {errors[0]} | | | | |")
+                continue
+            drafts, accepted = (sum(run[name] for run in runs) for name in ("drafts", "accepted"))
             length = f"{1 + accepted / drafts:.2f}" if drafts else "-"
             ratio, equal = "-", "-"
-            if "runs" in plain:
-                of_none = plain["runs"][size]
-                none = sum(len(tokens) for run in of_none for tokens in run["tokens"])
-                ratio = f"{count / cpu / (none / sum(run['cpu_seconds'] for run in of_none)):.2f}x"
+            plain = results.get("none", {}).get(size, [])
+            if plain and not any("error" in run for run in plain):
+                ratios = [
+                    _rate(run, "cpu_seconds") / _rate(none, "cpu_seconds")
+                    for run, none in zip(runs, plain, strict=True)
+                ]
+                ratio = f"{sum(ratios) / len(ratios):.2f}x"
+                if len(ratios) > 1:
+                    ratio += f" [{min(ratios):.2f}, {max(ratios):.2f}]"
                 pairs = [
                     (tokens, others)
-                    for run, other in zip(runs, of_none, strict=True)
-                    for tokens, others in zip(run["tokens"], other["tokens"], strict=True)
+                    for run, none in zip(runs, plain, strict=True)
+                    for tokens, others in zip(run["tokens"], none["tokens"], strict=True)
                 ]
                 equal = f"{sum(tokens == others for tokens, others in pairs)} of {len(pairs)}"
-            print(
-                f"| {method} | {size} | {length} | {count / cpu:.1f} | {count / wall:.1f} | {ratio} | {equal} |"
+            cpu, wall = (
+                sum(_rate(run, name) for run in runs) / len(runs)
+                for name in ("cpu_seconds", "seconds")
             )
+            print(f"| {method} | {size} | {length} | {cpu:.1f} | {wall:.1f} | {ratio} | {equal} |")
+
+
+def _rate(run: dict[str, Any], seconds: str) -> float:
+    """Return tokens a second."""
+    return float(sum(map(len, run["tokens"])) / run[seconds])
 
 
 if __name__ == "__main__":
