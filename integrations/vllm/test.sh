@@ -19,8 +19,7 @@ fi
 rm -rf "$VENV/source" && mkdir -p "$VENV/source" && cp -r integrations/vllm "$VENV/source/"
 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$VENV/source/vllm" >&2
 
-# One process and one thread: threads that wait for each other would spin. Without Intel's OpenMP, a
-# region of Numba's (vLLM's ngram) takes milliseconds.
+# One process and one thread: threads that wait for each other would spin.
 export VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1
 export VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1
 # The tests of the harness need other packages.

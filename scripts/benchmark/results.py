@@ -90,7 +90,7 @@ def _read(file: Path) -> list[Row]:
         rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))["measured"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: is no report of evaluation.leaderboard: {error}") from error
-    if not rows or len({_conditions([row]) for row in rows}) > 1:
+    if not rows or len({(_conditions([row]), _floor([row])) for row in rows}) > 1:
         raise UserError(f"{file}: holds several groups or none; report one comparison")
     return rows
 

@@ -109,5 +109,5 @@ class TextIndex:
     def _slot(self, tokens: list[int]) -> int:
         mixed = 0
         for token in tokens:
-            mixed = ((mixed ^ token) * 0x9E3779B97F4A7C15) & _MASK
+            mixed = ((mixed ^ token) * int(_FACTOR)) & _MASK
         return (mixed >> 32) & self._mask
