@@ -19,6 +19,11 @@ Example:
     python -m scripts.demo_model --corpus answers.jsonl --out data/demo/draft \
         --tokenizer data/demo/model --layers 2 --hidden 128 --heads 2 --intermediate 352 \
         --tokens 12000000 --rounds 0
+
+    # A small model with recurrent states, for transformers 5:
+    python -m scripts.demo_model --corpus corpus.jsonl.gz --out data/demo/hybrid-model --recurrent \
+        --tokenizer data/demo/model --layers 4 --hidden 192 --heads 3 --intermediate 528 \
+        --minutes 40 --rounds 0
 """
 
 from __future__ import annotations
@@ -64,13 +69,14 @@ def export(trainer: Trainer, out: Path) -> None:
     """
     temporary = out.with_name(out.name + ".tmp")
     temporary.mkdir(parents=True, exist_ok=True)
-    copy = LlamaForCausalLM(trainer.model.config)
+    copy = type(trainer.model)(trainer.model.config)
     copy.load_state_dict(trainer.model.state_dict())
     copy.to(torch.bfloat16).save_pretrained(temporary)
     trainer.tokenizer.save_pretrained(temporary)
     # transformers 4 knows the class and the rotary base under these names only.
     set_keys(temporary / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    set_keys(temporary / "config.json", rope_theta=10000.0)
+    if isinstance(copy, LlamaForCausalLM):
+        set_keys(temporary / "config.json", rope_theta=10000.0)
     ids = {
         key: getattr(copy.config, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
@@ -151,6 +157,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default = TrainConfig.__dataclass_fields__[name].default
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=int, default=default, help=f"(default: {default})")
+    parser.add_argument(
+        "--recurrent",
+        action="store_true",
+        help="three of four layers with a recurrent state, as in Qwen3.5 (transformers 5)",
+    )
     rounds = AntiLoopConfig.__dataclass_fields__["rounds"].default
     parser.add_argument(
         "--rounds", type=int, default=rounds, help=f"rounds against loops (default: {rounds})"
@@ -200,7 +211,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sizes = {name: getattr(options, name) for name in SIZES}
         if options.minutes is None and options.tokens is None:
             options.minutes = MINUTES
-        config = TrainConfig(minutes=options.minutes, tokens=options.tokens, **sizes)
+        config = TrainConfig(
+            minutes=options.minutes,
+            tokens=options.tokens,
+            is_recurrent=options.recurrent,
+            **sizes,
+        )
         if options.eval_every % LOG_STEPS:
             raise ValueError(
                 f"eval_steps: got {options.eval_every}, allowed multiples of {LOG_STEPS}"

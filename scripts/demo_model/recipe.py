@@ -6,10 +6,18 @@ The frozen configuration, the untrained model and its optimizers. The model card
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+import transformers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 CONTEXT = 3072  # the longest Spec-Bench prompt is 1,900 tokens; 1,024 new ones still fit
 
@@ -24,6 +32,8 @@ class TrainConfig:
         layers: Number of decoder layers.
         heads: Number of attention heads.
         intermediate: Width of the feed-forward part.
+        is_recurrent: Whether three of four layers have a recurrent state (the gated delta rule, as in
+            Qwen3.5) in place of attention.
         minutes: Training time, counted over restarts; None when ``tokens`` rules.
         tokens: Number of training tokens (padding included); None when ``minutes`` rules.
         warmup_steps: Steps of linear warm-up.
@@ -39,6 +49,7 @@ class TrainConfig:
     layers: int = 6
     heads: int = 4
     intermediate: int = 704
+    is_recurrent: bool = False
     minutes: float | None = 50.0
     tokens: int | None = None
     warmup_steps: int = 60
@@ -93,27 +104,53 @@ class Optimizers(NamedTuple):
             optimizer.zero_grad(set_to_none=True)
 
 
-def build_model(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Make the untrained model; float32, on the CPU."""
+def build_model(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Make the untrained model; float32, on the CPU.
+
+    Raises:
+        ValueError: The installed transformers has no such model.
+    """
+    shape = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.heads,
+        "intermediate_size": config.intermediate,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     torch.manual_seed(config.seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.heads,
-            intermediate_size=config.intermediate,
-            max_position_embeddings=CONTEXT,
-            tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+    if not config.is_recurrent:
+        return LlamaForCausalLM(LlamaConfig(**shape))
+    return AutoModelForCausalLM.from_config(_recurrent_config(config, shape), dtype=torch.float32)
+
+
+def _recurrent_config(config: TrainConfig, shape: dict[str, Any]) -> PretrainedConfig:
+    """Return the configuration of a model like Qwen3.5: states in three of four layers."""
+    kind = getattr(transformers, "Qwen3_5TextConfig", None)
+    if kind is None:
+        raise ValueError(
+            f"is_recurrent: got transformers {transformers.__version__}, allowed versions with Qwen3.5"
         )
+    head_dim = config.hidden // config.heads
+    layers = range(1, config.layers + 1)
+    found: PretrainedConfig = kind(
+        **shape,
+        head_dim=head_dim,
+        layer_types=["linear_attention" if layer % 4 else "full_attention" for layer in layers],
+        linear_num_key_heads=config.heads,
+        linear_num_value_heads=config.heads,
+        linear_key_head_dim=head_dim,
+        linear_value_head_dim=head_dim,
     )
+    return found
 
 
-def build_optimizers(model: LlamaForCausalLM, config: TrainConfig) -> Optimizers:
+def build_optimizers(model: PreTrainedModel, config: TrainConfig) -> Optimizers:
     """Split the parameters between Muon (matrices inside layers) and AdamW (the rest)."""
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []

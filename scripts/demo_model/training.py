@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from model.commands.files import write_whole
 from model.machine.files import atomic_write
@@ -64,7 +64,7 @@ class HeldOutLoss(NamedTuple):
     all_tokens: float
 
 
-def token_losses(model: LlamaForCausalLM, token_ids: Tensor) -> Tensor:
+def token_losses(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     """Cross-entropy of every next token.
 
     Args:
@@ -134,7 +134,7 @@ class Trainer:
         self.model = build_model(config, tokenizer).to(device)
         self.optimizers = build_optimizers(self.model, config)
         self.progress = Progress()
-        self.losses: Callable[[LlamaForCausalLM, Tensor], Tensor] = token_losses
+        self.losses: Callable[[PreTrainedModel, Tensor], Tensor] = token_losses
         if use_compile:
             self.losses = torch.compile(token_losses, dynamic=False)
         plain = replace(corpus, two_turn_share=0.0, system_share=0.0, long_share=0.0)
