@@ -134,7 +134,10 @@ class MethodAnswerer:
     def notes(self) -> list[str]:
         """Return lines about this run for readers of the log."""
         chain = f"chain drafts only: {self.target.chain_reason}" if self.target.chain_only else ""
-        return [note for note in (self.drafter.describe(), chain) if note]
+        size = self.target.num_state_bytes / 2**20
+        of_draft = size * self.drafter.max_nodes
+        states = f"recurrent states: {size:.2f} MB, {of_draft:.1f} MB after all nodes of the largest draft"
+        return [note for note in (self.drafter.describe(), chain, states if size else "") if note]
 
     def end_warmup(self) -> None:
         """Forget the warm-up, unless the method counts it."""

@@ -222,15 +222,23 @@ def _contexts(target: TargetModel) -> list[int]:
 
 
 def draft_of(target: TargetModel, num_nodes: int) -> DraftTree:
-    """Return a draft of this many nodes for timing: a star if the model verifies trees, else a chain."""
+    """Return a draft of this many nodes for timing: a star if the model verifies trees, else a chain.
+
+    States are read level by level, so that depth takes time: each node of that draft has two children.
+    """
+    tokens = [1] * num_nodes
+    if target.mixers and not target.chain_only:
+        parents = (-1, *((node - 1) // 2 for node in range(1, num_nodes)))
+        return DraftTree.from_lists(tokens, parents, target.device)
     make = DraftTree.chain if target.chain_only else DraftTree.star
-    return make([1] * num_nodes, target.device)
+    return make(tokens, target.device)
 
 
 def has_room(target: TargetModel, num_nodes: int, context: int) -> bool:
     """Whether a draft from `draft_of` fits the model's context after `context` tokens; a star has depth 1."""
     limit = target.context_limit(context + 1)
-    return not target.chain_only or limit is None or context + num_nodes <= limit
+    is_star = not target.chain_only and not target.mixers
+    return is_star or limit is None or context + num_nodes <= limit
 
 
 def time_pass(target: TargetModel, cache: TreeCache, tree: DraftTree, context: int) -> float:
@@ -238,7 +246,7 @@ def time_pass(target: TargetModel, cache: TreeCache, tree: DraftTree, context: i
 
     The contents of the rows do not matter for the time.
     """
-    cache.keep(context, ())
+    cache.set_length(context)
 
     def verify() -> None:
         read_out(tree, target.forward(tree, cache), num_candidates=8)

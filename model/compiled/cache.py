@@ -107,7 +107,7 @@ class StaticStorage:
             self.start = torch.zeros((), dtype=torch.long, device=device)
             rows = _rows_by_head if has_dynamic_views else _rows
             self._layers = [
-                (rows(shape.keys, num_rows), rows(shape.values, num_rows)) if shape else None
+                tuple(rows(part, num_rows) for part in shape.buffers) if shape else None
                 for shape in layer_shapes
             ]
 
@@ -154,6 +154,8 @@ class StaticTreeCache(TreeCache):
         move: function (view, sources [n], targets [n]) that copies rows of a view.
     """
 
+    is_lasting = False
+
     def __init__(
         self,
         storage: StaticStorage,
@@ -175,11 +177,11 @@ class StaticTreeCache(TreeCache):
         assert isinstance(other, StaticTreeCache)
         for mine, theirs in zip(self.storage.tensors, other.storage.tensors, strict=True):
             mine[:length] = theirs[:length]
-        self._set_length(length)
+        self.set_length(length)
 
     def append(self, num_rows: int) -> None:
         """Mark rows that a step has written through a view as in use."""
-        self._set_length(self.length + num_rows)
+        self.set_length(self.length + num_rows)
 
     def _move(self, rows: Sequence[int], start: int) -> None:
         """Copy rows to `start` and onward; the last copy is repeated, so that there are few shapes."""

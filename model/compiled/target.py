@@ -72,6 +72,10 @@ class StaticTarget(TargetModel):
             raise UnsupportedModelError(
                 f"{name}: static shapes need tree masks, but {self.chain_reason}"
             )
+        if self.mixers or any(shape and shape.index_keys for shape in self.layer_shapes):
+            raise UnsupportedModelError(
+                f"{name}: static shapes allow keys and values alone, and no recurrent states or index keys"
+            )
         devices = {parameter.device for parameter in model.parameters()}
         if len(devices) > 1:
             raise UnsupportedModelError(

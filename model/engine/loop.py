@@ -99,6 +99,7 @@ def _steps(
             tree = drafter.propose(text, budget)
             budget.check(tree.topology)
             laps.end("draft")
+            margin = reference.margin_of(tree, base)
             logits = target.forward(tree, cache)
             laps.end("forward")
             acceptance = verify(
@@ -108,7 +109,7 @@ def _steps(
                 text,
                 request.eos_ids,
                 max_tokens=room,
-                tie_margin=reference.margin_of(tree, base),
+                tie_margin=margin,
                 num_candidates=drafter.num_candidates,
                 stop=request.stop,
                 with_sketches=drafter.wants_sketches,

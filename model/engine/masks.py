@@ -11,7 +11,11 @@ import torch
 
 from .tree import TreeTopology
 
-Masks = torch.Tensor | dict[str, torch.Tensor]
+Masks = torch.Tensor | dict[str, torch.Tensor | None]
+
+# Layer types that see all earlier keys, or choose among them themselves.
+UNLIMITED = ("full_attention", "indexed_attention", "deepseek_sparse_attention")
+WITH_MASK = (*UNLIMITED, "sliding_attention", "chunked_attention")
 
 
 class TreeMasks:
@@ -23,9 +27,15 @@ class TreeMasks:
 
     def __init__(self, config: Any) -> None:
         self._config = config
-        self._layer_types = sorted(set(getattr(config, "layer_types", None) or ()))
+        layer_types = set(getattr(config, "layer_types", None) or ())
         has_window = bool(getattr(config, "sliding_window", None))
-        self._kinds = self._layer_types or ["sliding_attention" if has_window else "full_attention"]
+        self._kinds = sorted(layer_types.intersection(WITH_MASK)) or [
+            "sliding_attention" if has_window else "full_attention"
+        ]
+        self._without_mask = sorted(layer_types.difference(WITH_MASK))
+        # Models with one kind of attention beside other layers take its mask, and give it to whom it is for.
+        is_one_of_several = bool(self._without_mask) and self._kinds == ["full_attention"]
+        self._is_by_layer_type = bool(layer_types) and not is_one_of_several
 
     def of_tree(
         self, topology: TreeTopology, base: int, device: torch.device, dtype: torch.dtype
@@ -50,13 +60,15 @@ class TreeMasks:
             kind: self._limit(full, kind, query_positions[:, None], key_positions)[None, None]
             for kind in self._kinds
         }
-        return masks if self._layer_types else masks[self._kinds[0]]
+        if not self._is_by_layer_type:
+            return masks[self._kinds[0]]
+        return {**masks, **dict.fromkeys(self._without_mask)}
 
     def _limit(
         self, mask: torch.Tensor, kind: str, queries: torch.Tensor, keys: torch.Tensor
     ) -> torch.Tensor:
         """Block the keys that a layer type does not see."""
-        if kind == "full_attention":
+        if kind in UNLIMITED:
             return mask
         if kind == "chunked_attention":
             size = self._config.attention_chunk_size

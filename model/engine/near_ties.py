@@ -40,12 +40,16 @@ class ReferenceRows:
         self._num_rows = self._cache.length if is_reference else 0
 
     def margin_of(self, tree: DraftTree, base: int) -> float:
-        """Return the margin for a step after `base` rows: 0 where it is plain decoding itself."""
+        """Return the margin for the step to come, after `base` rows: 0 where it is plain decoding itself."""
         is_root = tree.topology.num_nodes == 1
         self._is_reference = (
             is_root and self._num_rows == base and self._target.is_reference(num_rows=1)
         )
-        return 0.0 if self._is_reference else self.margin
+        if self._is_reference:
+            return 0.0
+        if self._num_rows == base:
+            self._cache.mark()
+        return self.margin
 
     def settled(
         self,

@@ -42,16 +42,21 @@ class PrefixCache:
         """Return a cache for `capacity` rows that holds the rows of the prompt's known beginning.
 
         The prompt's last token is never among them: it is the first tree's root. Nothing is kept if
-        the weights have changed, or if rows depend on the length of the text (longrope).
+        the weights have changed, or if rows depend on the length of the text (longrope) or on the
+        parts in which it was read.
         """
         cache, self._cache = self._cache, None  # lost if reading the prompt fails
         weights = Weights(target.model)
-        is_usable = weights.are_those_of(self._weights) and not rope_border(target.config)
+        is_usable = (
+            weights.are_those_of(self._weights)
+            and target.is_same_in_parts
+            and not rope_border(target.config)
+        )
         self._weights = weights
         if cache is None or not is_usable:
             return target.new_cache(capacity)
         num_known = min(self._num_rows, len(prompt_ids) - 1)
-        num_common = _common_length(self._text[:num_known], prompt_ids)
+        num_common = cache.nearest(_common_length(self._text[:num_known], prompt_ids))
         if cache.capacity >= capacity:
             cache.keep(num_common, ())
             return cache
@@ -61,8 +66,8 @@ class PrefixCache:
 
     def store(self, cache: TreeCache, text: Sequence[int]) -> None:
         """Keep the cache, whose rows belong to the first tokens of `text`; both may go on growing."""
-        if type(cache) is not TreeCache:
-            return  # static caches share their rows with every text of their target
+        if not cache.is_lasting:
+            return
         self._cache = cache
         self._text = text
         self._num_rows = cache.length

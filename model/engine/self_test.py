@@ -2,8 +2,10 @@
 
 A chain and a small tree of random tokens go through the model like any draft. The logits of every
 node, and of a step after a kept branch, must equal those of plain passes over prefix and path (one
-sequence, transformers' own cache and mask). The test knows nothing of the architecture, so it also
-catches what the config does not show. Sliding windows of transformers' masks are shortened during
+sequence, transformers' own cache and mask). With recurrent states a plain pass reads the path token
+by token, as plain decoding does: some models compute another recurrence over several tokens. The
+step after the kept branch then proves the kept states. The test knows nothing of the architecture,
+so it also catches what the config does not show. Sliding windows of transformers' masks are shortened during
 the test, so that a short text exceeds them; windows that a model makes itself are not
 (`support.why_chain_only`).
 
@@ -22,10 +24,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import DynamicCache
 
 from .prefix_cache import Weights
-from .support import UnsupportedModelError
+from .support import UnsupportedModelError, new_cache
 from .target import TargetModel
 from .tree import DraftTree, TreeTopology
 
@@ -109,12 +110,14 @@ class Verdict(NamedTuple):
         modules: its modules, each with the code of its class.
         error: the largest difference between logits.
         chain_reason: why drafts must be chains; empty if trees work.
+        is_same_in_parts: as of the target.
     """
 
     weights: Weights
     modules: list[tuple[weakref.ref[nn.Module], Any]]
     error: float
     chain_reason: str
+    is_same_in_parts: bool
 
     def is_of(self, weights: Weights, modules: list[tuple[weakref.ref[nn.Module], Any]]) -> bool:
         """Whether the model still has these weights and this code."""
@@ -144,8 +147,11 @@ def prove(target: TargetModel) -> float:
         if not is_plain or verdict is None or not verdict.is_of(weights, modules):
             error = self_test(target)
             if is_plain:
-                known[settings] = Verdict(weights, modules, error, target.chain_reason)
+                known[settings] = Verdict(
+                    weights, modules, error, target.chain_reason, target.is_same_in_parts
+                )
             return error
+    target.is_same_in_parts = verdict.is_same_in_parts
     if verdict.chain_reason and not target.chain_reason:
         _use_chains(target, verdict.chain_reason)
     return verdict.error
@@ -188,16 +194,32 @@ def self_test(
         prefix_length = min(prefix_length, limit - CHAIN.num_nodes - 1)
     # Locked: other threads must not decode with short windows.
     with target.lock, _short_windows(target.config), _said_if_slow(kind, say):
-        chain = compare(target, Probe.random(target.vocab_size, True, prefix_length))
+        chain, tree = _compare_both(target, prefix_length)
+        if target.mixers.are_scanned and not (chain.is_exact and tree.is_exact):
+            target.mixers.are_scanned = False
+            chain, tree = _compare_both(target, prefix_length)
         if not chain.is_exact:
             raise UnsupportedModelError(f"{kind}: a verified chain is not lossless: {chain}")
-        if target.chain_only:
-            return chain.error
-        tree = compare(target, Probe.random(target.vocab_size, False, prefix_length))
+        if target.mixers:
+            text = Probe.random(target.vocab_size, True, prefix_length).kept_text
+            target.is_same_in_parts = _is_same_in_parts(target, text, chain.allowed)
     if not tree.is_exact:
         _use_chains(target, f"a verified tree is not lossless: {tree}")
         return chain.error
     return max(chain.error, tree.error)
+
+
+def _compare_both(target: TargetModel, prefix_length: int) -> tuple[Comparison, Comparison]:
+    """Return the comparisons of a chain and of a tree; of the chain twice, if drafts must be chains.
+
+    With states drafts also begin a text, where there is no state yet; the worse comparison counts.
+    """
+    found = []
+    for is_chain in (True, target.chain_only):
+        lengths = (prefix_length, 0) if target.mixers else (prefix_length,)
+        probes = (Probe.random(target.vocab_size, is_chain, length) for length in lengths)
+        found.append(max((compare(target, probe) for probe in probes), key=lambda one: one.error))
+    return found[0], found[1]
 
 
 def _use_chains(target: TargetModel, reason: str) -> None:
@@ -251,24 +273,52 @@ def expected_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
         if probe.topology.children[leaf]:
             continue
         path = probe.topology.path_to(leaf)
-        logits = plain_logits(target, probe.prefix + [probe.nodes[node] for node in path])
+        text = probe.prefix + [probe.nodes[node] for node in path]
+        logits = plain_logits(target, text, len(path) if target.mixers else 0)
         for depth, node in enumerate(path):
             rows[node] = logits[len(probe.prefix) + depth]
-    rows.append(plain_logits(target, probe.kept_text)[-1])
+    num_single = len(probe.path) + 1 if target.mixers else 0
+    rows.append(plain_logits(target, probe.kept_text, num_single)[-1])
     return torch.stack([row for row in rows if row is not None])
 
 
-def plain_logits(target: TargetModel, token_ids: list[int]) -> torch.Tensor:
-    """Return the logits [L, V] of one pass, float32, as transformers' own generation begins.
+def plain_logits(
+    target: TargetModel, token_ids: Sequence[int], num_single: int = 0
+) -> torch.Tensor:
+    """Return the logits [L, V] of plain decoding, float32: of one pass, and of one each for the last tokens.
 
     A fresh cache of the model's own: some versions of some models (Gemma 3n in transformers 4.57)
     compute something else without one.
+
+    Args:
+        target: the model.
+        token_ids: the text, L tokens.
+        num_single: how many of the last tokens are read alone.
     """
-    cache = DynamicCache(config=target.model.config)
-    ids = torch.tensor([token_ids], device=target.device)
-    arguments: dict[str, Any] = {"input_ids": ids, target.cache_argument: cache}
-    logits: torch.Tensor = target.model(**arguments, use_cache=True, return_dict=True).logits
-    return logits[0].float()
+    cache = new_cache(target.model)
+    cut = len(token_ids) - num_single
+    parts = [token_ids[:cut], *([token] for token in token_ids[cut:])]
+    read, logits = 0, []
+    for part in parts:
+        if part:
+            ids = torch.tensor(part, device=target.device)
+            logits.append(target.run(ids, read, cache, None))
+            read += len(part)
+    return torch.cat(logits).float()
+
+
+def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float) -> bool:
+    """Whether a text has the same states read in one pass, in two, and token by token."""
+    whole = plain_logits(target, token_ids)
+    alone = plain_logits(target, token_ids, len(token_ids) - 1)
+    cache = new_cache(target.model)
+    halves = (token_ids[: len(token_ids) // 2], token_ids[len(token_ids) // 2 :])
+    read = 0
+    for half in halves:
+        last = target.run(torch.tensor(half, device=target.device), read, cache, None).float()
+        read += len(half)
+    others = (alone, torch.cat((whole[: -len(last)], last)))
+    return all(float((whole - other).abs().max()) <= allowed for other in others)
 
 
 @contextmanager
@@ -306,9 +356,5 @@ def _short_windows(config: Any) -> Iterator[None]:
 
 def _loop_error(target: TargetModel, token_ids: list[int]) -> float:
     """Return the largest logit difference between a token-by-token loop and one pass: this dtype's noise."""
-    cache = DynamicCache(config=target.model.config)
-    steps = [
-        target.run(torch.tensor([token], device=target.device), position, cache, None)[0]
-        for position, token in enumerate(token_ids)
-    ]
-    return float((torch.stack(steps).float() - plain_logits(target, token_ids)).abs().max())
+    alone = plain_logits(target, token_ids, len(token_ids) - 1)
+    return float((alone - plain_logits(target, token_ids)).abs().max())

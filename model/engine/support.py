@@ -1,8 +1,9 @@
 """Model support, read from the config: refused, chains only or trees, and how long a text may grow.
 
 The config gives a readable reason before anything runs; `model.engine.self_test` is the proof. A
-model whose cache cannot be rolled back is refused. A model whose positions or windows follow the
-key index instead of `position_ids` verifies chains only.
+model whose cache holds anything but rows of attention and states (`model.states`) is refused. A
+model whose positions or windows follow the key index instead of `position_ids` verifies chains
+only.
 """
 
 from __future__ import annotations
@@ -10,15 +11,28 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from ..states.layers import HAS_STATE_LAYERS
+from .masks import WITH_MASK
 
 logger = logging.getLogger(__name__)
 
-MASK_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+# Layer types beside those of attention: with states, and those that keep nothing.
+STATE_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+EMPTY_LAYER_TYPES = ("moe", "mlp")
+# Layers of transformers' caches that `TreeCache` can stand for. Layers that inherit from these may keep more.
+CACHE_LAYERS = frozenset(
+    (
+        *("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer"),
+        *("LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer"),
+        "LinearAttentionAndSlidingWindowAttentionLayer",
+    )
+)
+CACHE_ARGUMENTS = ("past_key_values", "cache", "cache_params")
 # The attention implementations that take a 4-D float mask. flex_attention aborts the process on
 # one, flash attention takes none.
 ATTENTION = ("sdpa", "eager")
@@ -36,12 +50,44 @@ def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
 
 
 def cache_argument(model: PreTrainedModel) -> str | None:
-    """Return the name under which the model's forward takes its KV cache; None if it takes none.
+    """Return the name under which the model's forward takes its cache; None if it takes none.
 
-    transformers 5.24 renamed `past_key_values` to `cache`.
+    transformers 5.24 renamed `past_key_values` to `cache`; Mamba has `cache_params`.
     """
     names = forward_parameters(model)
-    return next((name for name in ("past_key_values", "cache") if name in names), None)
+    return next((name for name in CACHE_ARGUMENTS if name in names), None)
+
+
+def own_cache_class(model: PreTrainedModel) -> type[Cache] | None:
+    """Return the class of cache that the model alone uses, such as MiniMax's; None if it has none.
+
+    Raises:
+        UnsupportedModelError: if it is made in a way of its own.
+    """
+    core = getattr(model, "base_model", model)
+    core = getattr(core, "_orig_mod", core)
+    for parameter in inspect.signature(core.forward).parameters.values():
+        for kind in (parameter.annotation, *get_args(parameter.annotation)):
+            if not isinstance(kind, type) or not issubclass(kind, Cache):
+                continue
+            if kind.__module__ != type(core).__module__:
+                continue
+            arguments = inspect.signature(kind).parameters.values()
+            if any(argument.default is argument.empty for argument in arguments):
+                raise UnsupportedModelError(
+                    f"model type {model.config.model_type}: keeps recurrent state in a {kind.__name__}; "
+                    "allowed: transformers' own cache layers"
+                )
+            found: type[Cache] = kind
+            return found
+    return None
+
+
+def new_cache(model: PreTrainedModel) -> Cache:
+    """Return an empty cache of the class that the model's own generation uses."""
+    own = own_cache_class(model)
+    cache: Cache = DynamicCache(config=model.config) if own is None else own()
+    return cache
 
 
 def refuse_unverifiable(model: PreTrainedModel) -> None:
@@ -53,28 +99,31 @@ def refuse_unverifiable(model: PreTrainedModel) -> None:
     name = f"model type {model.config.model_type}"
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name}: is an encoder-decoder; allowed: decoder-only models")
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModelError(
-            f"{name}: keeps recurrent state, which cannot be rolled back after a rejected draft"
-        )
     if cache_argument(model) is None:
         raise UnsupportedModelError(
-            f"{name}: its forward takes no past_key_values (or cache), so it has no KV cache"
+            f"{name}: its forward takes no {' or '.join(CACHE_ARGUMENTS)}, so it has no cache that can be "
+            "rolled back after a rejected draft"
         )
     config = model.config.get_text_config(decoder=True)
-    unknown = set(getattr(config, "layer_types", None) or ()) - set(MASK_LAYER_TYPES)
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    has_states = getattr(model, "_is_stateful", False) or layer_types.intersection(
+        STATE_LAYER_TYPES
+    )
+    if has_states and not HAS_STATE_LAYERS:
+        raise UnsupportedModelError(
+            f"{name}: keeps recurrent state, which can be rolled back from transformers 5 on"
+        )
+    allowed = (*WITH_MASK, *STATE_LAYER_TYPES, *EMPTY_LAYER_TYPES)
+    unknown = layer_types.difference(allowed)
     if unknown:
         raise UnsupportedModelError(
             f"{name}: has layers of type {', '.join(sorted(map(str, unknown)))}; allowed: "
-            f"{', '.join(MASK_LAYER_TYPES)}"
+            f"{', '.join(allowed)}"
         )
-    for layer in DynamicCache(config=model.config).layers:
-        # Exact types: layers with recurrent or indexed state inherit from these.
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and (
-            type(layer).__name__ != "DummyLayer"
-        ):
+    for layer in new_cache(model).layers:
+        if (kind := type(layer).__name__) not in CACHE_LAYERS:
             raise UnsupportedModelError(
-                f"{name}: caches {type(layer).__name__}; allowed: keys and values of attention alone"
+                f"{name}: caches {kind}; allowed: {', '.join(sorted(CACHE_LAYERS))}"
             )
 
 

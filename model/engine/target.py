@@ -13,18 +13,20 @@ chunk.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
 from threading import RLock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from ..kernels.attention import Attention, HeadShape, attention
 from ..kernels.linear import LinearKernels, linear_kernels
 from ..machine.measurements import machine_key
+from ..states.layers import num_state_bytes
+from ..states.mixers import Mixers, find_mixers
 from .cache import BufferShape, LayerShape, TreeCache
 from .masks import Masks, TreeMasks
 from .step import DeviceDrafting, DeviceStep
@@ -33,13 +35,15 @@ from .support import (
     cache_argument,
     context_limit,
     forward_parameters,
+    new_cache,
+    own_cache_class,
     refuse_autocast,
     refuse_unverifiable,
     rope_border,
     use_masked_attention,
     why_chain_only,
 )
-from .tree import DraftTree
+from .tree import DraftTree, TreeTopology
 
 # Most prompt tokens C in one forward pass, and most logits [C, V] held at once. The same for all
 # methods, whether they want logits or not, since other shapes round differently. Later chunks cost
@@ -70,7 +74,13 @@ class TargetModel:
         chain_reason: why, in one line; empty if trees work.
         cache_argument: the name under which the model's forward takes its cache.
         num_tokens: rows of the input embedding.
-        layer_shapes: shapes of each layer's cache; None for layers that read another layer's cache.
+        layer_shapes: shapes of each layer's cache; None for layers that read another layer's cache, or
+            keep nothing.
+        mixers: the modules that keep states; none for attention alone.
+        num_state_bytes: memory of the states of one text, and of those after each node of a draft; 0
+            for attention alone.
+        is_same_in_parts: whether a text has the same rows and states in whatever parts it is read, but
+            for rounding, so that a known beginning may be kept; the self-test finds out.
 
     Raises:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
@@ -101,10 +111,17 @@ class TargetModel:
         scales_queries = getattr(self.config, "attn_temperature_tuning", False)
         self._query_scale_step: int = self.config.floor_scale if scales_queries else 0
         self._rope_border = rope_border(self.config)
-        self.layer_shapes, self.vocab_size = self._probe_shapes()
+        self.layer_shapes, self.mixers, self.num_state_bytes, self.vocab_size = self._probe()
+        own = own_cache_class(model)
+        # Models with a cache class of their own ask for it.
+        self._cache_class: Any = (
+            TreeCache if own is None else type("TreeCache", (TreeCache, own), {})
+        )
+        self.is_same_in_parts = True
         # Measurements of this model by other rooms, by name.
         self.measured: dict[str, Any] = {}
-        self.chain_reason = why_chain_only(model)
+        # Without attention there are no positions.
+        self.chain_reason = why_chain_only(model) if self._attention_shape else ""
 
     def check_unchanged(self) -> None:
         """Check that the model is still as it was loaded; switch its attention again if it was changed.
@@ -158,13 +175,18 @@ class TargetModel:
     @cached_property
     def attention(self) -> Attention:
         """The attention of passes; built at the first call."""
-        if not self.use_kernels:
+        if not self.use_kernels or not self._attention_shape:
             return Attention(self.config, groups_heads=False, has_kernel=False)
-        layer = next(shape for shape in self.layer_shapes if shape)
-        keys, values = (
-            HeadShape(part.num_heads, part.head_dim) for part in (layer.keys, layer.values)
-        )
+        keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
         return attention(self.model, (keys, values), self.is_compiled)
+
+    @property
+    def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:
+        """Shapes of the keys and values of the first layer with attention; None if there is none."""
+        for shape in self.layer_shapes:
+            if shape and shape.keys and shape.values:
+                return shape.keys, shape.values
+        return None
 
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
@@ -191,7 +213,8 @@ class TargetModel:
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree)."""
-        return TreeCache(self.layer_shapes, capacity)
+        cache: TreeCache = self._cache_class(self.layer_shapes, capacity)
+        return cache
 
     def context_limit(self, prompt_length: int) -> int | None:
         """Return the most tokens that this prompt may grow to; None if the model sets no limit."""
@@ -218,10 +241,18 @@ class TargetModel:
         topology = tree.topology
         masks, positions = None, None
         with self.kernels(topology.num_nodes):
-            if not topology.is_chain:  # a chain needs no more than the model's own causal mask
+            # A chain needs no more than the model's own causal mask.
+            if not topology.is_chain and self._attention_shape:
                 masks = self.masks.of_tree(topology, base, self.device, self.dtype)
                 positions = topology.depth_tensor(self.device) + base
-            return self.run(tree.token_ids, base, cache, masks, positions)
+            with self._branching(topology, cache):
+                return self.run(tree.token_ids, base, cache, masks, positions)
+
+    def _branching(self, topology: TreeTopology, cache: TreeCache) -> AbstractContextManager[None]:
+        """Return the block to read a draft in: states are read from each node's parent on."""
+        if topology.num_nodes == 1 or not self.mixers:
+            return nullcontext()  # plain decoding
+        return cache.branching(topology, self.mixers, self.device)
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
@@ -232,6 +263,9 @@ class TargetModel:
         if self._rope_border and len(prompt_ids) > self._rope_border:
             # Chunks before the border would get the frequencies of short texts.
             size, with_logits = len(read), False
+        elif not self.is_same_in_parts:  # such as recurrences that begin anew with each chunk
+            with_logits = with_logits and len(read) <= size
+            size = max(1, len(read))
         for begin in range(cache.length, len(read), size):
             chunk = read[begin : begin + size]
             token_ids = torch.tensor(chunk, device=self.device)
@@ -276,31 +310,42 @@ class TargetModel:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _probe_shapes(self) -> tuple[list[LayerShape | None], int]:
-        """Find the shapes of the model's cache and the number of its logits by one forward pass."""
-        cache = DynamicCache(config=self.model.config)
+    def _probe(self) -> tuple[list[LayerShape | None], Mixers, int, int]:
+        """Find the shapes of the model's cache, its mixers, the bytes of their states and the number of its
+        logits by two plain passes.
+        """
+        cache = new_cache(self.model)
+        name = f"model type {self.config.model_type}"
+        token_ids = torch.zeros(2, dtype=torch.long, device=self.device)
+        mixers: dict[int, Any] = {}
         with self.lock, torch.no_grad():
             try:
-                logits = self.run(
-                    torch.zeros(2, dtype=torch.long, device=self.device), 0, cache, None
-                )
+                logits = self.run(token_ids, 0, cache, None)
+                shapes = [_layer_shape(cache, index) for index in range(len(cache))]
+                if any(shape and shape.num_states for shape in shapes):
+                    run = partial(self.run, token_ids[:1], 2, cache, None)
+                    mixers = find_mixers(self.model, cache, run)
             except Exception as error:
                 raise UnsupportedModelError(
-                    f"model type {self.config.model_type}: a plain forward pass with a cache fails: "
+                    f"{name}: a plain forward pass with a cache fails: "
                     f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 ) from error
-        shapes = [_layer_shape(layer) for layer in cache.layers]
         if not any(shapes):
+            raise UnsupportedModelError(f"{name}: does not fill a cache")
+        with_states = {
+            index for index, shape in enumerate(shapes) if shape is not None and shape.num_states
+        }
+        if with_states != set(mixers):
             raise UnsupportedModelError(
-                f"model type {self.config.model_type}: does not fill a KV cache"
+                f"{name}: keeps recurrent state that its modules read in an unknown way"
             )
-        return shapes, logits.shape[-1]
+        return shapes, Mixers(mixers), num_state_bytes(cache), logits.shape[-1]
 
     def run(
         self,
         token_ids: torch.Tensor,
         base: int,
-        cache: DynamicCache | TreeCache,
+        cache: Cache,
         masks: Masks | None,
         positions: torch.Tensor | None = None,
         last_logits_only: bool = False,
@@ -315,18 +360,30 @@ class TargetModel:
             arguments["attention_mask"] = masks
         if last_logits_only and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
-        logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
+        reading = isinstance(cache, TreeCache) and cache.has_states
+        with cache.reading(token_ids.shape[0]) if reading else nullcontext():
+            logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0].to(self.device)  # a model spread over devices returns them on its last one
 
 
-def _layer_shape(layer: object) -> LayerShape | None:
-    """Return the shapes of a filled cache layer; None if the model did not write to it."""
-    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-    if keys is None or values is None or keys.numel() == 0:
-        return None
-    return LayerShape(
-        *(
-            BufferShape(part.shape[1], part.shape[-1], part.dtype, part.device)
-            for part in (keys, values)
+def _layer_shape(cache: Any, index: int) -> LayerShape | None:
+    """Return what a layer of a filled cache keeps; None if the model did not write to it."""
+    layer = cache.layers[index] if index < len(cache.layers) else None
+    parts = [getattr(layer, name, None) for name in ("keys", "values", "indexer_keys")]
+    keys, values, index_keys = (
+        None
+        if part is None or part.numel() == 0
+        else BufferShape(
+            part.shape[1] if part.ndim == 4 else 1, part.shape[-1], part.dtype, part.device
         )
+        for part in parts
     )
+    num_states = getattr(layer, "number_of_states", 0) or _has_linear_cache(cache, index)
+    shape = LayerShape(keys, values, index_keys, num_states)
+    return shape if shape.buffers or num_states else None
+
+
+def _has_linear_cache(cache: Any, index: int) -> int:
+    """Return how many states a layer of MiniMax's keeps, 0 or 1."""
+    states = getattr(cache, "linear_cache", ())
+    return int(index < len(states) and isinstance(states[index], torch.Tensor))

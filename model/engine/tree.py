@@ -89,6 +89,14 @@ class TreeTopology:
         return tuple(tuple(nodes) for nodes in children)
 
     @cached_property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """Nodes of each depth, in node order."""
+        levels: list[list[int]] = [[] for _ in range(self.max_depth + 1)]
+        for node, depth in enumerate(self.depths):
+            levels[depth].append(node)
+        return tuple(map(tuple, levels))
+
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """Place of each node among its siblings, from 0, in node order; the root's is 0."""
         num_before = [0] * self.num_nodes

@@ -86,7 +86,7 @@ def _time_pass(target: TargetModel, tree: DraftTree, cache: TreeCache) -> tuple[
     base = cache.length
     with _timed_attention(target) as attention:
         total = seconds_of(lambda: target.forward(tree, cache), target.synchronize)
-    cache.keep(base, ())
+    cache.set_length(base)
     return total, sum(attention)
 
 

@@ -101,7 +101,7 @@ def cost_curve(
             times = []
             for _ in range(NUM_TIMED + 2):
                 times.append(seconds_of(partial(target.forward, tree, cache), target.synchronize))
-                cache.keep(context, ())
+                cache.set_length(context)
             points.append(CostPoint(num_nodes, context, 1e3 * statistics.median(times[2:])))
     return points
 

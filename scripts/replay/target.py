@@ -60,6 +60,9 @@ class ReplayCache:
         if self.live is not None and self.live.length > base:
             self.live.keep(base, rows)
 
+    def mark(self) -> None:
+        """Do nothing: all recorded rows can be gone back to."""
+
 
 class ReplayTarget:
     """Answers from a recording.
@@ -174,8 +177,13 @@ def refuse_unrecordable(target: TargetModel, longest: int) -> None:
 
     Raises:
         UserError: if positions where only chains can be verified, or rotary frequencies that follow
-            the length of the text, lie within.
+            the length of the text, lie within; or if the model keeps recurrent states, which cannot go back
+            to any earlier text.
     """
+    if target.mixers:
+        raise UserError(
+            f"model type {target.config.model_type}: keeps recurrent states; allowed: attention alone"
+        )
     if target.chain_only_at(0, longest) != target.chain_only:
         raise UserError(
             f"model type {target.config.model_type}: verifies trees in a part of the text only; "

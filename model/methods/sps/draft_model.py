@@ -49,7 +49,12 @@ def _loaded(name: str, dtype: str, device: torch.device, state: tuple[object, ..
     if dtype == "auto":
         dtype = "float32" if device.type == "cpu" else "float16"
     model = _read(AutoModelForCausalLM.from_pretrained, name, dtype=getattr(torch, dtype))
-    return TargetModel(model.eval().to(device))
+    draft = TargetModel(model.eval().to(device))
+    if draft.mixers:
+        raise ValueError(
+            f"draft_model {name}: keeps recurrent state; allowed: attention alone, whose rows can be forgotten"
+        )
+    return draft
 
 
 def _read(load: Callable[..., Any], name: str, **options: object) -> Any:

@@ -28,7 +28,8 @@ from model.kernels.short_pass import short_pass_kernel
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
-from tests.model.families.families import CHAINS, TREES
+from tests.model.families.families import CHAINS
+from tests.model.families.families_with_trees import TREES
 from tests.model.families.family import IS_VERSION_4, Family
 from tests.model.families.test_families import PREFIX_LENGTH, TOLERANCE
 

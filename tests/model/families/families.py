@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.model.families.families_with_trees import TREES
+from tests.model.families.families_with_states import STATES
+from tests.model.families.families_with_trees import TREES as OTHER_TREES
 from tests.model.families.families_without_trees import CHAINS, REFUSED
 
+TREES = [*OTHER_TREES, *STATES]
 FAMILIES = [*TREES, *CHAINS, *REFUSED]

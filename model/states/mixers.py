@@ -1,0 +1,224 @@
+"""Mixers: the modules that read and write states, and how they run over a draft tree.
+
+A recurrent mixer reads rows in order, from one state to the next, so it cannot read a tree as
+attention does, with a mask. But a row needs its parent's state alone: the nodes of one depth are
+independent of each other. So a mixer reads a tree level by level, each level as a batch of single
+tokens from their parents' states: as many calls as the tree is deep, whatever its number of nodes.
+The states after all nodes are there when the accepted ones are known. Mixers whose convolution and
+recurrence are known (`model.states.scans`) do the same in one call, in which the levels are but
+those of the recurrence. All other parts of the model read the tree in one pass, as ever.
+
+The mixers are found by watching one pass, and are not known by name. The single-token form is that
+of plain decoding, so states after a node are plain decoding's, up to the rounding of a batch.
+
+Shapes: N nodes, n nodes of one depth, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from .layers import State, StateLayer, copied, mapped, selected
+from .scans import TreeScan, scannable, scanning_forward
+from .tree import Level, LevelTree
+
+# Methods of transformers' caches through which mixers reach their states; the last two are MiniMax's.
+READERS = (
+    *("get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"),
+    *("get_linear_cache", "set_linear_cache"),
+)
+
+
+class Branches:
+    """The states after every node of a tree.
+
+    Attributes:
+        base: rows before the tree.
+        after: by layer, the function that gives the state after a node.
+    """
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.after: dict[int, Callable[[int], State]] = {}
+
+
+class Mixers:
+    """The mixers of a model.
+
+    Args:
+        modules: by the index of their layer in the cache; none for attention alone.
+
+    Attributes:
+        are_scanned: whether those of known kinds read a tree in one call.
+    """
+
+    def __init__(self, modules: Mapping[int, nn.Module]) -> None:
+        self._modules = {index: (module, scannable(module)) for index, module in modules.items()}
+        self.are_scanned = any(kind is not None for _, kind in self._modules.values())
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._modules)
+
+    @contextmanager
+    def over(self, tree: LevelTree, layers: Sequence[Any], base: int) -> Iterator[Branches]:
+        """Within the block mixers read a pass as this tree, and leave their layers' states as they were.
+
+        Args:
+            tree: the tree, N nodes.
+            layers: of the cache.
+            base: rows before the tree.
+        """
+        branches = Branches(base)
+        replaced: list[tuple[dict[str, Any], Any]] = []
+        try:
+            for index, (module, kind) in self._modules.items():
+                layer: StateLayer = layers[index]
+                run: Callable[..., Any]
+                if self.are_scanned and kind is not None and layer.is_filled:
+                    scan = TreeScan(tree, layer)
+                    branches.after[index] = scan.after
+                    run = partial(_scan, tree, layer, scanning_forward(module, kind, scan))
+                else:
+                    levels = Levels(tree, layer)
+                    branches.after[index] = levels.after
+                    run = partial(levels.run, module.forward)
+                attributes = vars(module)
+                replaced.append((attributes, attributes.get("forward")))
+                attributes["forward"] = run
+            yield branches
+        finally:
+            for attributes, forward in replaced:
+                if forward is None:
+                    del attributes["forward"]
+                else:
+                    attributes["forward"] = forward
+
+
+def _scan(
+    tree: LevelTree, layer: StateLayer, forward: Callable[..., Any], *arguments: Any, **options: Any
+) -> Any:
+    """Run a mixer over the rows [1, N, ...] of its arguments in one call; return its outputs for them."""
+    layer.is_reading_tree = True
+    try:
+        outputs = forward(
+            *_ordered(arguments, tree, tree.order), **_ordered(options, tree, tree.order)
+        )
+    finally:
+        layer.is_reading_tree = False
+    return _ordered(outputs, tree, tree.back)
+
+
+class Levels:
+    """A mixer's calls for the levels of a tree, each a batch of single tokens.
+
+    Args:
+        tree: the tree, N nodes.
+        layer: the mixer's states before the tree.
+    """
+
+    def __init__(self, tree: LevelTree, layer: StateLayer) -> None:
+        self._tree = tree
+        self._layer = layer
+        self._states: list[State] = []  # after the nodes of each level
+
+    def after(self, node: int) -> State:
+        """Return the state after a node."""
+        depth, place = self._tree.place_of(node)
+        found: State = mapped(self._states[depth], lambda tensor: tensor[place : place + 1].clone())
+        return found
+
+    def run(self, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Run a mixer over the rows [1, N, ...] of its arguments; return its outputs for them."""
+        tree, layer, before = self._tree, self._layer, self._layer.state()
+        arguments = _ordered(arguments, tree, tree.order)
+        options = _ordered(options, tree, tree.order)
+        outputs = []
+        for level in tree.levels:
+            state = selected(self._states[-1], level.parents) if self._states else copied(before)
+            layer.set_state(state)
+            rows = partial(_rows, tree.num_nodes, level)
+            outputs.append(forward(*mapped(arguments, rows), **mapped(options, rows)))
+            self._states.append(layer.state())
+        layer.set_state(before)
+        return _ordered(_joined(outputs), tree, tree.back)
+
+
+def _rows(num_nodes: int, level: Level, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a level as a batch [n, 1, ...]; a tensor that has no rows as it is."""
+    return tensor[0, level.begin : level.end, None] if _has_rows(tensor, num_nodes) else tensor
+
+
+def _has_rows(tensor: torch.Tensor, num_nodes: int) -> bool:
+    return tensor.ndim >= 2 and tensor.shape[:2] == (1, num_nodes)
+
+
+def _ordered(value: Any, tree: LevelTree, order: torch.Tensor | None) -> Any:
+    """Return a value with the rows [1, N, ...] of all its tensors in this order; None: as they are."""
+    if order is None:
+        return value
+    return mapped(
+        value,
+        lambda tensor: (
+            tensor.index_select(1, order.to(tensor.device))
+            if _has_rows(tensor, tree.num_nodes)
+            else tensor
+        ),
+    )
+
+
+def _joined(outputs: Sequence[Any]) -> Any:
+    """Return the outputs [n, 1, D] of all levels as one [1, N, D]."""
+    if isinstance(outputs[0], tuple):
+        return tuple(_joined(parts) for parts in zip(*outputs, strict=True))
+    if not isinstance(outputs[0], torch.Tensor):
+        return outputs[0]
+    return torch.cat([output[:, 0] for output in outputs])[None]
+
+
+def find_mixers(model: nn.Module, cache: Any, run: Callable[[], object]) -> dict[int, nn.Module]:
+    """Return the module that reads the states of each layer, by the layer's index.
+
+    Args:
+        model: the model.
+        cache: filled by the model.
+        run: passes a token through the model, with this cache.
+
+    Raises:
+        ValueError: if two modules read the states of one layer.
+    """
+    stack: list[nn.Module] = []
+    found: dict[int, nn.Module] = {}
+
+    def watched(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        whole = (value for value in arguments if isinstance(value, int))
+        index = options.get("layer_idx", next(whole, None))
+        if isinstance(index, int) and found.setdefault(index, stack[-1]) is not stack[-1]:
+            raise ValueError(f"the states of layer {index} are read by more than one module")
+        return method(*arguments, **options)
+
+    hooks = [
+        hook
+        for module in model.modules()
+        for hook in (
+            module.register_forward_pre_hook(lambda module, _: stack.append(module)),
+            module.register_forward_hook(lambda *_: stack.pop() and None, always_call=True),
+        )
+    ]
+    readers = [name for name in READERS if hasattr(cache, name)]
+    for name in readers:
+        setattr(cache, name, partial(watched, getattr(cache, name)))
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for name in readers:
+            delattr(cache, name)
+    return found
