@@ -1,4 +1,7 @@
-"""The drafter in vLLM itself, on the demo model: bash integrations/vllm/test.sh."""
+"""The drafter in vLLM itself: bash integrations/vllm/test.sh
+
+On the demo model, or another: MODEL=data/models/smollm2-135m bash integrations/vllm/test.sh
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,12 @@ from vllm.exceptions import VLLMValidationError  # noqa: E402
 from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
-MODEL = str(ROOT / "data/demo/model")
+MODEL = str(ROOT / os.environ.get("MODEL", "data/demo/model"))
+CONFIG = json.loads((Path(MODEL) / "config.json").read_text())
+# Keys and values of a token in float32, in bytes.
+TOKEN_BYTES = (
+    2 * 4 * CONFIG["num_hidden_layers"] * CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
+)
 SPECULATIVE = {
     "method": "custom_class",
     "model": "token_recycling_vllm.RecyclingProposer",
@@ -32,7 +40,8 @@ SPECULATIVE = {
 TEXTS = [f"USER: {prompt} ASSISTANT:" for prompt in PROMPTS]
 GREEDY = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
 CHUNKED = {"max_num_batched_tokens": 32, "enable_chunked_prefill": True}
-SMALL_MEMORY = {"kv_cache_memory_bytes": 10 << 20}
+ENOUGH, SMALL = 5400 * TOKEN_BYTES, 850 * TOKEN_BYTES
+SMALL_MEMORY = {"kv_cache_memory_bytes": SMALL}
 
 
 def engine(speculative: dict | None = SPECULATIVE, options: dict | None = None, **settings) -> LLM:
@@ -42,7 +51,7 @@ def engine(speculative: dict | None = SPECULATIVE, options: dict | None = None, 
         "enforce_eager": True,
         "max_model_len": 512,
         "max_num_seqs": 8,
-        "kv_cache_memory_bytes": 64 << 20,
+        "kv_cache_memory_bytes": ENOUGH,
         "enable_prefix_caching": False,
         "disable_log_stats": False,
         "seed": 0,
@@ -180,7 +189,7 @@ def test_the_server_answers_and_counts(plain):
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL),
         *("--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--enforce-eager", "--max-model-len", "512"),
-        *("--kv-cache-memory-bytes", str(64 << 20)),
+        *("--kv-cache-memory-bytes", str(ENOUGH)),
         *("--speculative-config", json.dumps(SPECULATIVE)),
         *("--additional-config", json.dumps({"token_recycling": {"top_k": 8}})),
     ]
