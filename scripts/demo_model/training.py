@@ -201,7 +201,10 @@ class Trainer:
         """Losses of a batch, with the weights moved to the predicting positions."""
         token_ids = batch.token_ids.to(self.device)
         weights = next_weights(batch.weights.to(self.device))
-        return Forward(self.losses(self.model, token_ids), weights)
+        # A recurrence is unrolled: over a long sequence it would compile for longer than it trains.
+        is_unrolled = self.config.is_recurrent and token_ids.shape[1] > self.corpus.short_length
+        losses = token_losses if is_unrolled else self.losses
+        return Forward(losses(self.model, token_ids), weights)
 
     def step(self, batch: Batch) -> dict[str, float]:
         """One step of the main phase; returns the figures of the log."""
