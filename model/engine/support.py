@@ -21,9 +21,10 @@ from .masks import WITH_MASK
 
 logger = logging.getLogger(__name__)
 
-# Layer types beside those of attention: with states, and those that keep nothing.
-STATE_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
-EMPTY_LAYER_TYPES = ("moe", "mlp")
+# Layer types beside those of attention: with states, and those that keep nothing. Older versions of
+# transformers 5 call them and attention by names of each model's.
+STATE_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba")
+OTHER_LAYER_TYPES = ("moe", "mlp", "attention")
 # Layers of transformers' caches that `TreeCache` can stand for. Layers that inherit from these may keep more.
 CACHE_LAYERS = frozenset(
     (
@@ -109,11 +110,11 @@ def refuse_unverifiable(model: PreTrainedModel) -> None:
     has_states = getattr(model, "_is_stateful", False) or layer_types.intersection(
         STATE_LAYER_TYPES
     )
-    if has_states and not HAS_STATE_LAYERS:
+    if has_states and not HAS_STATE_LAYERS and own_cache_class(model) is None:
         raise UnsupportedModelError(
             f"{name}: keeps recurrent state, which can be rolled back from transformers 5 on"
         )
-    allowed = (*WITH_MASK, *STATE_LAYER_TYPES, *EMPTY_LAYER_TYPES)
+    allowed = (*WITH_MASK, *STATE_LAYER_TYPES, *OTHER_LAYER_TYPES)
     unknown = layer_types.difference(allowed)
     if unknown:
         raise UnsupportedModelError(

@@ -25,7 +25,7 @@ from transformers import Cache, PreTrainedModel
 from ..kernels.attention import Attention, HeadShape, attention
 from ..kernels.linear import LinearKernels, linear_kernels
 from ..machine.measurements import machine_key
-from ..states.layers import num_state_bytes
+from ..states.layers import num_state_bytes, num_states_of
 from ..states.mixers import Mixers, find_mixers
 from .cache import BufferShape, LayerShape, TreeCache
 from .masks import Masks, TreeMasks
@@ -378,7 +378,7 @@ def _layer_shape(cache: Any, index: int) -> LayerShape | None:
         )
         for part in parts
     )
-    num_states = getattr(layer, "number_of_states", 0) or _has_linear_cache(cache, index)
+    num_states = num_states_of(layer) or _has_linear_cache(cache, index)
     shape = LayerShape(keys, values, index_keys, num_states)
     return shape if shape.buffers or num_states else None
 

@@ -9,6 +9,7 @@ Shapes: B branches.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ ROWS = frozenset(
 # transformers 4.57 has no such layer: each model keeps its states in a cache of its own.
 HAS_STATE_LAYERS = hasattr(cache_utils, "LinearAttentionLayer")
 _Stock: Any = getattr(cache_utils, "LinearAttentionLayer", object)
+# Older versions of transformers 5 keep one state in a layer, and do not number them.
+_ARE_NUMBERED = "number_of_states" in inspect.signature(_Stock.__init__).parameters
 
 # The attributes of a layer that are its state, by name: tensors [B, ...], and dicts of tensors and flags.
 State = dict[str, Any]
@@ -41,7 +44,9 @@ class StateLayer(_Stock):  # type: ignore[misc]
 
     def __init__(self, number_of_states: int) -> None:
         if HAS_STATE_LAYERS:
-            _Stock.__init__(self, number_of_states=number_of_states)
+            _Stock.__init__(
+                self, **({"number_of_states": number_of_states} if _ARE_NUMBERED else {})
+            )
         self.linear = None
         self.is_reading_tree = False
 
@@ -50,22 +55,17 @@ class StateLayer(_Stock):  # type: ignore[misc]
         """Whether it keeps one state, of at least one token."""
         return getattr(self, "has_previous_state", None) == {0: True}
 
-    def update_conv_state(
-        self, conv_states: torch.Tensor, state_idx: int = 0, **options: Any
-    ) -> torch.Tensor:
+    def update_conv_state(self, conv_states: torch.Tensor, *place: Any, **options: Any) -> Any:
         """Add inputs of a convolution; return them with those before."""
         if self.is_reading_tree:
-            return torch.cat((self.conv_states[state_idx], conv_states), dim=-1)
-        inputs: torch.Tensor = super().update_conv_state(conv_states, state_idx, **options)
-        return inputs
+            return torch.cat((self.conv_states[0], conv_states), dim=-1)
+        return super().update_conv_state(conv_states, *place, **options)
 
-    def update_recurrent_state(
-        self, recurrent_states: Any, state_idx: int = 0, **options: Any
-    ) -> Any:
+    def update_recurrent_state(self, recurrent_states: Any, *place: Any, **options: Any) -> Any:
         """Replace the state of a recurrence."""
         if self.is_reading_tree:
             return recurrent_states
-        return super().update_recurrent_state(recurrent_states, state_idx, **options)
+        return super().update_recurrent_state(recurrent_states, *place, **options)
 
     def state(self) -> State:
         """Return the state. Tensors are those of the layer, which may write to them when it reads on."""
@@ -78,7 +78,16 @@ class StateLayer(_Stock):  # type: ignore[misc]
         self.__dict__.update(mapped(state, lambda tensor: tensor))
 
 
-def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def num_states_of(layer: object) -> int:
+    """Return the number of states of a layer of transformers' cache."""
+    kind = getattr(cache_utils, "LinearAttentionCacheLayerMixin", None)
+    if kind is None or not isinstance(layer, kind):
+        return 0
+    number: int = getattr(layer, "number_of_states", 1)
+    return number
+
+
+def mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """Return a value in new containers, with this function of each tensor in it."""
     if isinstance(value, torch.Tensor):
         return function(value)

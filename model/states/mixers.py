@@ -105,11 +105,10 @@ def _scan(
     tree: LevelTree, layer: StateLayer, forward: Callable[..., Any], *arguments: Any, **options: Any
 ) -> Any:
     """Run a mixer over the rows [1, N, ...] of its arguments in one call; return its outputs for them."""
+    arguments, options = _by_level(arguments, tree), _by_level(options, tree)
     layer.is_reading_tree = True
     try:
-        outputs = forward(
-            *_ordered(arguments, tree, tree.order), **_ordered(options, tree, tree.order)
-        )
+        outputs = forward(*arguments, **options)
     finally:
         layer.is_reading_tree = False
     return _ordered(outputs, tree, tree.back)
@@ -137,8 +136,7 @@ class Levels:
     def run(self, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Run a mixer over the rows [1, N, ...] of its arguments; return its outputs for them."""
         tree, layer, before = self._tree, self._layer, self._layer.state()
-        arguments = _ordered(arguments, tree, tree.order)
-        options = _ordered(options, tree, tree.order)
+        arguments, options = _by_level(arguments, tree), _by_level(options, tree)
         outputs = []
         for level in tree.levels:
             state = selected(self._states[-1], level.parents) if self._states else copied(before)
@@ -157,6 +155,15 @@ def _rows(num_nodes: int, level: Level, tensor: torch.Tensor) -> torch.Tensor:
 
 def _has_rows(tensor: torch.Tensor, num_nodes: int) -> bool:
     return tensor.ndim >= 2 and tensor.shape[:2] == (1, num_nodes)
+
+
+def _by_level(value: Any, tree: LevelTree) -> Any:
+    """Return arguments of a mixer with their rows in the order of the levels, and without the tree's mask
+    [1, 1, N, T], which some models give to all layers alike.
+    """
+    mask = (1, 1, tree.num_nodes)
+    unmasked = mapped(value, lambda one: None if one.ndim == 4 and one.shape[:3] == mask else one)
+    return _ordered(unmasked, tree, tree.order)
 
 
 def _ordered(value: Any, tree: LevelTree, order: torch.Tensor | None) -> Any:

@@ -192,6 +192,7 @@ STATES = [
         "MiniMaxConfig",
         {"layer_types": MIXED_LAYERS, "num_local_experts": 2},
         "lightning attention, in a cache class of its own",
+        in_4="",
     ),
     with_state(
         "DeepSeek-V3.2",
