@@ -146,6 +146,8 @@ def _read_prompt(
         reference.read_prompt(len(chunk.token_ids))
         if chunk.logits is not None:
             drafter.observe_prompt(chunk.token_ids, chunk.logits)
+    if prefix_cache is not None:
+        cache.mark()  # the next prompt may go on from the end of this one
     target.synchronize()
     return cache, reference
 

@@ -245,6 +245,10 @@ def test_states_of_a_known_beginning_are_kept(monkeypatch: pytest.MonkeyPatch) -
     answer = generate(target, drafter, PREFIX, max_new_tokens=8, prefix_cache=cache).token_ids
     generate(target, drafter, [*PREFIX, *answer, 3, 4], max_new_tokens=4, prefix_cache=cache)
     assert read == [8, 2], "only what is new is read"
+    end = len(PREFIX) + len(answer) + 2
+    other = [*PREFIX, *answer, 3, 4, 5, 6]
+    generate(target, drafter, other, max_new_tokens=4, prefix_cache=cache)
+    assert read[2:] == [len(other) - end], "from the end of the last prompt"
 
 
 @pytest.mark.parametrize("name", ["Nemotron-H", "Mamba"])
