@@ -60,7 +60,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Reject shapes that no Llama has and an unclear budget."""
+        """Reject shapes that no model has, an unclear budget, and a model that transformers lacks."""
         if (self.minutes is None) == (self.tokens is None):
             raise ValueError("budget: got both or neither of minutes and tokens, allowed one")
         if self.hidden % (2 * self.heads) != 0:
@@ -71,6 +71,10 @@ class TrainConfig:
             raise ValueError(f"vocab_size: got {self.vocab_size}, allowed 300 or more")
         if not 0.0 <= self.decay_share <= 1.0:
             raise ValueError(f"decay_share: got {self.decay_share}, allowed 0 to 1")
+        if self.is_recurrent and not hasattr(transformers, "Qwen3_5TextConfig"):
+            raise ValueError(
+                f"is_recurrent: got transformers {transformers.__version__}, allowed versions with Qwen3.5"
+            )
 
     def progress(self, seconds: float, tokens: int) -> float:
         """Share of the budget that is spent."""
@@ -105,11 +109,7 @@ class Optimizers(NamedTuple):
 
 
 def build_model(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """Make the untrained model; float32, on the CPU.
-
-    Raises:
-        ValueError: The installed transformers has no such model.
-    """
+    """Make the untrained model; float32, on the CPU."""
     shape = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden,
@@ -131,14 +131,9 @@ def build_model(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> PreT
 
 def _recurrent_config(config: TrainConfig, shape: dict[str, Any]) -> PretrainedConfig:
     """Return the configuration of a model like Qwen3.5: states in three of four layers."""
-    kind = getattr(transformers, "Qwen3_5TextConfig", None)
-    if kind is None:
-        raise ValueError(
-            f"is_recurrent: got transformers {transformers.__version__}, allowed versions with Qwen3.5"
-        )
     head_dim = config.hidden // config.heads
     layers = range(1, config.layers + 1)
-    found: PretrainedConfig = kind(
+    found: PretrainedConfig = transformers.Qwen3_5TextConfig(
         **shape,
         head_dim=head_dim,
         layer_types=["linear_attention" if layer % 4 else "full_attention" for layer in layers],

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from model import SpeculativeDecoder
 from model.commands.command_line import UserError
 from scripts.demo_model import answers as demo_answers
 from scripts.demo_model import command as train_demo_model
@@ -270,6 +272,28 @@ def test_written_folder_speaks_and_reports(
     assert result["held_out_loss"]["response"] > 0
     with pytest.raises(UserError, match=r"answers: got nowhere/answers\.jsonl; allowed"):
         demo_model_report.main([*report, "--answers", "nowhere/answers.jsonl"])
+
+
+def test_a_model_with_recurrent_states_is_trained_and_drafted_for(
+    corpus_file: Path, tmp_path: Path
+) -> None:
+    if not hasattr(transformers, "Qwen3_5TextConfig"):
+        with pytest.raises(UserError, match="is_recurrent: got transformers"):
+            train_demo_model.main([*arguments(corpus_file, tmp_path), "--recurrent"])
+        return
+    options = arguments(corpus_file, tmp_path, layers=4, tokens=120_000)
+    assert train_demo_model.main([*options, "--recurrent"]) == 0
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "work/train_log.jsonl").open()]
+    assert losses[-1] < losses[0]
+    decoder = SpeculativeDecoder.from_pretrained(
+        str(tmp_path / "model"), method="recycling", dtype=torch.float32
+    )
+    kinds = decoder.target.config.layer_types
+    assert kinds == ["linear_attention"] * 3 + ["full_attention"]
+    assert len(decoder.target.mixers._modules) == 3
+    ids = torch.tensor([[1, 5, 6, 7]])
+    expected = decoder.target.model.generate(ids, max_new_tokens=20, do_sample=False)
+    assert decoder.generate(ids, max_new_tokens=20).token_ids == expected[0, 4:].tolist()
 
 
 def test_a_round_against_loops_runs_and_is_counted(
