@@ -135,9 +135,8 @@ class MethodAnswerer:
         """Return lines about this run for readers of the log."""
         chain = f"chain drafts only: {self.target.chain_reason}" if self.target.chain_only else ""
         size = self.target.num_state_bytes / 2**20
-        of_draft = size * self.drafter.max_nodes
-        states = f"recurrent states: {size:.2f} MB, {of_draft:.1f} MB after all nodes of the largest draft"
-        return [note for note in (self.drafter.describe(), chain, states if size else "") if note]
+        states = f"recurrent states: {size:.2f} MB a text" if size else ""
+        return [note for note in (self.drafter.describe(), chain, states) if note]
 
     def end_warmup(self) -> None:
         """Forget the warm-up, unless the method counts it."""

@@ -77,8 +77,7 @@ class TargetModel:
         layer_shapes: shapes of each layer's cache; None for layers that read another layer's cache, or
             keep nothing.
         mixers: the modules that keep states; none for attention alone.
-        num_state_bytes: memory of the states of one text, and of those after each node of a draft; 0
-            for attention alone.
+        num_state_bytes: memory of the states of one text; 0 for attention alone.
         is_same_in_parts: whether a text has the same rows and states in whatever parts it is read, but
             for rounding, so that a known beginning may be kept; the self-test finds out.
 

@@ -67,6 +67,11 @@ class StateLayer(_Stock):  # type: ignore[misc]
             return recurrent_states
         return super().update_recurrent_state(recurrent_states, *place, **options)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its states in bytes."""
+        return sum(tensor.nbytes for tensor in tensors_of(self.state()))
+
     def state(self) -> State:
         """Return the state. Tensors are those of the layer, which may write to them when it reads on."""
         kept = {name: value for name, value in self.__dict__.items() if name not in ROWS}
@@ -98,6 +103,13 @@ def mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     return value
 
 
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return all tensors in a value."""
+    found: list[torch.Tensor] = []
+    mapped(value, found.append)
+    return found
+
+
 def copied(state: State) -> State:
     """Return a copy of a state that no layer writes to."""
     found: State = mapped(state, torch.clone)
@@ -112,14 +124,7 @@ def selected(state: State, branches: torch.Tensor) -> State:
 
 def num_state_bytes(cache: Any) -> int:
     """Return the memory of all states in a cache of transformers, in bytes."""
-    sizes: list[int] = []
-
-    def count(tensor: torch.Tensor) -> torch.Tensor:
-        sizes.append(tensor.nbytes)
-        return tensor
-
-    for layer in cache.layers:
-        for name in ("conv_states", "recurrent_states"):
-            mapped(getattr(layer, name, None), count)
-    mapped(getattr(cache, "linear_cache", None), count)  # MiniMax's
-    return sum(sizes)
+    names = ("conv_states", "recurrent_states")
+    states = [getattr(layer, name, None) for layer in cache.layers for name in names]
+    states.append(getattr(cache, "linear_cache", None))  # MiniMax's
+    return sum(tensor.nbytes for tensor in tensors_of(states))

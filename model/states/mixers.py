@@ -33,6 +33,9 @@ READERS = (
     *("get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"),
     *("get_linear_cache", "set_linear_cache"),
 )
+# Most memory for the states after all nodes of a tree, in bytes. Beyond it, those of scanned mixers are
+# computed again for the last accepted node: a few small operations a layer.
+MOST_KEPT = 2**28
 
 
 class Branches:
@@ -82,7 +85,8 @@ class Mixers:
                 layer: StateLayer = layers[index]
                 run: Callable[..., Any]
                 if self.are_scanned and kind is not None and layer.is_filled:
-                    scan = TreeScan(tree, layer)
+                    num_bytes = layer.num_bytes * len(self._modules) * tree.num_nodes
+                    scan = TreeScan(tree, layer, keeps_states=num_bytes <= MOST_KEPT)
                     branches.after[index] = scan.after
                     run = partial(_scan, tree, layer, scanning_forward(module, kind, scan))
                 else:

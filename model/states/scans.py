@@ -11,7 +11,7 @@ convolution, H heads, G groups of heads, D and E head dimensions, S state size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import unwrap
 from types import FunctionType, MethodType
 from typing import Any
@@ -34,18 +34,27 @@ RECURRENCES = {
 }
 
 
+# Gives the states after nodes [n, ...] from their parents' and the nodes' factors.
+Step = Callable[..., torch.Tensor]
+
+
 class TreeScan:
     """What one mixer calls while it reads a tree.
 
     Args:
         tree: the tree.
         layer: the mixer's states before the tree.
+        keeps_states: whether the states after all nodes are kept; else the one that is asked for is
+            computed again, along its path.
     """
 
-    def __init__(self, tree: LevelTree, layer: StateLayer) -> None:
+    def __init__(self, tree: LevelTree, layer: StateLayer, keeps_states: bool) -> None:
         self._tree = tree
         self._before = layer.state()
+        self._keeps_states = keeps_states
         self._inputs: torch.Tensor | None = None  # of the convolution [1, C, K + N]
+        self._step: Step | None = None  # of the recurrence, and its factors [N, ...]
+        self._factors: tuple[torch.Tensor, ...] = ()
         self._states: list[torch.Tensor] = []  # after the nodes of each level [n, ...]
 
     def after(self, node: int) -> State:
@@ -54,9 +63,19 @@ class TreeScan:
         num_inputs = self._inputs.shape[-1] - self._tree.num_nodes
         columns = torch.tensor(self._tree.inputs_of(node, num_inputs), device=self._inputs.device)
         state = {**self._before, "conv_states": {0: self._inputs.index_select(-1, columns)}}
+        if self._step is not None:
+            state["recurrent_states"] = {0: self._recurrent_state(node)}
+        return state
+
+    def _recurrent_state(self, node: int) -> torch.Tensor:
+        """Return the state of the recurrence after a node [1, ...]."""
         if self._states:
             depth, place = self._tree.place_of(node)
-            state["recurrent_states"] = {0: self._states[depth][place : place + 1].clone()}
+            return self._states[depth][place : place + 1].clone()
+        assert self._step is not None
+        state = self._first_state()
+        for place in self._tree.path_to(node):
+            state = self._step(state, *(part[place : place + 1] for part in self._factors))
         return state
 
     def convolution(
@@ -126,24 +145,16 @@ class TreeScan:
         query = query * query.shape[-1] ** -0.5
         if (repeats := value.shape[1] // key.shape[1]) > 1:
             query, key = (part.repeat_interleave(repeats, 1) for part in (query, key))
-        rows = self._by_level(
-            query[:, :, None],
+        factors = (
+            decay[..., None] if decay.ndim == 3 else decay[..., None, None],
             key[:, :, None],
             value[:, :, None],
-            decay[..., None] if decay.ndim == 3 else decay[..., None, None],
             beta[..., None, None],
         )
-        states, outputs = [self._first_state().float()], []
-        for level, (queries, keys, values, decays, betas) in zip(
-            self._tree.levels, rows, strict=True
-        ):
-            state = _parents(states[-1], level.parents) * decays  # [n, H, D, E]
-            change = (values - keys @ state) * betas  # [n, H, 1, E]
-            state = torch.addcmul(state, keys.mT, change)
-            outputs.append(queries @ state)
-            states.append(state)
-        self._keep(states[1:])
-        return torch.cat(outputs)[None, :, :, 0].to(dtype), states[-1]
+        out = self._scan(
+            _delta_step, factors, lambda state, query: query @ state, query[:, :, None]
+        )
+        return out[None, :, :, 0].to(dtype), out
 
     def state_space(
         self,
@@ -182,13 +193,12 @@ class TreeScan:
         if (repeats := inputs.shape[1] // B.shape[1]) > 1:
             B, C = (part.repeat_interleave(repeats, 1) for part in (B, C))
         decay = (dt.float() * A.float()).exp()[..., None, None]
-        update = (dt[..., None] * B)[:, :, None] * inputs[..., None]  # [N, H, D, S]
-        states = self._diagonal(decay, update)
-        out = (states.to(C.dtype) @ C[..., None])[..., 0]
+        factors = (decay, (dt[..., None] * B)[:, :, None], inputs[..., None])
+        out = self._scan(_diagonal_step, factors, _read, C[..., None])[..., 0]
         if D is not None:
             out = out + inputs * D[:, None]
         out = out[None].to(hidden_states.dtype)
-        return (out, states) if return_final_states else out
+        return (out, out) if return_final_states else out
 
     def selective_state_space(
         self,
@@ -228,50 +238,76 @@ class TreeScan:
             dt = functional.softplus(dt)
         dt = dt.float()[..., None]
         decay = (dt * A.float()).exp()  # [N, C, S]
-        states = self._diagonal(decay, dt * B.float()[:, None] * inputs.float()[..., None])
-        out = (states.to(C.dtype) @ C[..., None])[..., 0]
+        factors = (decay, dt * B.float()[:, None], inputs.float()[..., None])
+        out = self._scan(_diagonal_step, factors, _read, C[..., None])[..., 0]
         if D is not None:
             out = out + inputs * D
         if z is not None:
             out = out * functional.silu(z[0].mT)
         out = out.mT[None].to(hidden_states.dtype)
-        return (out, states) if return_last_state else out
+        return (out, out) if return_last_state else out
 
-    def _diagonal(self, decay: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-        """Return the states decay x parent's state + update after all nodes [N, ...]."""
-        states = [self._first_state()]
-        for level, (decays, updates) in zip(
-            self._tree.levels, self._by_level(decay, update), strict=True
-        ):
-            state = torch.addcmul(updates, _parents(states[-1], level.parents), decays)
-            states.append(state.to(states[-1].dtype))
-        self._keep(states[1:])
-        return torch.cat(states[1:])
+    def _scan(
+        self,
+        step: Step,
+        factors: tuple[torch.Tensor, ...],
+        read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        queries: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run a recurrence over the tree, level by level; return what is read of every node's state [N, ...].
 
-    def _by_level(self, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        """Return these tensors [N, ...] cut into levels [n, ...]."""
+        Args:
+            step: gives the states after nodes from their parents' and the nodes' factors.
+            factors: of each node [N, ...].
+            read: gives the output of states and queries.
+            queries: of each node [N, ...].
+
+        Raises:
+            RuntimeError: if the mixer has more than one recurrence.
+        """
+        if self._step is not None:
+            raise RuntimeError("the mixer calls its recurrence more than once")
+        self._step, self._factors = step, factors
         sizes = [level.end - level.begin for level in self._tree.levels]
-        return list(zip(*(tensor.split(sizes) for tensor in tensors), strict=True))
+        rows = zip(*(part.split(sizes) for part in (queries, *factors)), strict=True)
+        state, outputs = self._first_state(), []
+        for level, (query, *parts) in zip(self._tree.levels, rows, strict=True):
+            parents = state.index_select(0, level.parents.to(state.device))
+            state = step(parents, *parts)
+            outputs.append(read(state, query))
+            if self._keeps_states:
+                self._states.append(state)
+        return torch.cat(outputs)
 
     def _first_state(self) -> torch.Tensor:
         """Return the state before the tree [1, ...]."""
         state: torch.Tensor = self._before["recurrent_states"][0]
         return state
 
-    def _keep(self, states: Sequence[torch.Tensor]) -> None:
-        """Keep the states after the nodes of each level.
 
-        Raises:
-            RuntimeError: if the mixer has more than one recurrence.
-        """
-        if self._states:
-            raise RuntimeError("the mixer calls its recurrence more than once")
-        self._states = list(states)
+def _delta_step(
+    state: torch.Tensor,
+    decay: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    beta: torch.Tensor,
+) -> torch.Tensor:
+    """Return states [n, H, D, E] of the gated delta rule after one token each."""
+    state = state.float() * decay
+    change = (value - key @ state) * beta  # [n, H, 1, E]
+    return torch.addcmul(state, key.mT, change)
 
 
-def _parents(states: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-    """Return the states [n, ...] of the parents, of those of the level above."""
-    return states.index_select(0, parents.to(states.device))
+def _diagonal_step(
+    state: torch.Tensor, decay: torch.Tensor, inputs: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """Return states [n, ..., S] of Mamba's recurrences after one token each."""
+    return torch.addcmul(inputs * values, state, decay).to(state.dtype)
+
+
+def _read(state: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return what a query [n, ..., S, 1] reads of states [n, ..., S]."""
+    return state.to(query.dtype) @ query
 
 
 def scannable(mixer: nn.Module) -> str | None:

@@ -60,6 +60,14 @@ class LevelTree:
         depth = self._depth[node]
         return depth, self._place[node] - self.levels[depth].begin
 
+    def path_to(self, node: int) -> list[int]:
+        """Return the places, in the order of the levels, of the nodes from the root to this one."""
+        path = []
+        while node >= 0:
+            path.append(self._place[node])
+            node = self._parents[node]
+        return path[::-1]
+
     @cached_property
     def order(self) -> torch.Tensor | None:
         """The nodes in the order of the levels [N]; None if that is their own."""

@@ -23,6 +23,8 @@ from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree
 from model.methods.registry import METHODS
 from model.methods.sps.draft_model import load_draft_model
+from model.states import mixers
+from model.states.layers import tensors_of
 from model.states.scans import RECURRENCES, TreeScan
 from model.states.tree import LevelTree
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
@@ -51,18 +53,9 @@ def filled(target: TargetModel, text: list[int], num_single: int = 0) -> TreeCac
     return cache
 
 
-def tensors(value: object) -> Iterator[torch.Tensor]:
-    """Yield all tensors in a state."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors(part)
-
-
 def states(cache: TreeCache) -> list[torch.Tensor]:
     """Return the tensors of all states."""
-    return list(tensors(cache._states()))
+    return tensors_of(cache._states())
 
 
 def is_close(cache: TreeCache, other: TreeCache) -> bool:
@@ -73,10 +66,13 @@ def is_close(cache: TreeCache, other: TreeCache) -> bool:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("are_scanned", [True, False])
+@pytest.mark.parametrize("way", ["kept", "computed again", "by level"])
 @pytest.mark.parametrize("name", KEPT)
-def test_kept_states_are_those_of_plain_decoding(name: str, are_scanned: bool) -> None:
-    target = target_of(name)
+def test_kept_states_are_those_of_plain_decoding(
+    name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, are_scanned = target_of(name), way != "by level"
+    monkeypatch.setattr(mixers, "MOST_KEPT", 0 if way == "computed again" else 2**28)
     if are_scanned and not target.mixers.are_scanned:
         pytest.skip("its mixers are read level by level")
     was_scanned, target.mixers.are_scanned = target.mixers.are_scanned, are_scanned
