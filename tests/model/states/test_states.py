@@ -5,11 +5,14 @@ Run: pytest tests/model/states/test_states.py
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import model.engine.rules
 from model.api.custom_generate import speculative
@@ -33,6 +36,7 @@ from tests.model.families.family import IS_VERSION_4
 
 pytestmark = pytest.mark.skipif(IS_VERSION_4, reason="states need transformers 5")
 
+DEMO = Path(__file__).resolve().parents[3] / "data/demo"
 KEPT = [family.name for family in STATES if family.name != "DeepSeek-V3.2"]
 # A delta rule, Mamba 2 alone, Mamba beside attention, convolutions, and one that is read level by level.
 SOME = ["Qwen3.5", "Mamba 2", "Jamba", "LFM2", "Zaya"]
@@ -293,6 +297,34 @@ def test_a_draft_model_with_states_is_refused(tmp_path: Path) -> None:
     known("Mamba").build().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="keeps recurrent state; allowed: attention alone"):
         load_draft_model(str(tmp_path), "float32", torch.device("cpu"))
+
+
+@lru_cache
+def hybrid_model() -> tuple[TargetModel, list[list[int]]]:
+    """Return the trained model with states, checked, and prompts of every fifth demo question."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "hybrid-model")
+    target = TargetModel(
+        AutoModelForCausalLM.from_pretrained(DEMO / "hybrid-model", dtype=torch.float32).eval()
+    )
+    self_test(target)
+    lines = (DEMO / "question.jsonl").read_text(encoding="utf-8").splitlines()[::5]
+    chats = [[{"role": "user", "content": json.loads(line)["turns"][0]}] for line in lines]
+    options = {"add_generation_prompt": True, "return_dict": False}
+    return target, [tokenizer.apply_chat_template(chat, **options) for chat in chats]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_trained_model_with_states_answers_as_in_plain_decoding(method: str) -> None:
+    target, prompts = hybrid_model()
+    assert target.mixers.are_scanned and not target.chain_only
+    drafter = drafter_for(method, target)
+    num_steps = num_tokens = 0
+    for prompt in prompts:
+        answer = generate(target, drafter, prompt, max_new_tokens=40)
+        assert answer.token_ids == referee(target, prompt, 40)
+        num_steps, num_tokens = num_steps + len(answer.steps), num_tokens + 40
+    if method in ("recycling", "hybrid", "samd"):
+        assert num_tokens > 1.3 * num_steps
 
 
 def test_half_precision_is_measured_against_its_own_loop() -> None:
