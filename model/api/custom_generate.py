@@ -39,7 +39,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..engine.rules import GreedyRule, SamplingRule, TokenRule, as_in_transformers, refuse_stateful
 from ..engine.step import StepRecord
-from ..engine.support import CACHE_ARGUMENTS
+from ..engine.support import CACHE_ARGUMENTS, holds_tokens
 from .decoder import SpeculativeDecoder, stop_strings_of
 from .prompts import num_padding
 
@@ -315,7 +315,11 @@ def _refuse(
             "output_scores, output_logits"
         )
     caches = [arguments.get(name) for name in CACHE_ARGUMENTS]
-    if any(cache is not None and _is_in_use(cache) for cache in caches):
+    if any(
+        getattr(cache, "_is_user_defined", False) or holds_tokens(cache)
+        for cache in caches
+        if cache is not None
+    ):
         raise ValueError(
             "past_key_values: got a cache; allowed: none, rows of a known prompt are kept by the "
             "callable itself"
@@ -325,17 +329,6 @@ def _refuse(
         raise ValueError(f"generate: got {', '.join(sorted(unknown))}; allowed: text inputs alone")
     if not config.do_sample:
         refuse_stateful(processors)
-
-
-def _is_in_use(cache: Any) -> bool:
-    """Whether a cache is the user's, or holds tokens already."""
-    if getattr(cache, "_is_user_defined", False):
-        return True
-    layers = getattr(cache, "layers", ())
-    if any(any(getattr(layer, "has_previous_state", {}).values()) for layer in layers):
-        return True
-    has_rows = not layers or any(hasattr(layer, "get_seq_length") for layer in layers)
-    return has_rows and bool(cache.get_seq_length())
 
 
 def _num_padding(arguments: dict[str, Any], length: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from ..states.layers import HAS_STATE_LAYERS
+from ..states.layers import HAS_STATE_LAYERS, holds_state
 from .masks import WITH_MASK
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,15 @@ def own_cache_class(model: PreTrainedModel) -> type[Cache] | None:
             found: type[Cache] = kind
             return found
     return None
+
+
+def holds_tokens(cache: Any) -> bool:
+    """Whether a cache of transformers holds rows or states of any token."""
+    layers = getattr(cache, "layers", ())
+    if any(map(holds_state, layers)):
+        return True
+    has_rows = not layers or any(hasattr(layer, "get_seq_length") for layer in layers)
+    return has_rows and bool(cache.get_seq_length())
 
 
 def new_cache(model: PreTrainedModel) -> Cache:

@@ -39,20 +39,18 @@ class StateLayer(_Stock):  # type: ignore[misc]
     """
 
     is_compileable = False
-    linear: torch.Tensor | None = None
-    is_reading_tree: bool = False
 
     def __init__(self, number_of_states: int) -> None:
         if HAS_STATE_LAYERS:
             _Stock.__init__(
                 self, **({"number_of_states": number_of_states} if _ARE_NUMBERED else {})
             )
-        self.linear = None
+        self.linear: torch.Tensor | None = None
         self.is_reading_tree = False
 
     @property
     def is_filled(self) -> bool:
-        """Whether it keeps one state, of at least one token."""
+        """Whether it keeps one state, numbered, of at least one token."""
         return getattr(self, "has_previous_state", None) == {0: True}
 
     def update_conv_state(self, conv_states: torch.Tensor, *place: Any, **options: Any) -> Any:
@@ -79,8 +77,8 @@ class StateLayer(_Stock):  # type: ignore[misc]
         return state
 
     def set_state(self, state: State) -> None:
-        """Go on from a state; the layer may write to its tensors."""
-        self.__dict__.update(mapped(state, lambda tensor: tensor))
+        """Go on from a state, which is the layer's from now on."""
+        self.__dict__.update(state)
 
 
 def num_states_of(layer: object) -> int:
@@ -90,6 +88,12 @@ def num_states_of(layer: object) -> int:
         return 0
     number: int = getattr(layer, "number_of_states", 1)
     return number
+
+
+def holds_state(layer: object) -> bool:
+    """Whether a layer of transformers' cache has read a token into a state."""
+    found = getattr(layer, "has_previous_state", False)
+    return any(found.values()) if isinstance(found, dict) else bool(found)
 
 
 def mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
