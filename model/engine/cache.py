@@ -26,7 +26,6 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..states.layers import State, StateLayer, copied
 from ..states.mixers import Branches, Mixers
-from ..states.tree import LevelTree
 from .tree import TreeTopology
 
 
@@ -42,7 +41,7 @@ class BufferShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps.
+    """Shapes of one layer's cached tensors, and the number of its states.
 
     Attributes:
         keys, values: of attention; they differ in multi-head latent attention. None if there is none.
@@ -179,7 +178,8 @@ class TreeCache(Cache):
         """
         empty = torch.empty(1, 0, capacity, 0, device="cpu")
         layers: list[Any] = []
-        for buffers, number in zip(parts, num_states or [0] * len(parts), strict=True):
+        numbers = num_states or [0] * len(parts)
+        for buffers, number in zip(parts, numbers, strict=True):
             if not number:
                 layers.append(TreeCacheLayer(*(buffers or (empty, empty))))
             elif buffers:
@@ -192,6 +192,9 @@ class TreeCache(Cache):
         self._state_layers = {
             index: layer for index, layer in enumerate(layers) if isinstance(layer, StateLayer)
         }
+        # Asked for at every pass.
+        self._is_linear = [type(layer) is StateLayer for layer in layers]
+        self._is_dummy = [not (part or number) for part, number in zip(parts, numbers, strict=True)]
         self._num_read = 0  # rows in use, where no layer writes any
         self._is_reading = False  # whether a pass is under way, or was broken off
         self._branches: Branches | None = None  # of the last pass, if it was a tree
@@ -223,13 +226,12 @@ class TreeCache(Cache):
     @property
     def is_linear(self) -> list[bool]:
         """Whether each layer keeps states alone, without rows."""
-        return [type(layer) is StateLayer for layer in self.layers]
+        return self._is_linear
 
     @property
     def is_dummy(self) -> list[bool]:
         """Whether each layer keeps nothing of its own."""
-        kept = (*self._writing_layers, *self._state_layers.values())
-        return [layer not in kept for layer in self.layers]
+        return self._is_dummy
 
     def get_seq_length(self, layer_idx: int = 0, *args: object) -> int:
         """Return the rows that this layer has in use: within a forward pass, T grows layer by layer.
@@ -270,7 +272,7 @@ class TreeCache(Cache):
         self, topology: TreeTopology, mixers: Mixers, device: torch.device
     ) -> Iterator[None]:
         """Within the block layers with states read a pass as this tree; `keep` must follow."""
-        tree = LevelTree(topology.parents, topology.levels, device)
+        tree = topology.by_level(device)
         with mixers.over(tree, self.layers, self.length) as branches:
             yield
         self._branches = branches

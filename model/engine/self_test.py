@@ -5,9 +5,9 @@ node, and of a step after a kept branch, must equal those of plain passes over p
 sequence, transformers' own cache and mask). With recurrent states a plain pass reads the path token
 by token, as plain decoding does: some models compute another recurrence over several tokens. The
 step after the kept branch then proves the kept states. The test knows nothing of the architecture,
-so it also catches what the config does not show. Sliding windows of transformers' masks are shortened during
-the test, so that a short text exceeds them; windows that a model makes itself are not
-(`support.why_chain_only`).
+so it also catches what the config does not show. Sliding windows of transformers' masks are
+shortened during the test, so that a short text exceeds them; windows that a model makes itself are
+not (`support.why_chain_only`).
 
 Shapes: N nodes, V vocabulary, L tokens of a plain pass.
 """

@@ -179,7 +179,7 @@ class TargetModel:
         keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
         return attention(self.model, (keys, values), self.is_compiled)
 
-    @property
+    @cached_property
     def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:
         """Shapes of the keys and values of the first layer with attention; None if there is none."""
         for shape in self.layer_shapes:
@@ -366,7 +366,7 @@ class TargetModel:
 
 
 def _layer_shape(cache: Any, index: int) -> LayerShape | None:
-    """Return what a layer of a filled cache keeps; None if the model did not write to it."""
+    """Return the shapes of a layer of a filled cache; None if the model did not write to it."""
     layer = cache.layers[index] if index < len(cache.layers) else None
     parts = [getattr(layer, name, None) for name in ("keys", "values", "indexer_keys")]
     keys, values, index_keys = (

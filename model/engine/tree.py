@@ -17,6 +17,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
+from ..states.tree import LevelTree
+
 
 class TreeTopology:
     """The shape of a draft tree: the parents, and everything derived from them.
@@ -44,6 +46,7 @@ class TreeTopology:
                 )
         self.parents = tuple(parents)
         self._on_device: dict[tuple[str, torch.device, torch.dtype | None], torch.Tensor] = {}
+        self._by_level: dict[torch.device, LevelTree] = {}
 
     # Room for all 429 trees of eight nodes; larger trees rarely repeat.
     @staticmethod
@@ -130,6 +133,12 @@ class TreeTopology:
         if key not in self._on_device:
             self._on_device[key] = torch.tensor(self.depths, device=device)
         return self._on_device[key]
+
+    def by_level(self, device: torch.device) -> LevelTree:
+        """Return the tree as recurrences read it, on `device`; the same object on every call."""
+        if device not in self._by_level:
+            self._by_level[device] = LevelTree(self.parents, self.levels, device)
+        return self._by_level[device]
 
     def additive_mask(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """Return [N, N]: 0 where a node sees itself or an ancestor, the lowest finite number

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from .layers import State, StateLayer, copied, mapped, selected
-from .scans import TreeScan, scannable, scanning_forward
+from .scans import ScanningForward, TreeScan, scannable
 from .tree import Level, LevelTree
 
 # Methods of transformers' caches through which mixers reach their states; the last two are MiniMax's.
@@ -62,8 +62,14 @@ class Mixers:
     """
 
     def __init__(self, modules: Mapping[int, nn.Module]) -> None:
-        self._modules = {index: (module, scannable(module)) for index, module in modules.items()}
-        self.are_scanned = any(kind is not None for _, kind in self._modules.values())
+        self._modules = modules
+        kinds = {index: scannable(module) for index, module in modules.items()}
+        self._scanning = {
+            index: ScanningForward(modules[index], kind)
+            for index, kind in kinds.items()
+            if kind is not None
+        }
+        self.are_scanned = bool(self._scanning)
 
     def __bool__(self) -> bool:
         """Whether there is any."""
@@ -81,14 +87,14 @@ class Mixers:
         branches = Branches(base)
         replaced: list[tuple[dict[str, Any], Any]] = []
         try:
-            for index, (module, kind) in self._modules.items():
+            for index, module in self._modules.items():
                 layer: StateLayer = layers[index]
                 run: Callable[..., Any]
-                if self.are_scanned and kind is not None and layer.is_filled:
+                if self.are_scanned and index in self._scanning and layer.is_filled:
                     num_bytes = layer.num_bytes * len(self._modules) * tree.num_nodes
                     scan = TreeScan(tree, layer, keeps_states=num_bytes <= MOST_KEPT)
                     branches.after[index] = scan.after
-                    run = partial(_scan, tree, layer, scanning_forward(module, kind, scan))
+                    run = partial(_scan, tree, layer, self._scanning[index].calling(scan))
                 else:
                     levels = Levels(tree, layer)
                     branches.after[index] = levels.after
@@ -98,6 +104,8 @@ class Mixers:
                 attributes["forward"] = run
             yield branches
         finally:
+            for scanning in self._scanning.values():
+                scanning.release()
             for attributes, forward in replaced:
                 if forward is None:
                     del attributes["forward"]

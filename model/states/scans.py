@@ -39,7 +39,7 @@ Step = Callable[..., torch.Tensor]
 
 
 class TreeScan:
-    """What one mixer calls while it reads a tree.
+    """The functions that one mixer calls while it reads a tree, and the states that they leave.
 
     Args:
         tree: the tree.
@@ -186,10 +186,7 @@ class TreeScan:
             [1, N, H, D], with some state in place of the last.
         """
         inputs, dt, B, C = hidden_states[0], dt[0], B[0], C[0]
-        if dt_bias is not None:
-            dt = dt + dt_bias.to(dt.dtype)
-        if dt_softplus:
-            dt = functional.softplus(dt)
+        dt = _time_steps(dt, dt_bias, dt_softplus)
         if (repeats := inputs.shape[1] // B.shape[1]) > 1:
             B, C = (part.repeat_interleave(repeats, 1) for part in (B, C))
         decay = (dt.float() * A.float()).exp()[..., None, None]
@@ -232,11 +229,7 @@ class TreeScan:
             [1, C, N], with some state in place of the last.
         """
         inputs, dt, B, C = (part[0].mT for part in (hidden_states, dt, B, C))  # [N, ...]
-        if delta_bias is not None:
-            dt = dt + delta_bias.to(dt.dtype)
-        if delta_softplus:
-            dt = functional.softplus(dt)
-        dt = dt.float()[..., None]
+        dt = _time_steps(dt, delta_bias, delta_softplus).float()[..., None]
         decay = (dt * A.float()).exp()  # [N, C, S]
         factors = (decay, dt * B.float()[:, None], inputs.float()[..., None])
         out = self._scan(_diagonal_step, factors, _read, C[..., None])[..., 0]
@@ -285,6 +278,12 @@ class TreeScan:
         return state
 
 
+def _time_steps(dt: torch.Tensor, bias: torch.Tensor | None, has_softplus: bool) -> torch.Tensor:
+    """Return time steps with their bias, of the same shape."""
+    dt = dt if bias is None else dt + bias.to(dt.dtype)
+    return functional.softplus(dt) if has_softplus else dt
+
+
 def _delta_step(
     state: torch.Tensor,
     decay: torch.Tensor,
@@ -306,7 +305,7 @@ def _diagonal_step(
 
 
 def _read(state: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return what a query [n, ..., S, 1] reads of states [n, ..., S]."""
+    """Return the outputs of queries [n, ..., S, 1] on states [n, ..., S]."""
     return state.to(query.dtype) @ query
 
 
@@ -325,14 +324,36 @@ def scannable(mixer: nn.Module) -> str | None:
     return found[0] if found else ""
 
 
-def scanning_forward(mixer: nn.Module, recurrence: str, scan: TreeScan) -> Callable[..., Any]:
-    """Return a mixer's forward that calls a scan's functions; the modeling code is shared and stays as it is."""
-    function = unwrap(type(mixer).forward)
-    names = {**function.__globals__, CONVOLUTION: scan.convolution}
-    if recurrence:
-        names[recurrence] = getattr(scan, RECURRENCES[recurrence])
-    copy = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return MethodType(copy, mixer)
+class ScanningForward:
+    """A mixer's forward that calls a scan's functions; the modeling code is shared and stays as it is.
+
+    Args:
+        mixer: the mixer.
+        recurrence: as from `scannable`.
+    """
+
+    def __init__(self, mixer: nn.Module, recurrence: str) -> None:
+        function = unwrap(type(mixer).forward)
+        self._recurrence = recurrence
+        self._names = dict(function.__globals__)
+        copy = FunctionType(
+            function.__code__,
+            self._names,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        copy.__kwdefaults__ = function.__kwdefaults__
+        self._forward = MethodType(copy, mixer)
+
+    def calling(self, scan: TreeScan) -> Callable[..., Any]:
+        """Return the forward, which calls this scan until the next call."""
+        self._names[CONVOLUTION] = scan.convolution
+        if self._recurrence:
+            self._names[self._recurrence] = getattr(scan, RECURRENCES[self._recurrence])
+        return self._forward
+
+    def release(self) -> None:
+        """Forget the scan, and with it the states that it keeps."""
+        self._names.pop(CONVOLUTION, None)
+        self._names.pop(self._recurrence, None)

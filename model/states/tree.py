@@ -44,6 +44,7 @@ class LevelTree:
         self.num_nodes = len(parents)
         self._parents = parents
         self._device = device
+        self._inputs: dict[int, torch.Tensor] = {}
         self._order = [node for nodes in levels for node in nodes]
         self._place = {node: place for place, node in enumerate(self._order)}
         self._depth = {node: depth for depth, nodes in enumerate(levels) for node in nodes}
@@ -84,12 +85,8 @@ class LevelTree:
 
         The K inputs before the tree are columns 0 to K - 1; the nodes follow, in the order of the levels.
         """
-        columns: list[int] = []
-        while node >= 0 and len(columns) < num_inputs:
-            columns.append(num_inputs + self._place[node])
-            node = self._parents[node]
-        columns += range(num_inputs - 1, -1, -1)
-        return columns[:num_inputs][::-1]
+        of_path = [num_inputs + place for place in self.path_to(node)]
+        return [*range(num_inputs), *of_path][-num_inputs:]
 
     def inputs(self, num_inputs: int) -> torch.Tensor:
         """Return the columns of the last K inputs up to each node, in the order of the levels [N, K]."""
@@ -97,7 +94,3 @@ class LevelTree:
             columns = [self.inputs_of(node, num_inputs) for node in self._order]
             self._inputs[num_inputs] = torch.tensor(columns, device=self._device)
         return self._inputs[num_inputs]
-
-    @cached_property
-    def _inputs(self) -> dict[int, torch.Tensor]:
-        return {}

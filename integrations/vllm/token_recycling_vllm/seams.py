@@ -1,4 +1,4 @@
-"""What the drafter is built on in vLLM, checked before it is used.
+"""The parts of vLLM that the drafter is built on, checked before it is used.
 
 vLLM calls `custom_class` experimental: its interface may change in any release. A wrong guess about
 it costs speed or, at worst, an error in the middle of a run. So what is missing or different is said
@@ -63,7 +63,7 @@ def installed_version() -> str:
 
 
 def missing(hooks: tuple[Hook, ...]) -> list[str]:
-    """Return what this vLLM lacks, a line each."""
+    """Return the parts that this vLLM lacks, a line each."""
     lacks = []
     for hook in hooks:
         try:

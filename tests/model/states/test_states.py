@@ -23,7 +23,7 @@ from model.engine.prefix_cache import PrefixCache
 from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.self_test import Probe, compare, self_test
 from model.engine.target import TargetModel, UnsupportedModelError
-from model.engine.tree import DraftTree
+from model.engine.tree import DraftTree, TreeTopology
 from model.methods.registry import METHODS
 from model.methods.sps.draft_model import load_draft_model
 from model.states import mixers
@@ -150,6 +150,12 @@ def test_a_wrong_column_of_a_convolution_is_noticed(monkeypatch: pytest.MonkeyPa
     right = LevelTree.inputs_of
     monkeypatch.setattr(
         LevelTree, "inputs_of", lambda tree, node, number: [0, *right(tree, node, number)[1:]]
+    )
+    # Not the trees that were used before, which know their columns.
+    monkeypatch.setattr(
+        TreeTopology,
+        "by_level",
+        lambda tree, device: LevelTree(tree.parents, tree.levels, device),
     )
     target = TargetModel(known("LFM2").build())
     self_test(target)
