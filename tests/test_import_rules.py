@@ -19,7 +19,8 @@ PACKAGES = ("model", "evaluation", "scripts")
 # All contact of the library with transformers.
 WITH_TRANSFORMERS = {
     *("model.engine.target", "model.engine.cache", "model.engine.support", "model.engine.rules"),
-    *("model.states.layers", "model.states.scans", "model.compiled.target", "model.compiled.cache"),
+    *("model.states.layers", "model.states.own_cache", "model.states.scans"),
+    *("model.compiled.target", "model.compiled.cache"),
     *("model.kernels.attention", "model.methods.sps.draft_model"),
     *("model.api.decoder", "model.api.custom_generate", "model.api.checkpoint_settings"),
     "model.api.gguf",

@@ -15,7 +15,7 @@ Shapes: H key-value heads, M capacity (rows), T rows in use, D head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..states.layers import State, StateLayer, copied
 from ..states.mixers import Branches, Mixers
+from ..states.own_cache import CONTAINERS, REPLACED, Container
 from .tree import TreeTopology
 
 
@@ -146,6 +147,8 @@ class TreeCache(Cache):
 
     # Whether its rows are its own. Where all texts share them, no text can be kept for the next.
     is_lasting = True
+    # Whether a pass over a draft tree is under way whose layers with states read it as one.
+    is_branching = False
 
     def __init__(self, layer_shapes: Sequence[LayerShape | None], capacity: int) -> None:
         counts: dict[BufferShape, int] = {}
@@ -273,8 +276,10 @@ class TreeCache(Cache):
     ) -> Iterator[None]:
         """Within the block layers with states read a pass as this tree; `keep` must follow."""
         tree = topology.by_level(device)
+        self.is_branching = True
         with mixers.over(tree, self.layers, self.length) as branches:
             yield
+        self.is_branching = False
         self._branches = branches
 
     def keep(self, base: int, rows: Sequence[int]) -> None:
@@ -360,3 +365,39 @@ class TreeCache(Cache):
         for buffer in self.buffers.values():
             index = torch.tensor(rows, device=buffer.device)
             buffer[:, :, start : start + len(rows)] = buffer.index_select(2, index)
+
+
+class OwnStatesCache(TreeCache):
+    """The `TreeCache` of a model that keeps its states in a class of its own (`model.states.own_cache`).
+
+    Args:
+        layer_shapes, capacity: as `TreeCache`.
+        empty: an empty cache of the model's class.
+        states: those before any token, by layer and name.
+    """
+
+    def __init__(
+        self,
+        layer_shapes: Sequence[LayerShape | None],
+        capacity: int,
+        empty: Any,
+        states: Mapping[int, State],
+    ) -> None:
+        super().__init__(layer_shapes, capacity)
+        self.__dict__.update(
+            {name: value for name, value in vars(empty).items() if name not in REPLACED}
+        )
+        for index, layer in self._state_layers.items():
+            layer.set_state(copied(states[index]))
+        for name in CONTAINERS:
+            setattr(self, name, Container(self.layers, name))
+        self._marked = {0: self._states()}
+
+    @property
+    def has_previous_state(self) -> bool:
+        """Whether a token was read before; all states of a draft tree's nodes are read as if there were."""
+        return self.is_branching or self._num_read > 0
+
+    @has_previous_state.setter
+    def has_previous_state(self, value: bool) -> None:
+        """Do nothing: models say that they have read, which is known."""

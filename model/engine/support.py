@@ -11,12 +11,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from ..states.layers import HAS_STATE_LAYERS, holds_state
+from ..states.own_cache import new_own_cache, own_cache_class
 from .masks import WITH_MASK
 
 logger = logging.getLogger(__name__)
@@ -59,31 +60,6 @@ def cache_argument(model: PreTrainedModel) -> str | None:
     return next((name for name in CACHE_ARGUMENTS if name in names), None)
 
 
-def own_cache_class(model: PreTrainedModel) -> type[Cache] | None:
-    """Return the class of cache that the model alone uses, such as MiniMax's; None if it has none.
-
-    Raises:
-        UnsupportedModelError: if it is made in a way of its own.
-    """
-    core = getattr(model, "base_model", model)
-    core = getattr(core, "_orig_mod", core)
-    for parameter in inspect.signature(core.forward).parameters.values():
-        for kind in (parameter.annotation, *get_args(parameter.annotation)):
-            if not isinstance(kind, type) or not issubclass(kind, Cache):
-                continue
-            if kind.__module__ != type(core).__module__:
-                continue
-            arguments = inspect.signature(kind).parameters.values()
-            if any(argument.default is argument.empty for argument in arguments):
-                raise UnsupportedModelError(
-                    f"model type {model.config.model_type}: keeps recurrent state in a {kind.__name__}; "
-                    "allowed: transformers' own cache layers"
-                )
-            found: type[Cache] = kind
-            return found
-    return None
-
-
 def holds_tokens(cache: Any) -> bool:
     """Whether a cache of transformers holds rows or states of any token."""
     layers = getattr(cache, "layers", ())
@@ -96,7 +72,7 @@ def holds_tokens(cache: Any) -> bool:
 def new_cache(model: PreTrainedModel) -> Cache:
     """Return an empty cache of the class that the model's own generation uses."""
     own = own_cache_class(model)
-    cache: Cache = DynamicCache(config=model.config) if own is None else own()
+    cache: Cache = DynamicCache(config=model.config) if own is None else new_own_cache(own, model)
     return cache
 
 
@@ -130,7 +106,7 @@ def refuse_unverifiable(model: PreTrainedModel) -> None:
             f"{name}: has layers of type {', '.join(sorted(map(str, unknown)))}; allowed: "
             f"{', '.join(allowed)}"
         )
-    for layer in new_cache(model).layers:
+    for layer in getattr(new_cache(model), "layers", ()):
         if (kind := type(layer).__name__) not in CACHE_LAYERS:
             raise UnsupportedModelError(
                 f"{name}: caches {kind}; allowed: {', '.join(sorted(CACHE_LAYERS))}"

@@ -25,9 +25,10 @@ from transformers import Cache, PreTrainedModel
 from ..kernels.attention import Attention, HeadShape, attention
 from ..kernels.linear import LinearKernels, linear_kernels
 from ..machine.measurements import machine_key
-from ..states.layers import num_state_bytes, num_states_of
+from ..states.layers import State, num_state_bytes, num_states_of
 from ..states.mixers import Mixers, find_mixers
-from .cache import BufferShape, LayerShape, TreeCache
+from ..states.own_cache import first_states, has_read, own_cache_class, rows_in
+from .cache import BufferShape, LayerShape, OwnStatesCache, TreeCache
 from .masks import Masks, TreeMasks
 from .step import DeviceDrafting, DeviceStep
 from .support import (
@@ -36,7 +37,6 @@ from .support import (
     context_limit,
     forward_parameters,
     new_cache,
-    own_cache_class,
     refuse_autocast,
     refuse_unverifiable,
     rope_border,
@@ -107,15 +107,12 @@ class TargetModel:
         self._parameters = forward_parameters(model)
         self.cache_argument = cache_argument(model) or ""  # checked by `refuse_unverifiable`
         self.masks = TreeMasks(self.config)
+        self._own_cache = own_cache_class(model)
+        self._first_states: dict[int, State] = {}  # before any token, of such a class
         scales_queries = getattr(self.config, "attn_temperature_tuning", False)
         self._query_scale_step: int = self.config.floor_scale if scales_queries else 0
         self._rope_border = rope_border(self.config)
         self.layer_shapes, self.mixers, self.num_state_bytes, self.vocab_size = self._probe()
-        own = own_cache_class(model)
-        # Models with a cache class of their own ask for it.
-        self._cache_class: Any = (
-            TreeCache if own is None else type("TreeCache", (TreeCache, own), {})
-        )
         self.is_same_in_parts = True
         # Measurements of this model by other rooms, by name.
         self.measured: dict[str, Any] = {}
@@ -212,7 +209,19 @@ class TargetModel:
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree)."""
-        cache: TreeCache = self._cache_class(self.layer_shapes, capacity)
+        return self._tree_cache(self.layer_shapes, capacity)
+
+    def _tree_cache(self, shapes: Sequence[LayerShape | None], capacity: int) -> TreeCache:
+        """Return an empty cache; models with a cache class of their own ask for it."""
+        own = self._own_cache
+        if own is None:
+            return TreeCache(shapes, capacity)
+        if issubclass(own, Cache):  # MiniMax's
+            kind: Any = type("TreeCache", (TreeCache, own), {})
+            cache: TreeCache = kind(shapes, capacity)
+            return cache
+        kind = type("TreeCache", (OwnStatesCache, own), {})
+        cache = kind(shapes, capacity, new_cache(self.model), self._first_states)
         return cache
 
     def context_limit(self, prompt_length: int) -> int | None:
@@ -320,8 +329,15 @@ class TargetModel:
         with self.lock, torch.no_grad():
             try:
                 logits = self.run(token_ids, 0, cache, None)
-                shapes = [_layer_shape(cache, index) for index in range(len(cache))]
+                is_own = not isinstance(cache, Cache)
+                num_layers = self.config.num_hidden_layers if is_own else len(cache)
+                shapes = [_layer_shape(cache, index) for index in range(num_layers)]
+                num_bytes = num_state_bytes(cache)
                 if any(shape and shape.num_states for shape in shapes):
+                    if is_own:  # watched in ours
+                        self._first_states = first_states(cache, num_layers)
+                        cache = self._tree_cache(shapes, len(token_ids) + 1)
+                        self.run(token_ids, 0, cache, None)
                     run = partial(self.run, token_ids[:1], 2, cache, None)
                     mixers = find_mixers(self.model, cache, run)
             except Exception as error:
@@ -338,7 +354,7 @@ class TargetModel:
             raise UnsupportedModelError(
                 f"{name}: keeps recurrent state that its modules read in an unknown way"
             )
-        return shapes, Mixers(mixers), num_state_bytes(cache), logits.shape[-1]
+        return shapes, Mixers(mixers), num_bytes, logits.shape[-1]
 
     def run(
         self,
@@ -355,6 +371,8 @@ class TargetModel:
             if positions is None:
                 positions = torch.arange(base, base + token_ids.shape[0], device=self.device)
             arguments["position_ids"] = positions[None]
+        if self._own_cache is not None and "cache_position" in self._parameters:
+            arguments["cache_position"] = self._cache_position(base, token_ids.shape[0])
         if masks is not None:
             arguments["attention_mask"] = masks
         if last_logits_only and "logits_to_keep" in self._parameters:
@@ -364,11 +382,22 @@ class TargetModel:
             logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0].to(self.device)  # a model spread over devices returns them on its last one
 
+    def _cache_position(self, base: int, num_rows: int) -> torch.Tensor:
+        """Return the positions of a pass's rows as models of transformers 4.57 ask for them."""
+        if self.cache_argument != "cache_params":
+            return torch.arange(base, base + num_rows, device=self.device)
+        # Models with states alone know a prompt by as many positions as their convolution sees.
+        first = [base] if base else range(self.config.conv_kernel)
+        return torch.tensor(first, device=self.device)
+
 
 def _layer_shape(cache: Any, index: int) -> LayerShape | None:
     """Return the shapes of a layer of a filled cache; None if the model did not write to it."""
-    layer = cache.layers[index] if index < len(cache.layers) else None
+    layers = getattr(cache, "layers", ())
+    layer = layers[index] if index < len(layers) else None
     parts = [getattr(layer, name, None) for name in ("keys", "values", "indexer_keys")]
+    if not isinstance(cache, Cache):
+        parts = [rows_in(cache, "key_cache", index), rows_in(cache, "value_cache", index), None]
     keys, values, index_keys = (
         None
         if part is None or part.numel() == 0
@@ -377,7 +406,7 @@ def _layer_shape(cache: Any, index: int) -> LayerShape | None:
         )
         for part in parts
     )
-    num_states = num_states_of(layer) or _has_linear_cache(cache, index)
+    num_states = num_states_of(layer) or _has_linear_cache(cache, index) or has_read(cache, index)
     shape = LayerShape(keys, values, index_keys, num_states)
     return shape if shape.buffers or num_states else None
 

@@ -129,6 +129,9 @@ def selected(state: State, branches: torch.Tensor) -> State:
 def num_state_bytes(cache: Any) -> int:
     """Return the memory of all states in a cache of transformers, in bytes."""
     names = ("conv_states", "recurrent_states")
-    states = [getattr(layer, name, None) for layer in cache.layers for name in names]
-    states.append(getattr(cache, "linear_cache", None))  # MiniMax's
+    layers = getattr(cache, "layers", ())
+    states = [getattr(layer, name, None) for layer in layers for name in names]
+    # Those of caches that one model alone uses; the last one is MiniMax's.
+    own = (*names, "ssm_states", "conv_cache", "linear_cache")
+    states += [getattr(cache, name, None) for name in own]
     return sum(tensor.nbytes for tensor in tensors_of(states))

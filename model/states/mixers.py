@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .layers import State, StateLayer, copied, mapped, selected
+from .layers import HAS_STATE_LAYERS, State, StateLayer, copied, mapped, selected
+from .own_cache import CONTAINERS, WatchedContainer
 from .scans import ScanningForward, TreeScan, scannable
 from .tree import Level, LevelTree
 
@@ -63,7 +64,8 @@ class Mixers:
 
     def __init__(self, modules: Mapping[int, nn.Module]) -> None:
         self._modules = modules
-        kinds = {index: scannable(module) for index, module in modules.items()}
+        known = modules if HAS_STATE_LAYERS else {}  # others' states have names of their own
+        kinds = {index: scannable(module) for index, module in known.items()}
         self._scanning = {
             index: ScanningForward(modules[index], kind)
             for index, kind in kinds.items()
@@ -96,7 +98,7 @@ class Mixers:
                     branches.after[index] = scan.after
                     run = partial(_scan, tree, layer, self._scanning[index].calling(scan))
                 else:
-                    levels = Levels(tree, layer)
+                    levels = Levels(tree, layer, base)
                     branches.after[index] = levels.after
                     run = partial(levels.run, module.forward)
                 attributes = vars(module)
@@ -132,11 +134,13 @@ class Levels:
     Args:
         tree: the tree, N nodes.
         layer: the mixer's states before the tree.
+        base: rows before the tree.
     """
 
-    def __init__(self, tree: LevelTree, layer: StateLayer) -> None:
+    def __init__(self, tree: LevelTree, layer: StateLayer, base: int) -> None:
         self._tree = tree
         self._layer = layer
+        self._base = base
         self._states: list[State] = []  # after the nodes of each level
 
     def after(self, node: int) -> State:
@@ -149,11 +153,13 @@ class Levels:
         """Run a mixer over the rows [1, N, ...] of its arguments; return its outputs for them."""
         tree, layer, before = self._tree, self._layer, self._layer.state()
         arguments, options = _by_level(arguments, tree), _by_level(options, tree)
-        outputs = []
-        for level in tree.levels:
+        outputs, first = [], options.get("cache_position")  # of transformers 4.57
+        for depth, level in enumerate(tree.levels):
             state = selected(self._states[-1], level.parents) if self._states else copied(before)
             layer.set_state(state)
             rows = partial(_rows, tree.num_nodes, level)
+            if first is not None and (self._base or depth):  # a text begins as a prompt does
+                options["cache_position"] = first[:1] + depth
             outputs.append(forward(*mapped(arguments, rows), **mapped(options, rows)))
             self._states.append(layer.state())
         layer.set_state(before)
@@ -215,11 +221,15 @@ def find_mixers(model: nn.Module, cache: Any, run: Callable[[], object]) -> dict
     stack: list[nn.Module] = []
     found: dict[int, nn.Module] = {}
 
+    def report(index: int) -> None:
+        if found.setdefault(index, stack[-1]) is not stack[-1]:
+            raise ValueError(f"the states of layer {index} are read by more than one module")
+
     def watched(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         whole = (value for value in arguments if isinstance(value, int))
         index = options.get("layer_idx", next(whole, None))
-        if isinstance(index, int) and found.setdefault(index, stack[-1]) is not stack[-1]:
-            raise ValueError(f"the states of layer {index} are read by more than one module")
+        if isinstance(index, int):
+            report(index)
         return method(*arguments, **options)
 
     hooks = [
@@ -233,6 +243,9 @@ def find_mixers(model: nn.Module, cache: Any, run: Callable[[], object]) -> dict
     readers = [name for name in READERS if hasattr(cache, name)]
     for name in readers:
         setattr(cache, name, partial(watched, getattr(cache, name)))
+    containers = {name: getattr(cache, name) for name in CONTAINERS if hasattr(cache, name)}
+    for name, container in containers.items():
+        setattr(cache, name, WatchedContainer(container, report))
     try:
         run()
     finally:
@@ -240,4 +253,6 @@ def find_mixers(model: nn.Module, cache: Any, run: Callable[[], object]) -> dict
             hook.remove()
         for name in readers:
             delattr(cache, name)
+        for name, container in containers.items():
+            setattr(cache, name, container)
     return found

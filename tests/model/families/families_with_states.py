@@ -37,14 +37,11 @@ def with_state(
     config: str,
     options: Mapping[str, Any],
     note: str,
-    in_4: str = "refused",
+    in_4: str = "",
     without: tuple[str, ...] = (),
 ) -> Family:
     """Return a family that keeps states."""
-    reason = "keeps recurrent state" if in_4 == "refused" else ""
-    return Family(
-        name, config, options, note=note, outcome_in_4=in_4, reason_in_4=reason, without=without
-    )
+    return Family(name, config, options, note=note, outcome_in_4=in_4, without=without)
 
 
 STATES = [
@@ -67,6 +64,7 @@ STATES = [
             "num_experts": 2,
         },
         "Mamba beside attention",
+        in_4="chains",
     ),
     with_state(
         "Bamba",
@@ -112,12 +110,14 @@ STATES = [
         "ZambaConfig",
         {
             "layers_block_type": ["mamba", "hybrid"],
+            "use_mamba_kernels": False,
             "attention_hidden_size": 64,
             "attention_head_dim": 16,
             "n_mamba_heads": 2,
             "mamba_d_state": 4,
         },
         "Mamba in every layer, attention in some",
+        in_4="chains",
     ),
     with_state(
         "Zamba 2",
@@ -131,6 +131,7 @@ STATES = [
             "num_mem_blocks": 1,
         },
         "Mamba 2 in every layer, attention in some",
+        in_4="chains",
     ),
     with_state("Qwen3-Next", "Qwen3NextConfig", {**DELTA, **MOE}, "gated delta rule"),
     with_state("Qwen3.5", "Qwen3_5TextConfig", DELTA, "gated delta rule", in_4="absent"),
@@ -192,7 +193,6 @@ STATES = [
         "MiniMaxConfig",
         {"layer_types": MIXED_LAYERS, "num_local_experts": 2},
         "lightning attention, in a cache class of its own",
-        in_4="",
     ),
     with_state(
         "DeepSeek-V3.2",

@@ -48,7 +48,6 @@ class Family:
         outcome: "trees", "chains" or "refused".
         reason: regular expression for the reason given when the outcome is not "trees".
         outcome_in_4: the outcome in transformers 4.57, where it differs; "absent" if 4.57 lacks it.
-        reason_in_4: why it is refused there, as in the error and in the docs.
         without: names of `BASE` that this config does not take.
         note: what is unusual about it, for the docs.
         right_since: the minor version of transformers 5 since which its own passes are right; older
@@ -61,7 +60,6 @@ class Family:
     outcome: str = "trees"
     reason: str = ""
     outcome_in_4: str = ""
-    reason_in_4: str = ""
     without: tuple[str, ...] = ()
     note: str = ""
     right_since: int = 0

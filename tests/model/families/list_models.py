@@ -69,8 +69,6 @@ def _reason(family: Family) -> str:
     """Return why a family's drafts may not branch, in either version; empty where they may."""
     if family.outcome != "trees":
         return family.note
-    if family.reason_in_4:
-        return f"{family.reason_in_4} in a class of its own in 4.57"
     in_4 = {"chains": "a tree fails", "refused": "a chain fails"}.get(family.outcome_in_4)
     return f"{in_4} the self-test in 4.57" if in_4 else ""
 

@@ -21,7 +21,7 @@ from model.engine.target import TargetModel, UnsupportedModelError
 from model.methods.registry import METHODS
 from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee, target_of
 from tests.model.families.families import CHAINS, FAMILIES, REFUSED, TREES
-from tests.model.families.family import IS_VERSION_4, Family
+from tests.model.families.family import IS_VERSION_4
 
 # Far above rounding (5e-6 measured), far below any bug (1e-2 and more).
 TOLERANCE = 1e-4
@@ -32,13 +32,7 @@ NUM_NEW = 40
 PROMPTS = ([5], [3, 4, 5, 6] * 4, random_ids(28))
 
 
-def is_refused_here(family: Family) -> bool:
-    """Whether a family that is verified elsewhere is refused in the installed version of transformers."""
-    return IS_VERSION_4 and bool(family.reason_in_4)
-
-
-VERIFIED = [family.name for family in (*TREES, *CHAINS) if not is_refused_here(family)]
-REFUSED_HERE = [*REFUSED, *filter(is_refused_here, TREES)]
+VERIFIED = [family.name for family in (*TREES, *CHAINS)]
 
 
 @lru_cache(maxsize=16)
@@ -124,12 +118,11 @@ def test_drafts_are_trees_unless_a_reason_is_given(name: str) -> None:
     assert "\n" not in target.chain_reason
 
 
-@pytest.mark.parametrize("name", [family.name for family in REFUSED_HERE])
+@pytest.mark.parametrize("name", [family.name for family in REFUSED])
 def test_a_model_that_cannot_roll_back_is_refused_in_one_line(name: str) -> None:
     family = known(name)
     model = family.build()
-    reason = family.reason_in_4 if is_refused_here(family) else family.reason
-    with pytest.raises(UnsupportedModelError, match=reason) as error:
+    with pytest.raises(UnsupportedModelError, match=family.reason) as error:
         self_test(TargetModel(model))
     assert "\n" not in str(error.value)
     assert model.config.model_type in str(error.value)
