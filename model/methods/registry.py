@@ -19,6 +19,7 @@ METHODS: dict[str, str] = {
     "pld": ".pld.drafter:PldDrafter",
     "lookahead": ".lookahead.drafter:LookaheadDrafter",
     "samd": ".samd.drafter:SamdDrafter",
+    "suffix": ".suffix.drafter:SuffixDrafter",
     "sps": ".sps.drafter:SpsDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
