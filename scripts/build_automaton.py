@@ -1,8 +1,8 @@
 """Build the suffix automaton of a corpus, for `--automaton` of samd.
 
-The corpus is a JSONL file: one object a line with a document's text. It is read in order until
-`--max-tokens` are in, so that memory stays bounded: about 0.5 GB for a million tokens while
-building, and 45 bytes a token in the file.
+The corpus is a JSONL file, one object a line with a document's text, or any other text file, whose
+documents are separated by empty lines. It is read in order until `--max-tokens` are in, so that memory stays
+bounded: about 0.5 GB for a million tokens while building, and 45 bytes a token in the file.
 
 python -m scripts.build_automaton corpus.jsonl --tokenizer data/demo/model --out corpus.safetensors
 """
@@ -24,7 +24,7 @@ from scripts.corpus import load_tokenizer, tokenised
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.build_automaton", description=__doc__)
-    parser.add_argument("corpus", help="JSONL file, one document a line")
+    parser.add_argument("corpus", help="JSONL file, one document a line, or a text file")
     parser.add_argument("--tokenizer", required=True, help="folder or hub name of the model")
     parser.add_argument("--out", required=True, help="safetensors file to write")
     parser.add_argument("--field", default="text", help="key of a document's text (%(default)s)")
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     automaton = SuffixAutomaton()
     num_documents = num_tokens = 0
     start = time.perf_counter()
-    for token_ids in tokenised(Path(args.corpus), args.field, tokenizer, args.max_tokens):
+    for token_ids in tokenised([Path(args.corpus)], args.field, tokenizer, args.max_tokens):
         automaton.extend([*token_ids, BOUNDARY])
         num_documents += 1
         num_tokens += len(token_ids)

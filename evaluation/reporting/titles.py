@@ -26,6 +26,7 @@ METHOD_TITLES = {
     "lookahead": "Lookahead",
     "samd": "SAM decoding",
     "suffix": "SuffixDecoding",
+    "rest": "REST",
     "sps": "Speculative sampling (draft model)",
     "hybrid": "Hybrid",
     "generate": "transformers generate",
@@ -50,13 +51,23 @@ BENCH_TITLES = {
     "demo": "demo questions",
 }
 # Names of the same methods in other people's tables.
-PUBLISHED_NAMES = {"AR": "vanilla", "Recycling": "recycling", "PLD": "pld", "SpS": "sps"}
+PUBLISHED_NAMES = {
+    "AR": "vanilla",
+    "Recycling": "recycling",
+    "PLD": "pld",
+    "SpS": "sps",
+    "REST": "rest",
+}
 # Options, and values of options, in words; those not here are shown as "name value".
 OPTION_WORDS = {
     "automaton": "the automaton of a corpus, {}",
     "budget=auto": "as many drafted tokens as pay",
     "budget=fixed": "a fixed number of drafted tokens",
+    "cut=none": "the most frequent tokens drafted",
+    "cut=published": "long paths cut",
+    "datastore": "the datastore {}",
     "draft_dtype": "draft model in precision {}",
+    "draft_length": "at most {} tokens one after another",
     "fallback": "short matches left to {}",
     "guess": "{} n-grams verified in a step",
     "harvest_prompt": "memory seeded from the prompt: {}",
@@ -64,10 +75,13 @@ OPTION_WORDS = {
     "load_matrix": "memory loaded before the first question",
     "match": "{} match continued",
     "max_cached_answers": "at most {} answers kept",
+    "max_matches": "at most {} places counted",
     "max_ngram_size": "n-grams of at most {} tokens looked up",
     "max_spec_factor": "{} tokens drafted for each token matched",
     "max_spec_offset": "{} tokens drafted besides",
+    "max_token_span": "ends of at most {} tokens looked up",
     "max_tree_depth": "match and draft of at most {} tokens",
+    "min_token_span": "ends of {} tokens or more looked up",
     "min_token_prob": "drafted tokens of probability {} or more",
     "neighbours": "state compared with {} of the same token",
     "num_draft_tokens": "{} tokens of the draft model a step",

@@ -20,6 +20,7 @@ METHODS: dict[str, str] = {
     "lookahead": ".lookahead.drafter:LookaheadDrafter",
     "samd": ".samd.drafter:SamdDrafter",
     "suffix": ".suffix.drafter:SuffixDrafter",
+    "rest": ".rest.drafter:RestDrafter",
     "sps": ".sps.drafter:SpsDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }

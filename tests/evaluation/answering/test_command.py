@@ -27,6 +27,7 @@ METHOD_OPTIONS = {
     "lookahead": "--level --window --guess",
     "samd": "--fallback --threshold --bias --output-id-topk --tree-version",
     "suffix": "--num-nodes --max-spec-factor --min-token-prob --max-cached-answers",
+    "rest": "--datastore --num-nodes --max-token-span",
     "sps": "--draft-model --num-draft-tokens",
     "hybrid": "--num-nodes --budget --output-id-topk",
 }
