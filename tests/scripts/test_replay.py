@@ -26,11 +26,13 @@ from scripts.replay.command import build_parser, main, record
 from scripts.replay.recording import Recording
 from scripts.replay.scores import TurnScore, check_replayable, drafter_from, figures, score
 from scripts.replay.target import ReplayTarget, refuse_unrecordable
+from tests.model.decoded import datastore_file
 from tests.model.families.family import Family
 
 # A draft model, and trees that do not follow the clock.
 OPTIONS = {
     "sps": f" --draft-model {ModelOptions().model_path}",
+    "rest": f" --datastore {datastore_file(8192)}",
     "hybrid": " --budget fixed --num-nodes 12",
 }
 DRAFTERS = [

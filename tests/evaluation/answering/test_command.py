@@ -26,6 +26,8 @@ METHOD_OPTIONS = {
     "pld": "--max-ngram-size --num-pred-tokens",
     "lookahead": "--level --window --guess",
     "samd": "--fallback --threshold --bias --output-id-topk --tree-version",
+    "suffix": "--num-nodes --max-spec-factor --min-token-prob --max-cached-answers",
+    "rest": "--datastore --num-nodes --max-token-span",
     "sps": "--draft-model --num-draft-tokens",
     "hybrid": "--num-nodes --budget --output-id-topk",
 }
@@ -81,6 +83,8 @@ def changed_values(item: dataclasses.Field[Any], folder: Path) -> list[Any]:
         values = [True, False]
     elif kind.startswith("int"):
         values = [10 if item.default is None else item.default + 1]
+    elif kind.startswith("float"):
+        values = [item.default + 0.5]
     else:
         values = [str(folder / "a_tree.json")]
     return [value for value in values if value != item.default]

@@ -23,8 +23,13 @@ from tests.model.decoded import drafter_for
 
 DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"
 LIMIT = 16
-# The others need a second model.
-WITH_DEFAULTS = [method for method in METHODS if not drafter_class(method).drafts_with_model()]
+# The others need a second model, or a datastore.
+WITH_DEFAULTS = [
+    method
+    for method in METHODS
+    if not drafter_class(method).drafts_with_model()
+    and not drafter_class(method).drafts_from_datastore()
+]
 
 
 @pytest.fixture(scope="module")

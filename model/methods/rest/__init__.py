@@ -1,0 +1,1 @@
+"""REST, retrieval-based speculative decoding (arXiv 2311.08252)."""

@@ -1,0 +1,123 @@
+"""REST: continue as a corpus did after the longest end of the text that it holds.
+
+The last 16 tokens of the text are looked up in a datastore, then fewer, until some are found. What
+followed at the places of the match makes a tree; its most frequent nodes are the draft.
+
+Source: Z. He et al., REST: Retrieval-Based Speculative Decoding, arXiv 2311.08252 (n_max ->
+`max_token_span`, c, the number of draft tokens -> `num_nodes`). Defaults and the choice of nodes are
+those of the authors' code, github.com/FasterDecoding/REST (`long` -> `draft_length`, `k` ->
+`max_matches`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...engine.budget import MAX_DRAFT, DraftBudget
+from ...engine.drafter import Drafter
+from ...engine.tree import DraftTree
+from ...options import check_options, option
+from .datastore import BUILD, Datastore
+from .prefix_counts import Path, chain, cut, most_frequent
+
+# A span is compared at every step of a bisection; continuations are counted token by token.
+MAX_SPAN, MAX_MATCHES = 1024, 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RestConfig:
+    """Options of REST."""
+
+    datastore: str | None = option(None, "file of scripts.build_datastore (required)")
+    num_nodes: int = option(64, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
+    max_token_span: int = option(
+        16, "longest end of the text that is looked up", least=1, most=MAX_SPAN
+    )
+    min_token_span: int = option(2, "shortest", least=1, most=MAX_SPAN)
+    draft_length: int = option(10, "tokens drafted one after another", least=1, most=256)
+    max_matches: int = option(
+        5000,
+        "places of a match that are counted, the alphabetically first",
+        least=1,
+        most=MAX_MATCHES,
+    )
+    cut: str = option(
+        "published",
+        "published: as the authors' code, which leaves out long paths until the lengths of all paths add "
+        "up to at most --num-nodes; none: the --num-nodes most frequent nodes",
+        choices=("published", "none"),
+    )
+
+    def __post_init__(self) -> None:
+        """Validate as far as possible without files.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+        if self.min_token_span > self.max_token_span:
+            raise ValueError(
+                f"min_token_span: got {self.min_token_span}; allowed: at most {self.max_token_span}, "
+                "--max-token-span"
+            )
+
+
+class RestDrafter(Drafter):
+    """Drafts what followed in a datastore.
+
+    Raises:
+        ValueError: if the datastore is missing, cannot be read or is of another tokenizer.
+    """
+
+    config_class = RestConfig
+
+    def __init__(self, config: RestConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        if config.datastore is None:
+            raise ValueError(f"datastore: got none; give a file; {BUILD}")
+        self._datastore = Datastore.load(config.datastore)
+        if self._datastore.largest_token >= vocab_size:
+            raise ValueError(
+                f"datastore: got {config.datastore} with token {self._datastore.largest_token}; allowed: "
+                f"0 to {vocab_size - 1}; build it with the tokenizer of this model"
+            )
+        self.max_nodes = 1 + config.num_nodes
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return the most frequent continuations of the longest match."""
+        paths = self._paths(context, min(self.config.draft_length, budget.max_depth))
+        if budget.chain_only:
+            paths = chain(paths)
+        nodes: dict[Path, int] = {(): 0}
+        for path in paths:
+            nodes[path] = len(nodes)
+        parents = (-1, *(nodes[path[:-1]] for path in paths))
+        tokens = [context[-1], *(path[-1] for path in paths)]
+        return DraftTree.from_lists(tokens, parents, self.device)
+
+    def _paths(self, context: Sequence[int], length: int) -> list[Path]:
+        """Return the drafted nodes as paths from the root, the most frequent first."""
+        config = self.config
+        least = min(config.min_token_span, len(context))
+        spans = range(least, min(config.max_token_span, len(context)) + 1)
+        # Where an end of the text does not occur, no longer one does.
+        num_found = bisect_left(spans, True, key=lambda span: not self._places(context, span, 1))
+        for span in reversed(spans[:num_found]) if length else ():
+            places = self._places(context, span, config.max_matches)
+            following = self._datastore.following(places, span, length)
+            if paths := most_frequent(following, config.num_nodes):
+                return paths if config.cut == "none" else cut(paths, config.num_nodes)
+        return []
+
+    def _places(self, context: Sequence[int], span: int, most: int) -> range:
+        """Return where the last `span` tokens of the text occur, as `Datastore.find` does."""
+        return self._datastore.find(context[-span:], most)
+
+    def describe(self) -> str:
+        """Return the size of the datastore."""
+        size = self._datastore.tokens.nbytes + self._datastore.suffixes.nbytes
+        return f"datastore of {len(self._datastore.tokens):,} tokens: {size / 2**20:.2f} MB, mapped"

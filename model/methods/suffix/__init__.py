@@ -1,0 +1,1 @@
+"""SuffixDecoding (arXiv 2411.04975)."""

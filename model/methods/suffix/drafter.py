@@ -1,0 +1,202 @@
+"""SuffixDecoding: continue as earlier answers and this text did after what the text ends with.
+
+Two suffix trees count how often every string of tokens occurred: one in the prompt and the answer in
+progress, the other in all answers, the one in progress included. Each suffix of the text that occurs
+in a tree has a continuation there; the longer the match, the more tokens are drafted. The continuation
+with the largest sum of probabilities becomes the draft.
+
+Source: G. Oliaro et al., SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications,
+arXiv 2411.04975 (alpha, MAX_SPEC = alpha p for a match of p tokens -> `max_spec_factor`; D(N), the
+probability of a node -> `min_token_prob` bounds it; SCORE -> `Continuation.score`). Defaults are those of
+the authors' library, github.com/snowflakedb/ArcticInference; the number of answers kept is vLLM's.
+
+Shapes: A answers, T tokens of all answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...engine.budget import MAX_DRAFT, DraftBudget
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.tree import DraftTree
+from ...options import STARTS, check_options, option
+from ..growth.memory import wrong_tensors
+from .continuation import Continuation, Grow, likeliest_path, likeliest_tree
+from .suffix_tree import Place, SuffixTree
+
+SHAPES: Mapping[str, Grow] = {"path": likeliest_path, "tree": likeliest_tree}
+# Every token of a text costs up to so many moves.
+MAX_DEPTH = 1024
+# Added before rounding down, as in the authors' code, so that ten times 0.1 is 1 token.
+ROUNDING = 1e-6
+# Memory of a node with its places in dictionary and ranking, and of a token with its 1.3 nodes: answers of the
+# demo model, by tracemalloc.
+NODE_BYTES, TOKEN_BYTES = 265, 340
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixConfig:
+    """Options of SuffixDecoding."""
+
+    num_nodes: int = option(64, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
+    shape: str = option(
+        "path",
+        "path: a chain, the most frequent token each time; tree: the most probable tokens of all branches",
+        choices=tuple(SHAPES),
+    )
+    max_tree_depth: int = option(
+        64, "tokens of match and draft together, at most", least=2, most=MAX_DEPTH
+    )
+    max_spec_factor: float = option(
+        1.0, "tokens drafted for each token of the match", least=0, most=MAX_DRAFT
+    )
+    max_spec_offset: float = option(0.0, "tokens drafted besides", least=-MAX_DRAFT, most=MAX_DRAFT)
+    min_token_prob: float = option(0.1, "smallest probability of a drafted token", least=0, most=1)
+    max_cached_answers: int = option(
+        10_000, "answers kept, the oldest leave first; 0: none but the one in progress", least=0
+    )
+    start: str = option(
+        "hot", "hot: answers are kept across questions; cold: cleared before each", choices=STARTS
+    )
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+        for name in ("max_spec_factor", "max_spec_offset", "min_token_prob"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name}: got {getattr(self, name)}; allowed: a finite number")
+
+
+class SuffixDrafter(Drafter):
+    """Drafts the continuation with the largest expected number of accepted tokens."""
+
+    config_class = SuffixConfig
+
+    def __init__(self, config: SuffixConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        self.max_nodes = 1 + config.num_nodes
+        self.is_cold = config.start == "cold"
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all answers."""
+        self._text_tree = SuffixTree(self.config.max_tree_depth)
+        self._answer_tree = SuffixTree(self.config.max_tree_depth)
+        self._answers: deque[list[int]] = deque()  # the oldest first
+        self._answer: list[int] = []  # the one in progress
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin an answer; the oldest one leaves if there are too many."""
+        self._text_tree = SuffixTree(self.config.max_tree_depth)
+        self._text_tree.extend(prompt_ids)
+        self._begin_answer()
+
+    def _begin_answer(self) -> None:
+        """Keep the answer in progress, if it has a token, and begin a new one."""
+        if self._answer:
+            self._answers.append(self._answer)
+        while self._answers and len(self._answers) >= self.config.max_cached_answers:
+            self._answer_tree.remove(self._answers.popleft())
+        self._answer = self._answer_tree.begin_text()
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return the best continuation; of equally good ones that of the text."""
+        grow = SHAPES["path" if budget.chain_only else self.config.shape]
+        known = context[-self.config.max_tree_depth :]
+        best = self._best(self._text_tree.places(known), grow, budget.max_depth)
+        if self.config.max_cached_answers:
+            other = self._best(self._answer_tree.places(known), grow, budget.max_depth)
+            best = other if other.score > best.score else best
+        parents = [-1, *(1 + parent for parent in best.parents)]
+        return DraftTree.from_lists([context[-1], *best.tokens], tuple(parents), self.device)
+
+    def _best(self, places: Iterator[Place], grow: Grow, max_depth: int) -> Continuation:
+        """Return the continuation with the largest score, of equals that of the longest match."""
+        best = Continuation()
+        for length, place in reversed([*enumerate(places, start=1)]):
+            most = self._most_tokens(length, max_depth)
+            # No shorter match drafts more, and no token is worth more than 1.
+            if most <= best.score:
+                break
+            found = grow(place, most, self.config.min_token_prob)
+            if found.score > best.score:
+                best = found
+        return best
+
+    def _most_tokens(self, length: int, max_depth: int) -> int:
+        """Return the number of tokens that a match of this length may draft."""
+        factor, offset = self.config.max_spec_factor, self.config.max_spec_offset
+        by_match = int(length * factor + offset + ROUNDING)
+        return max(0, min(by_match, self.max_nodes - 1, max_depth))
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Append the new tokens to the text and to the answer."""
+        tokens = step.acceptance.tokens
+        self._text_tree.extend(tokens)
+        if self.config.max_cached_answers:
+            self._answer_tree.extend(tokens)
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the answers, int32 [T], and the length of each, int64 [A], the oldest first."""
+        answers = [*self._answers, *([self._answer] if self._answer else [])]
+        tokens = [token for answer in answers for token in answer]
+        lengths = [len(answer) for answer in answers]
+        return {
+            "answers": torch.tensor(tokens, dtype=torch.int32),
+            "lengths": torch.tensor(lengths, dtype=torch.int64),
+        }
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Read saved answers; their order decides between equally frequent tokens.
+
+        Raises:
+            ValueError: if names, types, lengths or tokens do not fit, or there are too many answers.
+        """
+        if set(tensors) != set(self.memory()):
+            raise ValueError(wrong_tensors(tensors, self.memory()))
+        answers, lengths = tensors["answers"], tensors["lengths"]
+        self._check(answers, lengths)
+        self.reset()
+        for answer in answers.split(lengths.tolist()):
+            self._begin_answer()
+            self._answer_tree.extend(answer.tolist())
+
+    def _check(self, answers: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Raise ValueError unless these are answers that fit the model and the options."""
+        kinds = (answers.dtype, answers.ndim, lengths.dtype, lengths.ndim)
+        if kinds != (torch.int32, 1, torch.int64, 1):
+            raise ValueError(
+                f"matrix: got {answers.dtype} and {lengths.dtype} of {answers.ndim} and {lengths.ndim} "
+                "dimensions; allowed: answers, int32, and their lengths, int64, of one dimension"
+            )
+        if bool((lengths < 1).any()) or int(lengths.sum()) != len(answers):
+            raise ValueError(
+                f"matrix: got lengths that do not add up to its {len(answers)} tokens; allowed: lengths of "
+                "1 or more that do"
+            )
+        if len(lengths) > self.config.max_cached_answers:
+            raise ValueError(
+                f"matrix: got {len(lengths)} answers; allowed: at most {self.config.max_cached_answers}, "
+                "--max-cached-answers"
+            )
+        if len(answers) and not 0 <= int(answers.min()) <= int(answers.max()) < self.vocab_size:
+            raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {self.vocab_size - 1}")
+
+    def describe(self) -> str:
+        """Return the size of the tree of answers, and its bound."""
+        num_answers = len(self._answers) + bool(self._answer)
+        size = NODE_BYTES * self._answer_tree.num_nodes / 2**20
+        return (
+            f"tree of answers: {num_answers} answers, {self._answer_tree.num_nodes:,} nodes, about {size:.1f} "
+            f"MB; at most {self.config.max_cached_answers:,} answers, some {TOKEN_BYTES} bytes a token"
+        )
