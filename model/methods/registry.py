@@ -20,6 +20,7 @@ METHODS: dict[str, str] = {
     "lookahead": ".lookahead.drafter:LookaheadDrafter",
     "samd": ".samd.drafter:SamdDrafter",
     "sps": ".sps.drafter:SpsDrafter",
+    "racer": ".racer.drafter:RacerDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 
