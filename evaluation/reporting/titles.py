@@ -27,6 +27,7 @@ METHOD_TITLES = {
     "samd": "SAM decoding",
     "sps": "Speculative sampling (draft model)",
     "racer": "RACER",
+    "logitspec": "LogitSpec",
     "hybrid": "Hybrid",
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",

@@ -21,6 +21,7 @@ METHODS: dict[str, str] = {
     "samd": ".samd.drafter:SamdDrafter",
     "sps": ".sps.drafter:SpsDrafter",
     "racer": ".racer.drafter:RacerDrafter",
+    "logitspec": ".logitspec.drafter:LogitSpecDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 

@@ -28,9 +28,10 @@ from scripts.replay.scores import TurnScore, check_replayable, drafter_from, fig
 from scripts.replay.target import ReplayTarget, refuse_unrecordable
 from tests.model.families.family import Family
 
-# A draft model, and trees that do not follow the clock.
+# A draft model, trees that do not follow the clock, and no more tokens of a row than are recorded.
 OPTIONS = {
     "sps": f" --draft-model {ModelOptions().model_path}",
+    "logitspec": " --num-nodes 7",
     "hybrid": " --budget fixed --num-nodes 12",
 }
 DRAFTERS = [

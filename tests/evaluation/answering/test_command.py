@@ -28,6 +28,7 @@ METHOD_OPTIONS = {
     "samd": "--fallback --threshold --bias --output-id-topk --tree-version",
     "sps": "--draft-model --num-draft-tokens",
     "racer": "--num-nodes --ngram --max-nodes --max-breadth --start",
+    "logitspec": "--num-nodes --max-ngram-size --num-pred-tokens",
     "hybrid": "--num-nodes --budget --output-id-topk",
 }
 # Options of methods that are refused without another.
