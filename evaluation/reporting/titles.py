@@ -28,6 +28,8 @@ METHOD_TITLES = {
     "suffix": "SuffixDecoding",
     "rest": "REST",
     "sps": "Speculative sampling (draft model)",
+    "racer": "RACER",
+    "logitspec": "LogitSpec",
     "hybrid": "Hybrid",
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",

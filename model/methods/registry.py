@@ -22,6 +22,8 @@ METHODS: dict[str, str] = {
     "suffix": ".suffix.drafter:SuffixDrafter",
     "rest": ".rest.drafter:RestDrafter",
     "sps": ".sps.drafter:SpsDrafter",
+    "racer": ".racer.drafter:RacerDrafter",
+    "logitspec": ".logitspec.drafter:LogitSpecDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 

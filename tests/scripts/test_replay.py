@@ -29,10 +29,11 @@ from scripts.replay.target import ReplayTarget, refuse_unrecordable
 from tests.model.decoded import datastore_file
 from tests.model.families.family import Family
 
-# A draft model, and trees that do not follow the clock.
+# A draft model, trees that do not follow the clock, and no more tokens of a row than are recorded.
 OPTIONS = {
     "sps": f" --draft-model {ModelOptions().model_path}",
     "rest": f" --datastore {datastore_file(8192)}",
+    "logitspec": " --num-nodes 7",
     "hybrid": " --budget fixed --num-nodes 12",
 }
 DRAFTERS = [

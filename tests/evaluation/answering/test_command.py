@@ -29,6 +29,8 @@ METHOD_OPTIONS = {
     "suffix": "--num-nodes --max-spec-factor --min-token-prob --max-cached-answers",
     "rest": "--datastore --num-nodes --max-token-span",
     "sps": "--draft-model --num-draft-tokens",
+    "racer": "--num-nodes --ngram --max-nodes --max-breadth --start",
+    "logitspec": "--num-nodes --max-ngram-size --num-pred-tokens",
     "hybrid": "--num-nodes --budget --output-id-topk",
 }
 # Options of methods that are refused without another.

@@ -1,0 +1,1 @@
+"""RACER: retrieval first, recycled logits in the rest of the tree (arXiv 2604.14885)."""

@@ -1,0 +1,151 @@
+"""RACER: what followed the text's end in earlier texts, then recycled logits, as one tree.
+
+An automaton holds the n-grams of prompts and answers with their counts. The continuations of every
+suffix of the text that it knows are drafted first, the most frequent ones if there are too many. The
+rest of the nodes goes to a tree of copied logits: the likeliest tokens after each token when it was
+last read, as in Token Recycling, but with a breadth that is halved along the tree instead of a
+template. Both trees hang from the same root and are merged.
+
+Source: Z. Zhang et al., RACER: Retrieval-Augmented Contextual Rapid Speculative Decoding, arXiv
+2604.14885, and its code, github.com/hkr04/RACER (n -> `ngram`; capacity of the automaton ->
+`max_nodes`; breadth of the root -> `max_breadth`; draft size C, root included -> `num_nodes` + 1).
+
+Shapes: C prompt tokens in a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...engine.budget import MAX_DRAFT, DraftBudget
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.tree import DraftTree
+from ...kernels.largest_logits import top_k
+from ...options import STARTS, check_options, option
+from ..growth.memory import check_size, wrong_tensors
+from .automaton import Automaton
+from .copied_rows import CopiedRows
+from .path_tree import PathTree
+
+ROWS = "adjacency"
+
+
+@dataclass(frozen=True, slots=True)
+class RacerConfig:
+    """Options of RACER."""
+
+    num_nodes: int = option(63, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
+    ngram: int = option(
+        10, "tokens of the n-grams that are looked up; 0: no retrieval", least=0, most=256
+    )
+    max_nodes: int = option(10_000, "most nodes of the automaton", least=2, most=2**20)
+    max_breadth: int = option(
+        8, "likeliest tokens kept for each token, and drafted after the root; 0: no logits", least=0
+    )
+    start: str = option(
+        "hot",
+        "hot: n-grams and logits live across questions; cold: cleared before each",
+        choices=STARTS,
+    )
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+        if self.max_nodes <= self.ngram:
+            raise ValueError(
+                f"max_nodes: got {self.max_nodes} with n-grams of {self.ngram} tokens; allowed: "
+                f"{self.ngram + 1} or more"
+            )
+
+
+class RacerDrafter(Drafter):
+    """Drafts retrieved continuations and, with the nodes left, a tree from copied logits."""
+
+    config_class = RacerConfig
+
+    def __init__(self, config: RacerConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        if config.max_breadth > vocab_size:
+            raise ValueError(
+                f"max_breadth: got {config.max_breadth}; allowed: 0 to {vocab_size}, the vocabulary"
+            )
+        check_size("max_breadth", vocab_size, config.max_breadth)
+        self.max_nodes = 1 + config.num_nodes
+        self.num_candidates = config.max_breadth
+        self.harvests_prompt = config.max_breadth > 0
+        self.is_cold = config.start == "cold"
+        self._automaton = Automaton(config.max_nodes)
+        self._rows = CopiedRows(vocab_size, config.max_breadth)
+        self._text: list[int] = []
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Count the prompt's n-grams, its last token, the first root, left out."""
+        self._text = list(prompt_ids)
+        self._automaton.restart()
+        if size := self.config.ngram:
+            for begin in range(len(prompt_ids) - size):
+                self._automaton.add(prompt_ids[begin : begin + size])
+            self._automaton.build_links()
+
+    def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+        """Write the rows of a chunk of the prompt, C tokens and logits [C, V]."""
+        _, top_ids = top_k(logits, self.config.max_breadth)
+        self._rows.write(token_ids, top_ids.tolist())
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return what was retrieved and the tree of copied logits, merged."""
+        size, depth, is_chain = self.max_nodes, budget.max_depth, budget.chain_only
+        tree = PathTree(context[-1])
+        retrieved = self._automaton.retrieve(tree, size, depth, is_chain)
+        if self.config.max_breadth:
+            # Only a chain goes on where retrieval ended.
+            end, begun = (retrieved.end, retrieved.depth) if is_chain else (0, 0)
+            self._rows.grow(tree, end, size - retrieved.num_chosen, depth - begun, is_chain)
+        nodes = tree.flat()
+        return DraftTree.from_lists(nodes.tokens, nodes.parents, self.device)
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Write the row of every node in the order of the tree, and count the n-grams of the new text."""
+        acceptance = step.acceptance
+        if self.config.max_breadth:
+            self._rows.write(acceptance.node_tokens, acceptance.candidates.token_ids)
+        self._text += acceptance.tokens
+        size = self.config.ngram
+        if not size:
+            return
+        root = len(self._text) - 1
+        for end in range(root, max(root - len(acceptance.tokens), size - 1), -1):
+            self._automaton.add(self._text[end - size : end])
+        if accepted := acceptance.tokens[:-1]:
+            self._automaton.advance(accepted)
+
+    def reset(self) -> None:
+        """Forget n-grams and rows."""
+        self._automaton.clear()
+        self._rows.clear()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the automaton and the rows, int32 [V, max_breadth]."""
+        return {**self._automaton.state(), ROWS: self._rows.state()}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load a saved memory.
+
+        Raises:
+            ValueError: if names, types, shapes or values do not fit.
+        """
+        if set(tensors) != set(self.memory()):
+            raise ValueError(wrong_tensors(tensors, self.memory()))
+        self._rows.load_state(tensors[ROWS])
+        self._automaton.load_state(tensors)
+
+    def describe(self) -> str:
+        """Return the number of states and of rows."""
+        return f"automaton of at most {self.config.max_nodes} nodes; {self._rows.describe()}"

@@ -1,0 +1,47 @@
+"""A draft under construction: paths of tokens that share their beginnings."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Nodes(NamedTuple):
+    """Nodes of a tree, the root first: tokens, and the parent of each (-1 for the root)."""
+
+    tokens: list[int]
+    parents: tuple[int, ...]
+
+
+class PathTree:
+    """Paths from one root, merged: no node has two children with the same token.
+
+    Args:
+        root: the root's token.
+
+    Attributes:
+        tokens: of the nodes in the order in which they were added; node 0 is the root.
+    """
+
+    def __init__(self, root: int) -> None:
+        self.tokens = [root]
+        self._children: list[dict[int, int]] = [{}]
+
+    def child(self, node: int, token: int) -> int:
+        """Return the child of a node with this token, added if there is none."""
+        children = self._children[node]
+        found = children.get(token)
+        if found is None:
+            found = children[token] = len(self.tokens)
+            self.tokens.append(token)
+            self._children.append({})
+        return found
+
+    def flat(self) -> Nodes:
+        """Return the nodes level by level; of siblings the one that was added last comes first."""
+        tokens, parents, order = [self.tokens[0]], [-1], [0]
+        for place, node in enumerate(order):  # grows meanwhile
+            for child in reversed(self._children[node].values()):
+                order.append(child)
+                parents.append(place)
+                tokens.append(self.tokens[child])
+        return Nodes(tokens, tuple(parents))
