@@ -26,6 +26,7 @@ METHOD_TITLES = {
     "lookahead": "Lookahead",
     "samd": "SAM decoding",
     "sps": "Speculative sampling (draft model)",
+    "goose": "Goose",
     "hybrid": "Hybrid",
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",

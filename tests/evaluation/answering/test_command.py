@@ -27,6 +27,7 @@ METHOD_OPTIONS = {
     "lookahead": "--level --window --guess",
     "samd": "--fallback --threshold --bias --output-id-topk --tree-version",
     "sps": "--draft-model --num-draft-tokens",
+    "goose": "--num-nodes --max-extended-chain --output-id-topk",
     "hybrid": "--num-nodes --budget --output-id-topk",
 }
 # Options of methods that are refused without another.
