@@ -23,7 +23,6 @@ from matplotlib.ticker import ScalarFormatter
 from evaluation.answering.config import AnswerOptions
 from evaluation.answers.provenance import git_commit
 from evaluation.questions.conversation import choose_conversation
-from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.tables import cell, json_line, markdown_table
@@ -32,6 +31,7 @@ from model.commands.files import write_whole
 from model.commands.loading import load_config_and_tokenizer
 from model.options import unknown_name
 from scripts.replay.command import add_model_options, load_recorded_model, record
+from scripts.replay.mix import asked_questions
 from scripts.replay.recording import Recording
 from scripts.studies.catalogue import NUM_READ, STUDIES
 from scripts.studies.lab import Lab, Study
@@ -123,12 +123,6 @@ def check_num_questions(number: int) -> None:
         )
 
 
-def _num_asked(args: argparse.Namespace) -> int:
-    """Return how many questions the options ask."""
-    number = len(load_questions(question_file_of(args.bench_name, args.question_file)))
-    return number if args.num_questions is None else min(number, args.num_questions)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run studies."""
     args = build_parser().parse_args(argv)
@@ -152,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(
                 f"top_k: got {top_k}; allowed: {NUM_READ.get(name, 8)} or more, which the study {name} reads"
             )
-    check_num_questions(recording.num_questions if file else _num_asked(args))
+    check_num_questions(recording.num_questions if file else len(asked_questions(args)))
     make_folder(out)
     if file:
         model = load_recorded_model(recording.source)
