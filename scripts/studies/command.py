@@ -6,6 +6,7 @@ does not depend on the clock, so that a busy machine gives the same figures.
 
 Examples:
     python -m scripts.studies budget --num-questions 8
+    python -m scripts.studies field --mix spec_bench=60 mbpp=20 spec_bench:math_reasoning=20
     python -m scripts.studies all --recording demo.replay --out studies
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,10 +35,12 @@ from model.options import unknown_name
 from scripts.replay.command import add_model_options, load_recorded_model, record
 from scripts.replay.mix import asked_questions
 from scripts.replay.recording import Recording
-from scripts.studies.catalogue import NUM_READ, STUDIES
+from scripts.studies.catalogue import CHECKS, NUM_READ, STUDIES
 from scripts.studies.lab import Lab, Study
 
 ALL = "all"
+# More series than these have their legend below the picture.
+MOST_INSIDE = 8
 
 
 def chart(study: Study) -> Figure:
@@ -45,7 +49,8 @@ def chart(study: Study) -> Figure:
     places = list(dict.fromkeys(point.x for point in study.points))
     is_line = all(isinstance(place, int | float) for place in places)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 3.6))
+        is_crowded = len(series) > MOST_INSIDE
+        figure = Figure(figsize=(WIDTH, 3.6 + 0.11 * len(series) * is_crowded))
         axes = figure.add_subplot()
         for index, name in enumerate(series):
             points = [point for point in study.points if point.series == name]
@@ -53,7 +58,8 @@ def chart(study: Study) -> Figure:
             color = COLORS[index % len(COLORS)]
             if is_line:
                 xs = [float(point.x) for point in points]
-                axes.plot(xs, values, marker=MARKERS[index], color=color, label=name)
+                marker, line = MARKERS[index % len(MARKERS)], "-" if index < len(COLORS) else "--"
+                axes.plot(xs, values, marker=marker, linestyle=line, color=color, label=name)
             else:
                 width = 0.8 / len(series)
                 shift = (index - (len(series) - 1) / 2) * width
@@ -66,14 +72,18 @@ def chart(study: Study) -> Figure:
         axes.set_xlabel(study.varied)
         axes.set_ylabel("mean accepted tokens a step")
         axes.set_ylim(bottom=1)
-        axes.legend(fontsize=8)
+        if is_crowded:
+            figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+        else:
+            axes.legend(fontsize=8)
     return figure
 
 
 def _scale(figure: Figure, places: list[float]) -> None:
-    """Put marks at the values; on a logarithm where they span a decade in doubling steps."""
+    """Put marks at the values; on a logarithm where they span a decade, or double."""
     (axes,) = figure.axes
-    if min(places) >= 1 and max(places) / min(places) >= 10:
+    is_doubling = len(places) > 2 and all(2 * left == right for left, right in pairwise(places))
+    if min(places) >= 1 and (is_doubling or max(places) / min(places) >= 10):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(ScalarFormatter())
     if len(places) <= 8:
@@ -92,6 +102,7 @@ def page(name: str, study: Study, title: str, num_turns: int) -> str:
         "steps that begin before an answer is seen to repeat itself. Nodes include the root.",
         study.note,
         markdown_table(header, rows, num_text_columns=2),
+        *(f"{table.caption}:\n\n{table.markdown}" for table in study.tables),
         f"![{study.question}]({name}.svg)",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -130,6 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in (*STUDIES, ALL):
             raise UserError(unknown_name("studies", name, [*STUDIES, ALL]))
     names = list(STUDIES) if ALL in args.studies else args.studies
+    for name in names:
+        CHECKS.get(name, lambda: None)()
     out = Path(args.out)
     file = Path(args.recording) if args.recording else None
     if file:
@@ -166,7 +179,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             points = [
                 {**point._asdict(), "figures": point.figures._asdict()} for point in study.points
             ]
-            print(json_line({"study": name, "points": points}))
+            tables = {table.caption: table.records for table in study.tables}
+            print(json_line({"study": name, "points": points, "tables": tables}))
             if file:
                 recording.save(file)
     return 0
