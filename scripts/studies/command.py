@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -170,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     conversation = choose_conversation(template, recording.source.model_path, tokenizer)
     with TemporaryDirectory() as folder:
         lab = Lab(recording, model, conversation, Path(folder))
+        if file:
+            lab.save = partial(recording.save, file)
         for name in names:
             study = STUDIES[name](lab)
             text = page(name, study, recording.source.title, len(recording.turns))
@@ -181,6 +184,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             ]
             tables = {table.caption: table.records for table in study.tables}
             print(json_line({"study": name, "points": points, "tables": tables}))
-            if file:
-                recording.save(file)
+            lab.save()
     return 0

@@ -86,6 +86,7 @@ def field(lab: Lab) -> Study:
         for entrant in progress(ENTRANTS, unit="drafter", desc=f"{nodes or DEFAULTS}"):
             runs[entrant.title] = _run(lab, entrant, nodes, ranked)
         columns[str(nodes or DEFAULTS)] = runs
+        lab.save()
     points = [
         Point(entrant.title, nodes, figures(columns[str(nodes)][entrant.title].scores))
         for entrant in ENTRANTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,12 +77,14 @@ class Lab:
         model: the model.
         conversation: how its prompts are made.
         folder: for templates, which drafters read from files.
+        save: saves the recording where it has a file, so that a long study that is cut off does not begin anew.
     """
 
     recording: Recording
     model: TargetModel
     conversation: Conversation
     folder: Path
+    save: Callable[[], None] = lambda: None
 
     @property
     def learning(self) -> list[RecordedTurn]:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,8 @@ import torch
 from evaluation.answering.entrants import entrant_of
 from model.commands.command_line import UserError
 from model.methods.registry import drafter_class
-from scripts.replay.recording import RecordedTurn
+from scripts.replay import command as replay_command
+from scripts.replay.recording import RecordedTurn, Recording
 from scripts.replay.scores import TurnScore
 from scripts.studies import field as studies_field
 from scripts.studies.command import main
@@ -33,6 +37,7 @@ from scripts.studies.field_tables import (
     ratios,
 )
 from scripts.studies.held_bytes import held_bytes
+from scripts.studies.lab import Lab
 
 
 def run(title: str, method: str, lengths: dict[str, list[list[int]]]) -> Run:
@@ -132,6 +137,35 @@ def test_the_study_runs(
     assert max(point["figures"]["nodes"] for point in report["points"]) <= 9
     (table,) = (rows for name, rows in report["tables"].items() if name.startswith("MB held"))
     assert all(row["8"] > 0 and row[DEFAULTS] > 0 for row in table)
+
+
+def test_a_study_that_is_cut_off_keeps_what_the_model_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "two.replay"
+    words = f"record --mix demo=2 --max-new-tokens 4 --top-k 10 --out {file}"
+    assert replay_command.main(words.split()) == 0
+    known = Recording.load(file).num_texts
+    monkeypatch.setattr(studies_field, "NODES", (8, 16))
+    lines = (Entrant("r", "goose --num-nodes 8 --max-extended-chain {n}", "goose"),)
+    monkeypatch.setattr(studies_field, "ENTRANTS", lines)
+    monkeypatch.setattr(Lab, "ranked", lambda lab, half: [])
+    monkeypatch.setattr(studies_field, "_run", cut_off(studies_field._run, after=1))
+    with pytest.raises(KeyboardInterrupt):
+        main(["field", "--recording", str(file), "--out", str(tmp_path / "out")])
+    assert Recording.load(file).num_texts > known
+
+
+def cut_off(function: Callable[..., Any], after: int) -> Callable[..., Any]:
+    """Return the function, which is interrupted at the call after so many."""
+    calls = count()
+
+    def called(*arguments: Any) -> Any:
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    return called
 
 
 def test_options_that_exceed_their_nodes_are_refused(
