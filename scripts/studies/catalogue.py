@@ -7,7 +7,7 @@ the clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 
 from scripts.replay.command import answer_turns
@@ -239,7 +239,7 @@ STUDIES: dict[str, Callable[[Lab], Study]] = {
     "budget": budget,
     "field": field,
 }
-# Checks of a study's own, before anything is loaded.
-CHECKS: dict[str, Callable[[], None]] = {"field": check_entrants}
+# Checks of the studies that take files, before anything is loaded.
+CHECKS: dict[str, Callable[[Mapping[str, str]], None]] = {"field": check_entrants}
 # Tokens of a recorded row that a study reads, if others than the methods' own 8; sampling asks the model itself.
 NUM_READ = {"successors": max(SUCCESSORS), "shape": max(BREADTHS), "temperature": 0, "field": 10}

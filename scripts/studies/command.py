@@ -118,8 +118,34 @@ def build_parser() -> argparse.ArgumentParser:
         "--recording",
         help="file of scripts.replay record to go on with; what is asked for is added to it",
     )
+    parser.add_argument(
+        "--files",
+        nargs="+",
+        metavar="NAME=FILE",
+        help="files that lines of the study field need, such as automaton=corpus.safetensors",
+    )
     add_model_options(parser)
     return parser
+
+
+def _files_of(given: Sequence[str] | None, names: Sequence[str]) -> dict[str, str]:
+    """Return the files by name, and check them where a study takes some.
+
+    Raises:
+        UserError: if a file is not given as NAME=FILE, has no use or is not there.
+    """
+    files = {}
+    for words in given or ():
+        name, found, file = words.partition("=")
+        if not (name and found and file):
+            raise UserError(f"files: got {words!r}; allowed: NAME=FILE")
+        files[name] = file
+    checks = [CHECKS[name] for name in names if name in CHECKS]
+    if files and not checks:
+        raise UserError(f"files: got {' '.join(files)}; only these take any: {', '.join(CHECKS)}")
+    for check in checks:
+        check(files)
+    return files
 
 
 def check_num_questions(number: int) -> None:
@@ -142,14 +168,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in (*STUDIES, ALL):
             raise UserError(unknown_name("studies", name, [*STUDIES, ALL]))
     names = list(STUDIES) if ALL in args.studies else args.studies
-    for name in names:
-        CHECKS.get(name, lambda: None)()
+    files = _files_of(args.files, names)
     out = Path(args.out)
     file = Path(args.recording) if args.recording else None
     if file:
         defaults = vars(build_parser().parse_args([ALL]))
         for name, value in vars(args).items():
-            if name not in ("studies", "out", "recording") and value != defaults[name]:
+            if name not in ("studies", "out", "recording", "files") and value != defaults[name]:
                 raise UserError(
                     f"{name}: got {value} with a recording, which has its own; leave it out"
                 )
@@ -170,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     template = AnswerOptions().conv_template
     conversation = choose_conversation(template, recording.source.model_path, tokenizer)
     with TemporaryDirectory() as folder:
-        lab = Lab(recording, model, conversation, Path(folder))
+        lab = Lab(recording, model, conversation, Path(folder), files)
         if file:
             lab.save = partial(recording.save, file)
         for name in names:

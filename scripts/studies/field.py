@@ -7,11 +7,15 @@ was ranked on it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from evaluation.answering.entrants import entrant_of
 from evaluation.answers.progress import progress
+from model.commands.command_line import UserError
 from model.methods.registry import METHODS
+from model.options import unknown_name
 from scripts.replay.scores import figures
 from scripts.studies.field_tables import (
     DEFAULTS,
@@ -49,6 +53,11 @@ ENTRANTS = (
         "samd --fallback none --match first",
     ),
     Entrant("samd and recycling", "samd --num-pred-tokens {n} {tree}", "samd --match first"),
+    Entrant(
+        "samd and a corpus",
+        "samd --fallback none --automaton {automaton} --num-pred-tokens {n}",
+        "samd --fallback none --automaton {automaton} --match first",
+    ),
     Entrant("goose", "goose --num-nodes {n} --max-extended-chain {n}", "goose"),
     Entrant(
         "goose, hot",
@@ -58,38 +67,54 @@ ENTRANTS = (
 )
 
 
-def check_entrants() -> None:
+def check_entrants(files: Mapping[str, str]) -> None:
     """Refuse a line that cannot be run, before anything is loaded.
 
     Raises:
-        UserError: if its method is unknown or refuses its options.
+        UserError: if its method is unknown or refuses its options, or a file is not there or has no use.
     """
-    for entrant in ENTRANTS:
-        entrant_of(entrant.defaults)
-        for nodes in NODES:
-            entrant_of(_options(entrant, nodes, tree=""))
+    known = sorted({name for entrant in ENTRANTS for name in entrant.needs})
+    for name, file in files.items():
+        if name not in known:
+            raise UserError(unknown_name("files", name, known))
+        if not Path(file).is_file():
+            raise UserError(f"files: got {name}={file}; there is no such file")
+    for entrant in compared(files):
+        for nodes in (*NODES, None):
+            entrant_of(_options(entrant, nodes, files))
 
 
-def left_out() -> str:
-    """Return what a page says of methods without a line; empty if there are none."""
+def compared(files: Mapping[str, str]) -> list[Entrant]:
+    """Return the lines whose files are given."""
+    return [entrant for entrant in ENTRANTS if set(entrant.needs) <= set(files)]
+
+
+def left_out(files: Mapping[str, str]) -> str:
+    """Return what a page says of lines without their files, and of methods without a line; empty if none."""
     known = {*OUTSIDE, *(entrant.method for entrant in ENTRANTS)}
-    names = [name for name in METHODS if name not in known]
-    return f" Not compared, for want of a line: {', '.join(names)}." if names else ""
+    names = [f"{name} (it has no line)" for name in METHODS if name not in known]
+    names += [
+        f"{entrant.title} (give --files {' '.join(f'{name}=FILE' for name in entrant.needs)})"
+        for entrant in ENTRANTS
+        if not set(entrant.needs) <= set(files)
+    ]
+    return f" Not compared: {', '.join(names)}." if names else ""
 
 
 def field(lab: Lab) -> Study:
     """Compare all train-free methods at equal nodes, and at their papers' defaults."""
     ranked = {learned: lab.ranked(learned) for learned in (0, 1)}
+    entrants = compared(lab.files)
     columns: dict[str, Runs] = {}
     for nodes in (*NODES, None):
         runs = {}
-        for entrant in progress(ENTRANTS, unit="drafter", desc=f"{nodes or DEFAULTS}"):
+        for entrant in progress(entrants, unit="drafter", desc=f"{nodes or DEFAULTS}"):
             runs[entrant.title] = _run(lab, entrant, nodes, ranked)
         columns[str(nodes or DEFAULTS)] = runs
         lab.save()
     points = [
         Point(entrant.title, nodes, figures(columns[str(nodes)][entrant.title].scores))
-        for entrant in ENTRANTS
+        for entrant in entrants
         for nodes in NODES
     ]
     tables = [ratios(columns), leads(columns), defaults(columns[DEFAULTS]), memories(columns)]
@@ -98,7 +123,7 @@ def field(lab: Lab) -> Study:
         "How do train-free methods compare at equal nodes?",
         "drafted nodes",
         points,
-        NOTE + left_out(),
+        NOTE + left_out(lab.files),
         tables=tables,
     )
 
@@ -114,11 +139,14 @@ NOTE = (
 )
 
 
-def _options(entrant: Entrant, nodes: int, tree: str) -> str:
-    """Return an entrant's options at a number of drafted nodes."""
+def _options(entrant: Entrant, nodes: int | None, files: Mapping[str, str], tree: str = "") -> str:
+    """Return an entrant's options at a number of drafted nodes; None: at its defaults."""
+    quoted = {name: shlex.quote(file) for name, file in files.items()}
+    if nodes is None:
+        return entrant.defaults.format(**quoted)
     level, window, guess = LOOKAHEAD.get(nodes, (0, 0, 0))
     lookahead = f"--level {level} --window {window} --guess {guess}"
-    return entrant.at.format(n=nodes, tree=tree, lookahead=lookahead)
+    return entrant.at.format(n=nodes, tree=tree, lookahead=lookahead, **quoted)
 
 
 def _run(
@@ -128,23 +156,20 @@ def _run(
     ranked: Mapping[int, Sequence[tuple[int, ...]]],
 ) -> Run:
     """Run an entrant over all turns; each is scored with a tree that was not ranked on it."""
-    if nodes is None:
-        return Run(entrant, entrant.defaults, *lab.run_and_weigh(entrant.defaults))
-    if "{tree}" not in entrant.at:
-        words = _options(entrant, nodes, "")
-        scores, num_bytes = lab.run_and_weigh(words)
+    if nodes is None or "{tree}" not in entrant.at:
+        scores, num_bytes = lab.run_and_weigh(_options(entrant, nodes, lab.files))
     else:
         scores = []
         for learned, paths in ranked.items():
-            words = _options(entrant, nodes, lab.template(f"field{nodes}-{learned}", paths[:nodes]))
-            found, num_bytes = lab.run_and_weigh(words)
+            tree = lab.template(f"field{nodes}-{learned}", paths[:nodes])
+            found, num_bytes = lab.run_and_weigh(_options(entrant, nodes, lab.files, tree))
             held_out = lab.questions_of_half(1 - learned)
             scores += [score for score in found if score.turn.question_id in held_out]
         places = {turn: place for place, turn in enumerate(lab.recording.turns)}
         scores.sort(key=lambda score: places[score.turn])
     most = max(count - 1 for score in scores for count in score.num_nodes)
-    if most > nodes:
+    if nodes is not None and most > nodes:
         raise RuntimeError(
-            f"field: {words!r} drafted {most} nodes; allowed: {nodes}; correct ENTRANTS"
+            f"field: {entrant.at!r} drafted {most} nodes; allowed: {nodes}; correct ENTRANTS"
         )
-    return Run(entrant, words, scores, num_bytes)
+    return Run(entrant, scores, num_bytes)

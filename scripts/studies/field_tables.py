@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from string import Formatter
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ class Entrant(NamedTuple):
     Attributes:
         title: its name in tables.
         at: method and options at n drafted nodes: {n}, {tree} a template of the paper's best n nodes,
-            {lookahead} the options of lookahead.
+            {lookahead} the options of lookahead, any other name a file that must be given.
         defaults: method and options of its paper, its budget fixed.
     """
 
@@ -36,19 +37,23 @@ class Entrant(NamedTuple):
         """Name of the method."""
         return self.at.split()[0]
 
+    @property
+    def needs(self) -> list[str]:
+        """Names of the files without which it cannot run."""
+        names = {name for _, name, _, _ in Formatter().parse(self.at + self.defaults) if name}
+        return sorted(names - {"n", "tree", "lookahead"})
+
 
 class Run(NamedTuple):
     """An entrant at one size.
 
     Attributes:
         entrant: the line.
-        words: the options.
         scores: of all turns, in their order.
         num_bytes: held by the drafter after the last turn.
     """
 
     entrant: Entrant
-    words: str
     scores: list[TurnScore]
     num_bytes: int
 
@@ -100,7 +105,7 @@ def defaults(runs: Runs) -> Table:
     for title, run in runs.items():
         drafted = [count - 1 for score in run.scores for count in score.num_nodes]
         values = (run.mat, sum(drafted) / len(drafted), float(max(drafted)))
-        cells = [Cell(title), Cell(f"`{run.words}`"), *map(figure_cell, values)]
+        cells = [Cell(title), Cell(f"`{run.entrant.defaults}`"), *map(figure_cell, values)]
         rows.append([*cells, figure_cell(run.num_bytes / 2**20)])
     header = ["drafter", "options", "MAT", "drafted nodes a step", "most of a step", "MB held"]
     return Table("At the papers' defaults", header, rows, num_text_columns=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +77,7 @@ class Lab:
         model: the model.
         conversation: how its prompts are made.
         folder: for templates, which drafters read from files.
+        files: files by name, for the lines of a field that need one.
         save: saves the recording where it has a file, so that a long study that is cut off does not begin anew.
     """
 
@@ -84,6 +85,7 @@ class Lab:
     model: TargetModel
     conversation: Conversation
     folder: Path
+    files: Mapping[str, str] = field(default_factory=dict)
     save: Callable[[], None] = lambda: None
 
     @property

@@ -20,12 +20,22 @@ import torch
 from evaluation.answering.entrants import entrant_of
 from model.commands.command_line import UserError
 from model.methods.registry import drafter_class
+from model.methods.samd.static_automaton import StaticAutomaton
+from model.methods.samd.suffix_automaton import SuffixAutomaton
 from scripts.replay import command as replay_command
 from scripts.replay.recording import RecordedTurn, Recording
 from scripts.replay.scores import TurnScore
 from scripts.studies import field as studies_field
 from scripts.studies.command import main
-from scripts.studies.field import ENTRANTS, LOOKAHEAD, NODES, OUTSIDE, check_entrants, left_out
+from scripts.studies.field import (
+    ENTRANTS,
+    LOOKAHEAD,
+    NODES,
+    OUTSIDE,
+    check_entrants,
+    compared,
+    left_out,
+)
 from scripts.studies.field_tables import (
     DEFAULTS,
     Entrant,
@@ -51,7 +61,7 @@ def run(title: str, method: str, lengths: dict[str, list[list[int]]]) -> Run:
         for category, questions in lengths.items()
         for number, question in enumerate(questions)
     ]
-    return Run(Entrant(title, method, method), method, scores, 3 * 2**20)
+    return Run(Entrant(title, method, method), scores, 3 * 2**20)
 
 
 FAST = run("hybrid", "hybrid", {"writing": [[4, 2], [3]], "qa": [[1, 2]]})
@@ -94,7 +104,7 @@ def test_tasks_nodes_and_memory() -> None:
 
 
 def test_the_lines_are_of_train_free_methods() -> None:
-    check_entrants()
+    check_entrants({})
     assert {entrant.method for entrant in ENTRANTS}.isdisjoint(OUTSIDE)
     assert len({entrant.title for entrant in ENTRANTS}) == len(ENTRANTS)
     assert not any(drafter_class(entrant.method).drafts_with_model() for entrant in ENTRANTS)
@@ -107,7 +117,24 @@ def test_a_line_of_no_method_is_an_error_and_a_method_of_no_line_is_named(
     with pytest.raises(UserError, match="echo"):
         main(["field"])
     monkeypatch.setattr(studies_field, "ENTRANTS", ENTRANTS[1:])
-    assert left_out() == " Not compared, for want of a line: hybrid."
+    assert left_out({"automaton": "a"}) == " Not compared: hybrid (it has no line)."
+
+
+def test_a_line_that_needs_a_file_runs_with_it_only(tmp_path: Path) -> None:
+    title, file = "samd and a corpus", tmp_path / "a corpus.safetensors"
+    assert title not in {entrant.title for entrant in compared({})}
+    assert left_out({}) == f" Not compared: {title} (give --files automaton=FILE)."
+    with pytest.raises(UserError, match=r"files: got automaton=.*no such file"):
+        main(["field", "--files", f"automaton={file}"])
+    with pytest.raises(UserError, match="got 'automata'; allowed: automaton; did you"):
+        main(["field", "--files", f"automata={file}"])
+    with pytest.raises(UserError, match="files: got 'automaton'; allowed: NAME=FILE"):
+        main(["field", "--files", "automaton"])
+    with pytest.raises(UserError, match="files: got automaton; only these take any: field"):
+        main(["budget", "--files", f"automaton={file}"])
+    StaticAutomaton.from_automaton(SuffixAutomaton([1, 2, 3])).save(file)
+    check_entrants({"automaton": str(file)})
+    assert title in {entrant.title for entrant in compared({"automaton": str(file)})}
 
 
 def test_lookahead_fits_its_nodes() -> None:
@@ -130,7 +157,7 @@ def test_the_study_runs(
     assert main(words.split()) == 0
     text = (tmp_path / "out" / "field.md").read_text()
     assert all(f"| {title}" in text for title in FEW) and str(tmp_path) not in text
-    assert "Not compared, for want of a line: lookahead, samd." in text
+    assert "Not compared: lookahead (it has no line), samd (it has no line)." in text
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [point["x"] for point in report["points"]] == [8] * len(lines)
     assert all(1 <= point["figures"]["mat"] <= 7 for point in report["points"])
