@@ -38,6 +38,8 @@ from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import check_replayable, drafter_from, figures, replay, score
 from scripts.replay.target import ReplayTarget, refuse_unrecordable
 
+# Likeliest tokens kept of every row, where the options do not say.
+TOP_K = 32
 # Rows after the limit that drafts and drafters' own overrun may reach.
 REACH = 256
 
@@ -58,8 +60,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says which model answers which questions."""
+def add_model_options(
+    parser: argparse.ArgumentParser, top_k: int | None = TOP_K, shown: str = "%(default)s"
+) -> None:
+    """Add what says which model answers which questions; `top_k` is the default, and how help shows it."""
     parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
     parser.add_argument(
         "--bench-name", default=QuestionOptions().bench_name, help="benchmark in data/"
@@ -73,7 +77,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="instead of these: some questions of each of several benchmarks or JSONL files",
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
-    parser.add_argument("--top-k", type=int, default=32, help="likeliest tokens kept (%(default)s)")
+    parser.add_argument("--top-k", type=int, default=top_k, help=f"likeliest tokens kept ({shown})")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="(%(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
 

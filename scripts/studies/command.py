@@ -33,7 +33,7 @@ from model.commands.command_line import OptionParser, UserError
 from model.commands.files import write_whole
 from model.commands.loading import load_config_and_tokenizer
 from model.options import unknown_name
-from scripts.replay.command import add_model_options, load_recorded_model, record
+from scripts.replay.command import TOP_K, add_model_options, load_recorded_model, record
 from scripts.replay.mix import asked_questions
 from scripts.replay.recording import Recording
 from scripts.studies.catalogue import CHECKS, NUM_READ, STUDIES
@@ -124,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME=FILE",
         help="files that lines of the study field need, such as automaton=corpus.safetensors",
     )
-    add_model_options(parser)
+    add_model_options(parser, None, f"{TOP_K}, or as many more as the studies read")
     return parser
 
 
@@ -179,6 +179,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{name}: got {value} with a recording, which has its own; leave it out"
                 )
         recording = Recording.load(file)
+    if args.top_k is None:
+        args.top_k = max(TOP_K, *(NUM_READ.get(name, 8) for name in names))
     top_k = recording.source.top_k if file else args.top_k
     for name in names:
         if top_k < NUM_READ.get(name, 8):

@@ -103,8 +103,11 @@ def left_out(files: Mapping[str, str]) -> str:
 
 def field(lab: Lab) -> Study:
     """Compare all train-free methods at equal nodes, and at their papers' defaults."""
-    ranked = {learned: lab.ranked(learned) for learned in (0, 1)}
     entrants = compared(lab.files)
+    for entrant in entrants:
+        for size in (*NODES, None):
+            lab.check(_options(entrant, size, lab.files))
+    ranked = {learned: lab.ranked(learned) for learned in (0, 1)}
     columns: dict[str, Runs] = {}
     for nodes in (*NODES, None):
         runs = {}

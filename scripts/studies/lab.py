@@ -104,6 +104,14 @@ class Lab:
         target = ReplayTarget(self.recording, self.model)
         return score(target, drafter, self.recording.turns if turns is None else turns, memory)
 
+    def check(self, words: str) -> None:
+        """Refuse a drafter that the recording cannot serve.
+
+        Raises:
+            UserError: with the reason.
+        """
+        self._drafter(words)
+
     def run_and_weigh(self, words: str) -> tuple[list[TurnScore], int]:
         """Run a drafter over all turns; return its scores and the bytes that it holds then."""
         drafter = self._drafter(words)

@@ -166,6 +166,17 @@ def test_the_study_runs(
     assert all(row["8"] > 0 and row[DEFAULTS] > 0 for row in table)
 
 
+def test_rows_too_short_for_a_line_are_refused_before_any_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = Entrant("wide", "goose --output-id-topk 11 --num-nodes {n}", "goose")
+    monkeypatch.setattr(studies_field, "ENTRANTS", (*ENTRANTS[:1], wide))
+    monkeypatch.setattr(Lab, "ranked", lambda lab, half: pytest.fail("something ran"))
+    words = f"field --mix demo=2 --max-new-tokens 4 --top-k 10 --out {tmp_path / 'out'}"
+    with pytest.raises(UserError, match="asks for 11 tokens of a row; the recording holds 10"):
+        main(words.split())
+
+
 def test_a_study_that_is_cut_off_keeps_what_the_model_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
