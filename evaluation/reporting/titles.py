@@ -30,6 +30,7 @@ METHOD_TITLES = {
     "sps": "Speculative sampling (draft model)",
     "racer": "RACER",
     "logitspec": "LogitSpec",
+    "goose": "Goose",
     "hybrid": "Hybrid",
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",

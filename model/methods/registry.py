@@ -24,6 +24,7 @@ METHODS: dict[str, str] = {
     "sps": ".sps.drafter:SpsDrafter",
     "racer": ".racer.drafter:RacerDrafter",
     "logitspec": ".logitspec.drafter:LogitSpecDrafter",
+    "goose": ".goose.drafter:GooseDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 

@@ -7,6 +7,7 @@ before are missing; with `--extend` the model is asked about them, and they stay
 
 Examples:
     python -m scripts.replay record --out demo.replay --num-questions 8
+    python -m scripts.replay record --out mix.replay --mix spec_bench=60 mbpp=20 spec_bench:math_reasoning=20
     python -m scripts.replay run demo.replay --extend \
         --drafters recycling "recycling --start cold" "hybrid --budget fixed --num-nodes 16" pld
     python -m scripts.replay run demo.replay --drafters "recycling --start cold"  # recorded by now
@@ -23,7 +24,7 @@ from evaluation.answering.config import AnswerOptions, QuestionOptions
 from evaluation.answers.progress import progress
 from evaluation.answers.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
-from evaluation.questions.questions import Question, load_questions, question_file_of
+from evaluation.questions.questions import Question
 from evaluation.reporting.tables import cell, json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs
@@ -32,11 +33,13 @@ from model.commands.model_options import DEFAULT_MODEL, ModelOptions
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
 from model.options import DTYPES
-from scripts.benchmark.command import spread
+from scripts.replay.mix import asked_questions, question_files, title_of
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import check_replayable, drafter_from, figures, replay, score
 from scripts.replay.target import ReplayTarget, refuse_unrecordable
 
+# Likeliest tokens kept of every row, where the options do not say.
+TOP_K = 32
 # Rows after the limit that drafts and drafters' own overrun may reach.
 REACH = 256
 
@@ -57,16 +60,24 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says which model answers which questions."""
+def add_model_options(
+    parser: argparse.ArgumentParser, top_k: int | None = TOP_K, shown: str = "%(default)s"
+) -> None:
+    """Add what says which model answers which questions; `top_k` is the default, and how help shows it."""
     parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
     parser.add_argument(
         "--bench-name", default=QuestionOptions().bench_name, help="benchmark in data/"
     )
     parser.add_argument("--question-file", help="JSONL file, instead of --bench-name's")
     parser.add_argument("--num-questions", type=int, help="evenly spread over the file; all")
+    parser.add_argument(
+        "--mix",
+        nargs="+",
+        metavar="NAME[:CATEGORY][=COUNT]",
+        help="instead of these: some questions of each of several benchmarks or JSONL files",
+    )
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
-    parser.add_argument("--top-k", type=int, default=32, help="likeliest tokens kept (%(default)s)")
+    parser.add_argument("--top-k", type=int, default=top_k, help=f"likeliest tokens kept ({shown})")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="(%(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
 
@@ -83,9 +94,7 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
             raise UserError(f"{name}: got {value}; allowed: 1 or more")
     with user_errors():
         options = ModelOptions(model_path=args.model_path, dtype=args.dtype, device=args.device)
-    file = question_file_of(args.bench_name, args.question_file)
-    questions = load_questions(file)
-    questions = spread(questions, args.num_questions or len(questions))
+    questions = asked_questions(args)
     model = check_model(options)
     conversation = choose_conversation(
         AnswerOptions().conv_template, options.model_path, model.tokenizer
@@ -103,7 +112,7 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
         chain_only=target.chain_only,
         max_new_tokens=args.max_new_tokens,
         eos_ids=tuple(sorted(eos_ids_of(target.model, model.tokenizer) | conversation.stop_ids)),
-        questions=file.parent.name if file.name == "question.jsonl" else file.name,
+        questions=title_of(args),
     )
     recording = Recording(source)
     for question in progress(questions, unit="question"):
@@ -192,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     out = Path(args.out)
     check_output(out, "out")
-    refuse_outputs([out], [question_file_of(args.bench_name, args.question_file)])
+    refuse_outputs([out], question_files(args))
     recording, _ = record(args)
     recording.save(out)
     print(f"{len(recording.turns)} turns: {_size(recording, out)}")

@@ -7,13 +7,14 @@ the clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 
 from scripts.replay.command import answer_turns
 from scripts.replay.recording import RecordedTurn
 from scripts.replay.scores import figures
 from scripts.replay.search_tree import RankPath
+from scripts.studies.field import check_entrants, field
 from scripts.studies.lab import Lab, Point, Study
 from scripts.studies.texts import LITTLE_CATEGORIES, MUCH_CATEGORIES, made_up_questions
 
@@ -236,6 +237,9 @@ STUDIES: dict[str, Callable[[Lab], Study]] = {
     "text": text,
     "learning": learning,
     "budget": budget,
+    "field": field,
 }
+# Checks of the studies that take files, before anything is loaded.
+CHECKS: dict[str, Callable[[Mapping[str, str]], None]] = {"field": check_entrants}
 # Tokens of a recorded row that a study reads, if others than the methods' own 8; sampling asks the model itself.
-NUM_READ = {"successors": max(SUCCESSORS), "shape": max(BREADTHS), "temperature": 0}
+NUM_READ = {"successors": max(SUCCESSORS), "shape": max(BREADTHS), "temperature": 0, "field": 10}

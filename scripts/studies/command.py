@@ -6,6 +6,7 @@ does not depend on the clock, so that a busy machine gives the same figures.
 
 Examples:
     python -m scripts.studies budget --num-questions 8
+    python -m scripts.studies field --mix spec_bench=60 mbpp=20 spec_bench:math_reasoning=20
     python -m scripts.studies all --recording demo.replay --out studies
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +26,6 @@ from matplotlib.ticker import ScalarFormatter
 from evaluation.answering.config import AnswerOptions
 from evaluation.answers.provenance import git_commit
 from evaluation.questions.conversation import choose_conversation
-from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.tables import cell, json_line, markdown_table
@@ -31,12 +33,15 @@ from model.commands.command_line import OptionParser, UserError
 from model.commands.files import write_whole
 from model.commands.loading import load_config_and_tokenizer
 from model.options import unknown_name
-from scripts.replay.command import add_model_options, load_recorded_model, record
+from scripts.replay.command import TOP_K, add_model_options, load_recorded_model, record
+from scripts.replay.mix import asked_questions
 from scripts.replay.recording import Recording
-from scripts.studies.catalogue import NUM_READ, STUDIES
+from scripts.studies.catalogue import CHECKS, NUM_READ, STUDIES
 from scripts.studies.lab import Lab, Study
 
 ALL = "all"
+# More series than these have their legend below the picture.
+MOST_INSIDE = 8
 
 
 def chart(study: Study) -> Figure:
@@ -45,7 +50,8 @@ def chart(study: Study) -> Figure:
     places = list(dict.fromkeys(point.x for point in study.points))
     is_line = all(isinstance(place, int | float) for place in places)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 3.6))
+        is_crowded = len(series) > MOST_INSIDE
+        figure = Figure(figsize=(WIDTH, 3.6 + 0.11 * len(series) * is_crowded))
         axes = figure.add_subplot()
         for index, name in enumerate(series):
             points = [point for point in study.points if point.series == name]
@@ -53,7 +59,8 @@ def chart(study: Study) -> Figure:
             color = COLORS[index % len(COLORS)]
             if is_line:
                 xs = [float(point.x) for point in points]
-                axes.plot(xs, values, marker=MARKERS[index], color=color, label=name)
+                marker, line = MARKERS[index % len(MARKERS)], "-" if index < len(COLORS) else "--"
+                axes.plot(xs, values, marker=marker, linestyle=line, color=color, label=name)
             else:
                 width = 0.8 / len(series)
                 shift = (index - (len(series) - 1) / 2) * width
@@ -66,14 +73,18 @@ def chart(study: Study) -> Figure:
         axes.set_xlabel(study.varied)
         axes.set_ylabel("mean accepted tokens a step")
         axes.set_ylim(bottom=1)
-        axes.legend(fontsize=8)
+        if is_crowded:
+            figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+        else:
+            axes.legend(fontsize=8)
     return figure
 
 
 def _scale(figure: Figure, places: list[float]) -> None:
-    """Put marks at the values; on a logarithm where they span a decade in doubling steps."""
+    """Put marks at the values; on a logarithm where they span a decade, or double."""
     (axes,) = figure.axes
-    if min(places) >= 1 and max(places) / min(places) >= 10:
+    is_doubling = len(places) > 2 and all(2 * left == right for left, right in pairwise(places))
+    if min(places) >= 1 and (is_doubling or max(places) / min(places) >= 10):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(ScalarFormatter())
     if len(places) <= 8:
@@ -92,6 +103,7 @@ def page(name: str, study: Study, title: str, num_turns: int) -> str:
         "steps that begin before an answer is seen to repeat itself. Nodes include the root.",
         study.note,
         markdown_table(header, rows, num_text_columns=2),
+        *(f"{table.caption}:\n\n{table.markdown}" for table in study.tables),
         f"![{study.question}]({name}.svg)",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -106,8 +118,34 @@ def build_parser() -> argparse.ArgumentParser:
         "--recording",
         help="file of scripts.replay record to go on with; what is asked for is added to it",
     )
-    add_model_options(parser)
+    parser.add_argument(
+        "--files",
+        nargs="+",
+        metavar="NAME=FILE",
+        help="files that lines of the study field need, such as automaton=corpus.safetensors",
+    )
+    add_model_options(parser, None, f"{TOP_K}, or as many more as the studies read")
     return parser
+
+
+def _files_of(given: Sequence[str] | None, names: Sequence[str]) -> dict[str, str]:
+    """Return the files by name, and check them where a study takes some.
+
+    Raises:
+        UserError: if a file is not given as NAME=FILE, has no use or is not there.
+    """
+    files = {}
+    for words in given or ():
+        name, found, file = words.partition("=")
+        if not (name and found and file):
+            raise UserError(f"files: got {words!r}; allowed: NAME=FILE")
+        files[name] = file
+    checks = [CHECKS[name] for name in names if name in CHECKS]
+    if files and not checks:
+        raise UserError(f"files: got {' '.join(files)}; only these take any: {', '.join(CHECKS)}")
+    for check in checks:
+        check(files)
+    return files
 
 
 def check_num_questions(number: int) -> None:
@@ -123,12 +161,6 @@ def check_num_questions(number: int) -> None:
         )
 
 
-def _num_asked(args: argparse.Namespace) -> int:
-    """Return how many questions the options ask."""
-    number = len(load_questions(question_file_of(args.bench_name, args.question_file)))
-    return number if args.num_questions is None else min(number, args.num_questions)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run studies."""
     args = build_parser().parse_args(argv)
@@ -136,23 +168,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in (*STUDIES, ALL):
             raise UserError(unknown_name("studies", name, [*STUDIES, ALL]))
     names = list(STUDIES) if ALL in args.studies else args.studies
+    files = _files_of(args.files, names)
     out = Path(args.out)
     file = Path(args.recording) if args.recording else None
     if file:
         defaults = vars(build_parser().parse_args([ALL]))
         for name, value in vars(args).items():
-            if name not in ("studies", "out", "recording") and value != defaults[name]:
+            if name not in ("studies", "out", "recording", "files") and value != defaults[name]:
                 raise UserError(
                     f"{name}: got {value} with a recording, which has its own; leave it out"
                 )
         recording = Recording.load(file)
+    if args.top_k is None:
+        args.top_k = max(TOP_K, *(NUM_READ.get(name, 8) for name in names))
     top_k = recording.source.top_k if file else args.top_k
     for name in names:
         if top_k < NUM_READ.get(name, 8):
             raise UserError(
                 f"top_k: got {top_k}; allowed: {NUM_READ.get(name, 8)} or more, which the study {name} reads"
             )
-    check_num_questions(recording.num_questions if file else _num_asked(args))
+    check_num_questions(recording.num_questions if file else len(asked_questions(args)))
     make_folder(out)
     if file:
         model = load_recorded_model(recording.source)
@@ -162,7 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     template = AnswerOptions().conv_template
     conversation = choose_conversation(template, recording.source.model_path, tokenizer)
     with TemporaryDirectory() as folder:
-        lab = Lab(recording, model, conversation, Path(folder))
+        lab = Lab(recording, model, conversation, Path(folder), files)
+        if file:
+            lab.save = partial(recording.save, file)
         for name in names:
             study = STUDIES[name](lab)
             text = page(name, study, recording.source.title, len(recording.turns))
@@ -172,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             points = [
                 {**point._asdict(), "figures": point.figures._asdict()} for point in study.points
             ]
-            print(json_line({"study": name, "points": points}))
-            if file:
-                recording.save(file)
+            tables = {table.caption: table.records for table in study.tables}
+            print(json_line({"study": name, "points": points, "tables": tables}))
+            lab.save()
     return 0

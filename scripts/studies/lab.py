@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from evaluation.questions.conversation import Conversation
+from evaluation.reporting.tables import Table
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
@@ -26,6 +27,7 @@ from scripts.replay.scores import (
 )
 from scripts.replay.search_tree import FIRST_TEMPLATE, RankPath, learn, write_template
 from scripts.replay.target import ReplayTarget
+from scripts.studies.held_bytes import held_bytes
 
 # Rank paths among which the paper's are looked up; the rest of them is too rare to be ordered.
 NUM_RANKED = 1000
@@ -55,6 +57,7 @@ class Study:
         points: in the order of the table.
         note: what a reader must know to read the table right; may be empty.
         is_greedy: whether all answers are.
+        tables: more tables, below the one of the points.
     """
 
     question: str
@@ -62,6 +65,7 @@ class Study:
     points: list[Point]
     note: str = ""
     is_greedy: bool = True
+    tables: Sequence[Table] = ()
 
 
 @dataclass(slots=True)
@@ -73,12 +77,16 @@ class Lab:
         model: the model.
         conversation: how its prompts are made.
         folder: for templates, which drafters read from files.
+        files: files by name, for the lines of a field that need one.
+        save: saves the recording where it has a file, so that a long study that is cut off does not begin anew.
     """
 
     recording: Recording
     model: TargetModel
     conversation: Conversation
     folder: Path
+    files: Mapping[str, str] = field(default_factory=dict)
+    save: Callable[[], None] = lambda: None
 
     @property
     def learning(self) -> list[RecordedTurn]:
@@ -96,6 +104,20 @@ class Lab:
         target = ReplayTarget(self.recording, self.model)
         return score(target, drafter, self.recording.turns if turns is None else turns, memory)
 
+    def check(self, words: str) -> None:
+        """Refuse a drafter that the recording cannot serve.
+
+        Raises:
+            UserError: with the reason.
+        """
+        self._drafter(words)
+
+    def run_and_weigh(self, words: str) -> tuple[list[TurnScore], int]:
+        """Run a drafter over all turns; return its scores and the bytes that it holds then."""
+        drafter = self._drafter(words)
+        scores = score(ReplayTarget(self.recording, self.model), drafter, self.recording.turns)
+        return scores, held_bytes(drafter)
+
     def measure(self, words: str, turns: Sequence[RecordedTurn] | None = None) -> Figures:
         """Return the means of a drafter over turns (default: all)."""
         return figures(self.run(words, turns))
@@ -104,7 +126,7 @@ class Lab:
         """Return the means of a drafter that answers all turns over those that no template was learned
         from.
         """
-        held_out = {turn.question_id for turn in self._half(0)}
+        held_out = self.questions_of_half(0)
         return figures([each for each in self.run(words) if each.turn.question_id in held_out])
 
     def memory_after(self, words: str, turns: Sequence[RecordedTurn]) -> dict[str, torch.Tensor]:
@@ -118,10 +140,10 @@ class Lab:
         target = ReplayTarget(self.recording, self.model)
         return learn(target, self.learning, num_nodes, num_ranks)
 
-    def ranked(self) -> list[RankPath]:
-        """Return the paper's rank paths, those first that are right most often on the learning half."""
+    def ranked(self, half: int = 1) -> list[RankPath]:
+        """Return the paper's rank paths, those first that are right most often on a half of the questions."""
         target = ReplayTarget(self.recording, self.model)
-        found = learn(target, self.learning, NUM_RANKED, num_rounds=1)
+        found = learn(target, self._half(half), NUM_RANKED, num_rounds=1)
         places = {path: place for place, path in enumerate(found)}
         paths = load_template(FIRST_TEMPLATE).paths
         return sorted(paths, key=lambda path: (places.get(path, NUM_RANKED), len(path)))
@@ -167,7 +189,11 @@ class Lab:
         check_replayable(drafter, words, source.top_k)
         return drafter
 
-    def _half(self, remainder: int) -> list[RecordedTurn]:
+    def questions_of_half(self, half: int) -> set[int | str]:
+        """Return every other question: half 0 begins with the first one, half 1 with the second."""
         questions = list(dict.fromkeys(turn.question_id for turn in self.recording.turns))
-        chosen = set(questions[remainder::2])
+        return set(questions[half::2])
+
+    def _half(self, half: int) -> list[RecordedTurn]:
+        chosen = self.questions_of_half(half)
         return [turn for turn in self.recording.turns if turn.question_id in chosen]

@@ -5,6 +5,7 @@ Run: pytest tests/scripts/test_studies.py
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from model.methods.recycling.tree_template import TreeTemplate
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import Figures
 from scripts.studies import catalogue as studies_catalogue
+from scripts.studies import command as studies_command
 from scripts.studies.catalogue import STUDIES, regular_tree
 from scripts.studies.command import chart, main, page
 from scripts.studies.lab import Point, Study
@@ -79,6 +81,23 @@ def test_rows_too_short_for_a_study_are_refused_first(
     with pytest.raises(UserError, match=f"top_k: got .*; allowed: {least} or more"):
         main([*words.split(), "--model-path", str(tmp_path), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_are_as_long_as_the_studies_read_where_nothing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def note(args: argparse.Namespace) -> None:
+        asked.append(args.top_k)
+        raise UserError("enough")
+
+    monkeypatch.setattr(studies_command, "record", note)
+    monkeypatch.setitem(studies_catalogue.NUM_READ, "field", 65)
+    for words in ("budget", "budget field", "field --top-k 70"):
+        with pytest.raises(UserError, match="enough"):
+            main([*words.split(), "--out", str(tmp_path)])
+    assert asked == [32, 65, 70]
 
 
 def test_a_single_question_is_refused_first(tmp_path: Path) -> None:

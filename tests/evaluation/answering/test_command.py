@@ -31,6 +31,7 @@ METHOD_OPTIONS = {
     "sps": "--draft-model --num-draft-tokens",
     "racer": "--num-nodes --ngram --max-nodes --max-breadth --start",
     "logitspec": "--num-nodes --max-ngram-size --num-pred-tokens",
+    "goose": "--num-nodes --max-extended-chain --output-id-topk",
     "hybrid": "--num-nodes --budget --output-id-topk",
 }
 # Options of methods that are refused without another.

@@ -40,7 +40,7 @@ def _groups(folder: Path, *metas: dict[str, Any]) -> list[Group]:
 
 def test_every_title_is_of_a_method_and_a_new_method_is_its_own() -> None:
     assert set(METHOD_TITLES) <= {*METHODS, *REFEREES}
-    assert {"vanilla", "recycling", "pld", "lookahead", "samd", "sps", "hybrid"} <= set(
+    assert {"vanilla", "recycling", "pld", "lookahead", "samd", "sps", "goose", "hybrid"} <= set(
         METHOD_TITLES
     )
     assert method_title("echo") == "echo"

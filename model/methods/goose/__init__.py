@@ -1,0 +1,1 @@
+"""Goose: a spine of guesses from the text, with branches from recycled successors (arXiv 2604.02047)."""

@@ -1,0 +1,172 @@
+"""Goose: a long chain where the text repeats itself, with branches of recycled successors along it.
+
+The continuation of the text's end, where it occurred before, is the spine of a tree: one deep chain.
+Branches hang from the root and from every spine node: the successors that the model found likeliest
+after the last two tokens (or one) there. The more the chain is trusted, the more nodes there are, and
+the more of them go to the chain. Without a match the tree is all branches; where the root was never
+seen before, the chain is drafted alone.
+
+Source: T. Jin et al., Goose: Anisotropic Speculation Trees for Training-Free Speculative Decoding,
+COLM 2026, arXiv 2604.02047; github.com/2kinto/GOOSE_Speculative_Decoding (B, `node_budget`, which
+counts the root -> 1 + `num_nodes`; K, `adjacency_top_k` -> `output_id_topk`; rho -> `SPINE_BRANCHES`).
+
+Shapes: C prompt tokens in a chunk, k successors in a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...engine.budget import MAX_DRAFT, DraftBudget
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.tree import DraftTree
+from ...kernels.largest_logits import top_k
+from ...options import STARTS, check_options, option
+from ..growth.memory import MAX_BYTES, check_topk
+from .earlier_text import EarlierText
+from .spine_tree import Limits, SpineTree
+from .successors import NONE, SuccessorTable
+
+# Share of the nodes that the spine may take, by the share of its nodes that was accepted lately: below each.
+SPINE_SHARES = ((0.2, 0.15), (0.4, 0.30), (float("inf"), 0.50))
+FIRST_RATE = 0.5
+# Weight of the last step in the share of the spine that was accepted lately (alpha).
+SMOOTHING = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class GooseConfig:
+    """Options of Goose."""
+
+    num_nodes: int = option(
+        59, "drafted nodes of a step without confidence in the chain", least=1, most=MAX_DRAFT
+    )
+    max_extended_chain: int = option(
+        100,
+        "longest chain of a confident step, which may draft up to this many nodes where --num-nodes "
+        "is less",
+        least=1,
+        most=MAX_DRAFT,
+    )
+    max_chain: int = option(20, "tokens copied from one match", least=1, most=MAX_DRAFT)
+    max_branch_depth: int = option(6, "depth at which branches stop growing", least=1)
+    output_id_topk: int = option(10, "successors kept in a row (k)", least=1)
+    start: str = option(
+        "cold", "cold: rows are cleared before each question; hot: they live on", choices=STARTS
+    )
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+
+
+class GooseDrafter(Drafter):
+    """Drafts a spine from the text with branches from the table."""
+
+    config_class = GooseConfig
+    harvests_prompt = True
+
+    def __init__(self, config: GooseConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        check_topk(config.output_id_topk, vocab_size)
+        self.num_candidates = config.output_id_topk
+        self.is_cold = config.start == "cold"
+        self._most = max(config.num_nodes, config.max_extended_chain)
+        self.max_nodes = 1 + self._most
+        self._table = SuccessorTable(config.output_id_topk)
+        self._text = EarlierText(config.max_chain, config.max_extended_chain)
+        self._before_chunk = NONE
+        self._rate = FIRST_RATE
+        self._num_spine = 0
+        self._is_tree = False
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Index the prompt; rows that have grown too many are forgotten."""
+        if self._table.num_bytes > MAX_BYTES:
+            self._table.clear()
+        self._text.clear()
+        self._text.extend(prompt_ids)
+        self._before_chunk = NONE
+        self._rate = FIRST_RATE
+
+    def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+        """Write rows for a chunk of the prompt, C tokens and logits [C, V]."""
+        values, top_ids = top_k(logits, self.num_candidates)  # [C, k]
+        before = [self._before_chunk, *token_ids[:-1]]
+        self._table.write(before, token_ids, top_ids.tolist(), values.tolist())
+        self._before_chunk = token_ids[-1]
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return a tree around the chain; the chain alone after a root that the table does not know."""
+        root, before = context[-1], context[-2] if len(context) > 1 else NONE
+        chain, confidence = self._text.chain()
+        self._is_tree, self._num_spine = self._table.knows(before, root), 0
+        if not self._is_tree:
+            tokens = chain[: min(self.config.num_nodes, budget.max_depth)]
+            return DraftTree.chain([root, *tokens], self.device)
+        chain = self._text.extended(chain, confidence)
+        limits = self._limits(confidence, budget.max_depth)
+        if budget.chain_only:
+            chain = chain or self._table.likeliest_path(before, root, limits.branch_depth)
+            num_nodes = 1 + min(len(chain), self.config.num_nodes, budget.max_depth)
+            limits = limits._replace(num_nodes=num_nodes, num_spine=num_nodes - 1)
+        tree = SpineTree(self._table, before, root, limits)
+        tree.grow(chain)
+        self._is_tree, self._num_spine = len(tree.tokens) > 1, tree.num_spine
+        return DraftTree.from_lists(tree.tokens, tuple(tree.parents), self.device, tree.sources)
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Write rows for every node in the tree's order, rate the spine, and index the new tokens."""
+        acceptance, text = step.acceptance, self._text.tokens
+        tokens = acceptance.node_tokens
+        before = [tokens[parent] for parent in step.tree.topology.parents]
+        # As in the authors' code: the root's pair is written after chains and plain steps only.
+        before[0] = NONE if self._is_tree or len(text) < 2 else text[-2]
+        self._table.write(before, tokens, *acceptance.candidates)
+        if self._num_spine:
+            num_accepted = sum(0 < node <= self._num_spine for node in acceptance.path)
+            self._rate += SMOOTHING * (num_accepted / self._num_spine - self._rate)
+        self._text.extend(acceptance.tokens)
+
+    def reset(self) -> None:
+        """Forget the rows."""
+        self._table.clear()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the rows by their keys."""
+        return self._table.memory()
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load saved rows.
+
+        Raises:
+            ValueError: if names, types, shapes or values do not fit.
+        """
+        self._table.load_memory(tensors, self.vocab_size)
+
+    def describe(self) -> str:
+        """Return the number and size of the rows."""
+        size = self._table.num_bytes / 2**20
+        return f"rows by 1 and 2 tokens: {self._table.num_rows:,}, {size:.2f} MB without their keys"
+
+    def _limits(self, confidence: float, max_depth: int) -> Limits:
+        """Return the limits of a tree: confidence adds nodes, and gives the spine a larger share of them."""
+        config = self.config
+        num_nodes = 1 + config.num_nodes
+        num_nodes += int(confidence * max(0, config.max_extended_chain - num_nodes))
+        share = next(share for rate, share in SPINE_SHARES if self._rate < rate)
+        num_spine = int(num_nodes * (share + confidence * (1.0 - share)))
+        return Limits(
+            num_nodes,
+            min(num_spine, self._most),
+            config.max_branch_depth,
+            max_depth,
+            config.output_id_topk,
+        )

@@ -1,0 +1,142 @@
+"""The branches' source: Token Recycling's rows, keyed by the last two tokens and by the last one.
+
+Shapes: R rows, k successors in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from ..growth.memory import wrong_tensors
+
+# Stands for the token before, in the key of a row of one token.
+NONE = -1
+FIRST_CAPACITY = 1024
+Successors = list[tuple[int, float]]
+
+
+class SuccessorTable:
+    """The k likeliest successors of tokens, with their shares: probabilities among the k.
+
+    Args:
+        k: successors kept in a row.
+    """
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._places: dict[tuple[int, int], int] = {}  # (token before or NONE, token) -> row
+        self._ids = np.zeros((FIRST_CAPACITY, self._k), dtype=np.int32)
+        self._shares = np.zeros((FIRST_CAPACITY, self._k), dtype=np.float32)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows R in use."""
+        return len(self._places)
+
+    def write(
+        self,
+        before: Sequence[int],
+        tokens: Sequence[int],
+        ids: Sequence[Sequence[int]],
+        logits: Sequence[Sequence[float]],
+    ) -> None:
+        """Write the rows of tokens, and of pairs with the token before; of equal keys the last one wins.
+
+        Args:
+            before: the token before each; NONE leaves its pair out.
+            tokens: the tokens.
+            ids: likeliest tokens after each, k or more.
+            logits: of these.
+        """
+        if not tokens:
+            return
+        newest = {(NONE, token): index for index, token in enumerate(tokens)}
+        pairs = zip(before, tokens, strict=True)
+        newest |= {pair: index for index, pair in enumerate(pairs) if pair[0] != NONE}
+        rows = list(newest.values())
+        places = [self._places.setdefault(key, len(self._places)) for key in newest]
+        self._make_room()
+        new_ids = np.array([row[: self._k] for row in ids], dtype=np.int32)
+        self._ids[places] = new_ids[rows]
+        self._shares[places] = softmax(np.array([row[: self._k] for row in logits]))[rows]
+
+    def knows(self, before: int, token: int) -> bool:
+        """Whether `after` finds a row."""
+        return (before, token) in self._places or (NONE, token) in self._places
+
+    def after(self, before: int, token: int) -> Successors:
+        """Return the successors of a pair, else of its token alone, the likeliest first, with their shares."""
+        place = self._places.get((before, token))
+        if place is None:
+            place = self._places.get((NONE, token))
+        if place is None:
+            return []
+        return list(zip(self._ids[place].tolist(), self._shares[place].tolist(), strict=True))
+
+    def likeliest_path(self, before: int, token: int, length: int) -> list[int]:
+        """Return up to `length` tokens, each the likeliest successor of those before it."""
+        path: list[int] = []
+        while len(path) < length and (found := self.after(before, token)):
+            before, token = token, found[0][0]
+            path.append(token)
+        return path
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the rows: keys int64 [R, 2], ids int32 [R, k], shares float32 [R, k]."""
+        keys = torch.tensor(list(self._places), dtype=torch.int64).reshape(-1, 2)
+        ids, shares = (torch.tensor(rows[: self.num_rows]) for rows in (self._ids, self._shares))
+        return {"keys": keys, "ids": ids, "shares": shares}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor], vocab_size: int) -> None:
+        """Load a `memory`.
+
+        Raises:
+            ValueError: if names, types, shapes or values do not fit.
+        """
+        if set(tensors) != {"keys", "ids", "shares"}:
+            raise ValueError(wrong_tensors(tensors, self.memory()))
+        keys, ids, shares = (tensors[name].cpu() for name in ("keys", "ids", "shares"))
+        wanted = [(torch.int64, (len(keys), 2))]
+        wanted += [(torch.int32, (len(keys), self._k)), (torch.float32, (len(keys), self._k))]
+        found = [(tensor.dtype, tuple(tensor.shape)) for tensor in (keys, ids, shares)]
+        if found != wanted:
+            raise ValueError(f"matrix: got keys, ids and shares {found}; allowed: {wanted}")
+        if len(keys) and not (
+            0 <= int(ids.min()) <= int(ids.max()) < vocab_size
+            and bool(((shares >= 0) & (shares <= 1)).all())
+            and int(keys.min()) >= NONE
+            and len(torch.unique(keys, dim=0)) == len(keys)
+        ):
+            raise ValueError(
+                f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}, shares outside 0 to 1, "
+                "or a key twice; save it again"
+            )
+        self.clear()
+        self._places = {(key[0], key[1]): place for place, key in enumerate(keys.tolist())}
+        self._make_room()
+        self._ids[: len(keys)], self._shares[: len(keys)] = ids.numpy(), shares.numpy()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows; their keys come on top."""
+        return self.num_rows * self._k * (self._ids.itemsize + self._shares.itemsize)
+
+    def _make_room(self) -> None:
+        """Let the arrays hold all rows."""
+        while len(self._ids) < self.num_rows:
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._shares = np.concatenate((self._shares, np.zeros_like(self._shares)))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities of logits [R, k] among the k."""
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares: np.ndarray = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return shares

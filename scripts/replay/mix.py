@@ -1,0 +1,124 @@
+"""The questions of a recording: a benchmark's, or some of each of several."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from evaluation.answering.config import QuestionOptions
+from evaluation.questions.questions import Question, load_questions, question_file_of
+from model.commands.command_line import UserError
+from scripts.benchmark.command import spread
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Questions from one file.
+
+    Attributes:
+        words: as it was given: `NAME[:CATEGORY][=COUNT]`, NAME a benchmark or a file.
+        name: of the benchmark or file.
+        file: the question file.
+        category: the only one that is asked; empty for all.
+        count: how many questions, evenly spread over the file; None for all.
+    """
+
+    words: str
+    name: str
+    file: Path
+    category: str
+    count: int | None
+
+    @classmethod
+    def of(cls, words: str) -> Part:
+        """Read a part of `--mix`.
+
+        Raises:
+            UserError: if the count is no number above 0, or the file is not there.
+        """
+        origin, _, number = words.partition("=")
+        if "=" in words and not (number.isdecimal() and int(number)):
+            raise UserError(
+                f"mix: got {words!r}; allowed: NAME[:CATEGORY][=COUNT], COUNT 1 or more"
+            )
+        given, _, category = origin.partition(":")
+        file = question_file_of(given, given if given.endswith(".jsonl") else None)
+        return cls(words, name_of(file), file, category, int(number or 0) or None)
+
+    @property
+    def title(self) -> str:
+        """What a page says of it."""
+        category = f" ({self.category})" if self.category else ""
+        return f"{self.count or 'all'} of {self.name}{category}"
+
+    def questions(self, taken: set[tuple[str, ...]]) -> list[Question]:
+        """Return the questions that are not taken yet; their ids begin with the name.
+
+        Raises:
+            UserError: if there are not so many.
+        """
+        found = [
+            question
+            for question in load_questions(self.file)
+            if question.turns not in taken and self.category in ("", question.category)
+        ]
+        count = self.count or len(found)
+        if not found or count > len(found):
+            raise UserError(f"mix: got {self.words!r}; {self.file} has {len(found)} such questions")
+        return [
+            replace(question, question_id=f"{self.name}-{question.question_id}")
+            for question in spread(found, count)
+        ]
+
+
+def asked_questions(args: argparse.Namespace) -> list[Question]:
+    """Return the questions that the options ask.
+
+    Raises:
+        UserError: if there is no such file, or `--mix` is not alone.
+    """
+    if not args.mix:
+        questions = load_questions(question_file_of(args.bench_name, args.question_file))
+        return spread(questions, args.num_questions or len(questions))
+    usual = {
+        "bench_name": QuestionOptions().bench_name,
+        "question_file": None,
+        "num_questions": None,
+    }
+    for name, value in usual.items():
+        if getattr(args, name) != value:
+            raise UserError(
+                f"{name}: got {getattr(args, name)} with --mix, which says it; leave one out"
+            )
+    return mixed(args.mix)
+
+
+def mixed(parts: Sequence[str]) -> list[Question]:
+    """Return the questions of all parts, one after the other, none twice."""
+    questions: list[Question] = []
+    for words in parts:
+        questions += Part.of(words).questions({question.turns for question in questions})
+    if len({question.question_id for question in questions}) < len(questions):
+        raise UserError(f"mix: got {' '.join(parts)}; two questions have one name and number")
+    return questions
+
+
+def question_files(args: argparse.Namespace) -> list[Path]:
+    """Return the files that are read."""
+    if args.mix:
+        return [Part.of(words).file for words in args.mix]
+    return [question_file_of(args.bench_name, args.question_file)]
+
+
+def title_of(args: argparse.Namespace) -> str:
+    """Return what a page says of the questions."""
+    if args.mix:
+        return ", ".join(Part.of(words).title for words in args.mix)
+    return name_of(question_file_of(args.bench_name, args.question_file))
+
+
+def name_of(file: Path) -> str:
+    """Return the name of a question file: its benchmark's, if it lies in a folder of that name."""
+    return file.parent.name if file.name == "question.jsonl" else file.name

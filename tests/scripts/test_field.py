@@ -1,0 +1,238 @@
+"""The field: every method is in it, at equal nodes, and its tables hold the figures of the scores.
+
+Run: pytest tests/scripts/test_field.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evaluation.answering.entrants import entrant_of
+from model.commands.command_line import UserError
+from model.methods.registry import drafter_class
+from model.methods.samd.static_automaton import StaticAutomaton
+from model.methods.samd.suffix_automaton import SuffixAutomaton
+from scripts.replay import command as replay_command
+from scripts.replay.recording import RecordedTurn, Recording
+from scripts.replay.scores import TurnScore
+from scripts.studies import field as studies_field
+from scripts.studies.command import main
+from scripts.studies.field import (
+    ENTRANTS,
+    LOOKAHEAD,
+    NODES,
+    OUTSIDE,
+    check_entrants,
+    compared,
+    left_out,
+)
+from scripts.studies.field_tables import (
+    DEFAULTS,
+    Entrant,
+    Run,
+    by_task,
+    defaults,
+    leads,
+    memories,
+    ratios,
+)
+from scripts.studies.held_bytes import held_bytes
+from scripts.studies.lab import Lab
+
+
+def run(title: str, method: str, lengths: dict[str, list[list[int]]]) -> Run:
+    """Return a run with these acceptance lengths for each question of each category."""
+    scores = [
+        TurnScore(
+            RecordedTurn(f"{category}{number}", category, None, (1,), (0,) * sum(question)),
+            tuple(question),
+            (1 + len(title),) * len(question),
+        )
+        for category, questions in lengths.items()
+        for number, question in enumerate(questions)
+    ]
+    return Run(Entrant(title, method, method), scores, 3 * 2**20)
+
+
+FAST = run("hybrid", "hybrid", {"writing": [[4, 2], [3]], "qa": [[1, 2]]})
+SLOW = run("pld", "pld", {"writing": [[2, 2, 2], [1, 1, 1]], "qa": [[1, 1, 1]]})
+SLOWER = run("pld x", "pld", {"writing": [[1] * 6, [1] * 3], "qa": [[1] * 3]})
+COLUMNS = {"8": {one.entrant.title: one for one in (FAST, SLOW, SLOWER)}}
+
+
+def test_ratios_are_those_of_tokens_a_step_to_the_best_other_method() -> None:
+    found = ratios(COLUMNS)
+    first, second, third = ([cell.text for cell in row] for row in found.rows)
+    # 12 tokens in 5 steps, 12 in 9, 12 in 12.
+    assert first[:1] == ["hybrid"] and first[1].startswith("2.40, 1.80x [")
+    assert second[1].startswith("1.33, 0.56x [")
+    # pld is no other method for its own variant.
+    assert third[1].startswith("1.00, 0.42x [")
+    (lead,) = leads(COLUMNS).rows
+    assert [cell.text for cell in lead[:4]] == ["8", "pld", "2.40", "1.33"]
+    assert lead[4].text.startswith("1.80x [") and lead[4].value == pytest.approx(1.8)
+
+
+def test_intervals_are_paired() -> None:
+    # Question by question twice as fast, whatever the question: no draw of questions says otherwise.
+    lengths = {"qa": [[2, 2], [2], [2, 2, 2]]}
+    twice, once = (
+        run("hybrid", "hybrid", lengths),
+        run("pld", "pld", {"qa": [[1] * 4, [1] * 2, [1] * 6]}),
+    )
+    (row,) = leads({"8": {"hybrid": twice, "pld": once}}).rows
+    assert row[4].text == "2.00x [2.00, 2.00]"
+
+
+def test_tasks_nodes_and_memory() -> None:
+    table = by_task("8", COLUMNS["8"])
+    assert table.header == ["drafter", "Multi-turn Conversation", "QA"]
+    assert [cell.text for cell in table.rows[0]] == ["hybrid", "3.00", "1.50"]
+    row = defaults(COLUMNS["8"]).rows[1]
+    assert [cell.text for cell in row] == ["pld", "`pld`", "1.33", "3.00", "3.00", "3.00"]
+    assert [cell.text for cell in memories(COLUMNS).rows[2]] == ["pld x", "3.00"]
+
+
+def test_the_lines_are_of_train_free_methods() -> None:
+    check_entrants({})
+    assert {entrant.method for entrant in ENTRANTS}.isdisjoint(OUTSIDE)
+    assert len({entrant.title for entrant in ENTRANTS}) == len(ENTRANTS)
+    assert not any(drafter_class(entrant.method).drafts_with_model() for entrant in ENTRANTS)
+
+
+def test_a_line_of_no_method_is_an_error_and_a_method_of_no_line_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(studies_field, "ENTRANTS", (*ENTRANTS, Entrant("a", "echo {n}", "echo")))
+    with pytest.raises(UserError, match="echo"):
+        main(["field"])
+    monkeypatch.setattr(studies_field, "ENTRANTS", ENTRANTS[1:])
+    assert left_out({"automaton": "a"}) == " Not compared: hybrid (it has no line)."
+
+
+def test_a_line_that_needs_a_file_runs_with_it_only(tmp_path: Path) -> None:
+    title, file = "samd and a corpus", tmp_path / "a corpus.safetensors"
+    assert title not in {entrant.title for entrant in compared({})}
+    assert left_out({}) == f" Not compared: {title} (give --files automaton=FILE)."
+    with pytest.raises(UserError, match=r"files: got automaton=.*no such file"):
+        main(["field", "--files", f"automaton={file}"])
+    with pytest.raises(UserError, match="got 'automata'; allowed: automaton; did you"):
+        main(["field", "--files", f"automata={file}"])
+    with pytest.raises(UserError, match="files: got 'automaton'; allowed: NAME=FILE"):
+        main(["field", "--files", "automaton"])
+    with pytest.raises(UserError, match="files: got automaton; only these take any: field"):
+        main(["budget", "--files", f"automaton={file}"])
+    StaticAutomaton.from_automaton(SuffixAutomaton([1, 2, 3])).save(file)
+    check_entrants({"automaton": str(file)})
+    assert title in {entrant.title for entrant in compared({"automaton": str(file)})}
+
+
+def test_lookahead_fits_its_nodes() -> None:
+    assert tuple(LOOKAHEAD) == NODES
+    for nodes, (level, window, guess) in LOOKAHEAD.items():
+        config = entrant_of(f"lookahead --level {level} --window {window} --guess {guess}").config
+        assert config.num_drafted == nodes
+
+
+FEW = ("recycling, as published", "pld", "goose, hot")
+
+
+def test_the_study_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(studies_field, "NODES", (8,))
+    lines = tuple(entrant for entrant in ENTRANTS if entrant.title in ("hybrid", *FEW))
+    monkeypatch.setattr(studies_field, "ENTRANTS", lines)
+    words = f"field --mix demo=2 --max-new-tokens 6 --top-k 10 --out {tmp_path / 'out'}"
+    assert main(words.split()) == 0
+    text = (tmp_path / "out" / "field.md").read_text()
+    assert all(f"| {title}" in text for title in FEW) and str(tmp_path) not in text
+    assert "Not compared: lookahead (it has no line), samd (it has no line)." in text
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [point["x"] for point in report["points"]] == [8] * len(lines)
+    assert all(1 <= point["figures"]["mat"] <= 7 for point in report["points"])
+    assert max(point["figures"]["nodes"] for point in report["points"]) <= 9
+    (table,) = (rows for name, rows in report["tables"].items() if name.startswith("MB held"))
+    assert all(row["8"] > 0 and row[DEFAULTS] > 0 for row in table)
+
+
+def test_rows_too_short_for_a_line_are_refused_before_any_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = Entrant("wide", "goose --output-id-topk 11 --num-nodes {n}", "goose")
+    monkeypatch.setattr(studies_field, "ENTRANTS", (*ENTRANTS[:1], wide))
+    monkeypatch.setattr(Lab, "ranked", lambda lab, half: pytest.fail("something ran"))
+    words = f"field --mix demo=2 --max-new-tokens 4 --top-k 10 --out {tmp_path / 'out'}"
+    with pytest.raises(UserError, match="asks for 11 tokens of a row; the recording holds 10"):
+        main(words.split())
+
+
+def test_a_study_that_is_cut_off_keeps_what_the_model_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "two.replay"
+    words = f"record --mix demo=2 --max-new-tokens 4 --top-k 10 --out {file}"
+    assert replay_command.main(words.split()) == 0
+    known = Recording.load(file).num_texts
+    monkeypatch.setattr(studies_field, "NODES", (8, 16))
+    lines = (Entrant("r", "goose --num-nodes 8 --max-extended-chain {n}", "goose"),)
+    monkeypatch.setattr(studies_field, "ENTRANTS", lines)
+    monkeypatch.setattr(Lab, "ranked", lambda lab, half: [])
+    monkeypatch.setattr(studies_field, "_run", cut_off(studies_field._run, after=1))
+    with pytest.raises(KeyboardInterrupt):
+        main(["field", "--recording", str(file), "--out", str(tmp_path / "out")])
+    assert Recording.load(file).num_texts > known
+
+
+def cut_off(function: Callable[..., Any], after: int) -> Callable[..., Any]:
+    """Return the function, which is interrupted at the call after so many."""
+    calls = count()
+
+    def called(*arguments: Any) -> Any:
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    return called
+
+
+def test_options_that_exceed_their_nodes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies_field, "NODES", (8,))
+    monkeypatch.setattr(studies_field, "ENTRANTS", (Entrant("r", "recycling", "recycling"),))
+    words = f"field --mix demo=2 --max-new-tokens 4 --top-k 10 --out {tmp_path / 'out'}"
+    with pytest.raises(RuntimeError, match="'recycling' drafted 80 nodes; allowed: 8"):
+        main(words.split())
+
+
+class Holder:
+    """An object with slots and a dict."""
+
+    def __init__(self, **values: object) -> None:
+        self.__dict__.update(values)
+
+
+def test_all_that_is_held_counts_once() -> None:
+    values = np.zeros(100_000, dtype=np.float64)
+    shared = torch.from_numpy(values)
+    held = held_bytes(
+        Holder(a=values, b=values[10:], c=shared, d=shared[5:], e=[values, {1: shared}])
+    )
+    assert 800_000 <= held < 803_000
+    assert held_bytes(Holder(a=torch.zeros(1000), b=torch.zeros(1000))) >= 8000
+    assert held_bytes(Holder(a=array("i", range(10_000)))) >= 40_000
+    numbers = {(one, one + 1): one + 10**6 for one in range(10_000)}
+    # A pair of 8-byte references, a number of 28 bytes and two references in the dict, at the least.
+    assert held_bytes(Holder(a=numbers)) > 10_000 * (16 + 28 + 16)
+    assert held_bytes(Holder(a=np, b=math.sin, c=Holder)) < 2000
