@@ -242,4 +242,4 @@ STUDIES: dict[str, Callable[[Lab], Study]] = {
 # Checks of the studies that take files, before anything is loaded.
 CHECKS: dict[str, Callable[[Mapping[str, str]], None]] = {"field": check_entrants}
 # Tokens of a recorded row that a study reads, if others than the methods' own 8; sampling asks the model itself.
-NUM_READ = {"successors": max(SUCCESSORS), "shape": max(BREADTHS), "temperature": 0, "field": 10}
+NUM_READ = {"successors": max(SUCCESSORS), "shape": max(BREADTHS), "temperature": 0, "field": 65}

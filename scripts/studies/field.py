@@ -58,6 +58,15 @@ ENTRANTS = (
         "samd --fallback none --automaton {automaton} --num-pred-tokens {n}",
         "samd --fallback none --automaton {automaton} --match first",
     ),
+    Entrant("suffix", "suffix --num-nodes {n}", "suffix"),
+    Entrant("suffix, trees", "suffix --shape tree --num-nodes {n}", "suffix --shape tree"),
+    Entrant(
+        "rest",
+        "rest --datastore {datastore} --num-nodes {n}",
+        "rest --datastore {datastore}",
+    ),
+    Entrant("logitspec", "logitspec --num-nodes {n}", "logitspec"),
+    Entrant("racer", "racer --num-nodes {n}", "racer"),
     Entrant("goose", "goose --num-nodes {n} --max-extended-chain {n}", "goose"),
     Entrant(
         "goose, hot",
