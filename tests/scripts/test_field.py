@@ -117,16 +117,17 @@ def test_a_line_of_no_method_is_an_error_and_a_method_of_no_line_is_named(
     with pytest.raises(UserError, match="echo"):
         main(["field"])
     monkeypatch.setattr(studies_field, "ENTRANTS", ENTRANTS[1:])
-    assert left_out({"automaton": "a"}) == " Not compared: hybrid (it has no line)."
+    assert left_out({"automaton": "a", "datastore": "b"}) == " Not compared: hybrid (it has no line)."
 
 
 def test_a_line_that_needs_a_file_runs_with_it_only(tmp_path: Path) -> None:
     title, file = "samd and a corpus", tmp_path / "a corpus.safetensors"
     assert title not in {entrant.title for entrant in compared({})}
-    assert left_out({}) == f" Not compared: {title} (give --files automaton=FILE)."
+    missing = f"{title} (give --files automaton=FILE), rest (give --files datastore=FILE)"
+    assert left_out({}) == f" Not compared: {missing}."
     with pytest.raises(UserError, match=r"files: got automaton=.*no such file"):
         main(["field", "--files", f"automaton={file}"])
-    with pytest.raises(UserError, match="got 'automata'; allowed: automaton; did you"):
+    with pytest.raises(UserError, match="got 'automata'; allowed: automaton, datastore; did you"):
         main(["field", "--files", f"automata={file}"])
     with pytest.raises(UserError, match="files: got 'automaton'; allowed: NAME=FILE"):
         main(["field", "--files", "automaton"])
@@ -153,11 +154,11 @@ def test_the_study_runs(
     monkeypatch.setattr(studies_field, "NODES", (8,))
     lines = tuple(entrant for entrant in ENTRANTS if entrant.title in ("hybrid", *FEW))
     monkeypatch.setattr(studies_field, "ENTRANTS", lines)
-    words = f"field --mix demo=2 --max-new-tokens 6 --top-k 10 --out {tmp_path / 'out'}"
+    words = f"field --mix demo=2 --max-new-tokens 6 --top-k 65 --out {tmp_path / 'out'}"
     assert main(words.split()) == 0
     text = (tmp_path / "out" / "field.md").read_text()
     assert all(f"| {title}" in text for title in FEW) and str(tmp_path) not in text
-    assert "Not compared: lookahead (it has no line), samd (it has no line)." in text
+    assert "Not compared: lookahead (it has no line), samd (it has no line)" in text
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [point["x"] for point in report["points"]] == [8] * len(lines)
     assert all(1 <= point["figures"]["mat"] <= 7 for point in report["points"])
@@ -169,11 +170,11 @@ def test_the_study_runs(
 def test_rows_too_short_for_a_line_are_refused_before_any_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = Entrant("wide", "goose --output-id-topk 11 --num-nodes {n}", "goose")
+    wide = Entrant("wide", "goose --output-id-topk 66 --num-nodes {n}", "goose")
     monkeypatch.setattr(studies_field, "ENTRANTS", (*ENTRANTS[:1], wide))
     monkeypatch.setattr(Lab, "ranked", lambda lab, half: pytest.fail("something ran"))
-    words = f"field --mix demo=2 --max-new-tokens 4 --top-k 10 --out {tmp_path / 'out'}"
-    with pytest.raises(UserError, match="asks for 11 tokens of a row; the recording holds 10"):
+    words = f"field --mix demo=2 --max-new-tokens 4 --top-k 65 --out {tmp_path / 'out'}"
+    with pytest.raises(UserError, match="asks for 66 tokens of a row; the recording holds 65"):
         main(words.split())
 
 
@@ -181,7 +182,7 @@ def test_a_study_that_is_cut_off_keeps_what_the_model_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "two.replay"
-    words = f"record --mix demo=2 --max-new-tokens 4 --top-k 10 --out {file}"
+    words = f"record --mix demo=2 --max-new-tokens 4 --top-k 65 --out {file}"
     assert replay_command.main(words.split()) == 0
     known = Recording.load(file).num_texts
     monkeypatch.setattr(studies_field, "NODES", (8, 16))
@@ -211,7 +212,7 @@ def test_options_that_exceed_their_nodes_are_refused(
 ) -> None:
     monkeypatch.setattr(studies_field, "NODES", (8,))
     monkeypatch.setattr(studies_field, "ENTRANTS", (Entrant("r", "recycling", "recycling"),))
-    words = f"field --mix demo=2 --max-new-tokens 4 --top-k 10 --out {tmp_path / 'out'}"
+    words = f"field --mix demo=2 --max-new-tokens 4 --top-k 65 --out {tmp_path / 'out'}"
     with pytest.raises(RuntimeError, match="'recycling' drafted 80 nodes; allowed: 8"):
         main(words.split())
 

@@ -90,13 +90,14 @@ def live(recording: Recording, words: str, target: TargetModel) -> list[list[int
     return lengths
 
 
-@pytest.mark.parametrize("words", DRAFTERS)
+@pytest.mark.parametrize("words", DRAFTERS, ids=lambda words: words.partition(" /")[0])
 def test_lengths_equal_those_of_a_live_run(words: str, recorded: tuple[Path, TargetModel]) -> None:
     file, target = recorded
     scores = replayed(Recording.load(file), words, target=None)
     expected = live(Recording.load(file), words, target)
     assert [list(turn.accept_lengths) for turn in scores] == expected
-    if words != "vanilla":
+    # A datastore of random tokens says nothing that a model would say.
+    if not words.startswith(("vanilla", "rest")):
         assert max(max(lengths) for lengths in expected) > 1, "no draft was accepted"
 
 
