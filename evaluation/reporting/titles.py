@@ -26,6 +26,7 @@ METHOD_TITLES = {
     "lookahead": "Lookahead",
     "samd": "SAM decoding",
     "sps": "Speculative sampling (draft model)",
+    "medusa": "Medusa",
     "hybrid": "Hybrid",
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",
@@ -49,7 +50,13 @@ BENCH_TITLES = {
     "demo": "demo questions",
 }
 # Names of the same methods in other people's tables.
-PUBLISHED_NAMES = {"AR": "vanilla", "Recycling": "recycling", "PLD": "pld", "SpS": "sps"}
+PUBLISHED_NAMES = {
+    "AR": "vanilla",
+    "Recycling": "recycling",
+    "PLD": "pld",
+    "SpS": "sps",
+    "Medusa": "medusa",
+}
 # Options, and values of options, in words; those not here are shown as "name value".
 OPTION_WORDS = {
     "automaton": "the automaton of a corpus, {}",
@@ -59,6 +66,7 @@ OPTION_WORDS = {
     "fallback": "short matches left to {}",
     "guess": "{} n-grams verified in a step",
     "harvest_prompt": "memory seeded from the prompt: {}",
+    "heads": "heads of {}",
     "level": "n-grams of {} tokens",
     "load_matrix": "memory loaded before the first question",
     "match": "{} match continued",

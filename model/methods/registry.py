@@ -20,6 +20,7 @@ METHODS: dict[str, str] = {
     "lookahead": ".lookahead.drafter:LookaheadDrafter",
     "samd": ".samd.drafter:SamdDrafter",
     "sps": ".sps.drafter:SpsDrafter",
+    "medusa": ".medusa.drafter:MedusaDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 
