@@ -27,6 +27,7 @@ METHOD_TITLES = {
     "samd": "SAM decoding",
     "sps": "Speculative sampling (draft model)",
     "medusa": "Medusa",
+    "hydra": "Hydra",
     "hybrid": "Hybrid",
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",
@@ -56,6 +57,7 @@ PUBLISHED_NAMES = {
     "PLD": "pld",
     "SpS": "sps",
     "Medusa": "medusa",
+    "Hydra": "hydra",
 }
 # Options, and values of options, in words; those not here are shown as "name value".
 OPTION_WORDS = {

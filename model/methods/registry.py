@@ -21,6 +21,7 @@ METHODS: dict[str, str] = {
     "samd": ".samd.drafter:SamdDrafter",
     "sps": ".sps.drafter:SpsDrafter",
     "medusa": ".medusa.drafter:MedusaDrafter",
+    "hydra": ".hydra.drafter:HydraDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 

@@ -21,6 +21,7 @@ from scripts.train_heads.data import Batch
 # Module and class of each method's trainer.
 TRAINERS = {
     "medusa": "scripts.train_heads.medusa:MedusaTrainer",
+    "hydra": "scripts.train_heads.hydra:HydraTrainer",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from model.engine.drafter import Drafter
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
-from model.methods.registry import drafter_class
+from model.methods.registry import METHODS, drafter_class
 from tests.model.families.families import FAMILIES
 from tests.model.families.family import VOCAB, Family
 
@@ -59,15 +60,29 @@ _HEADS: dict[tuple[str, str], tempfile.TemporaryDirectory[str]] = {}
 
 
 def heads_folder(method: str, config: Any) -> str:
-    """Return a folder with random heads of a method; it goes when the tests end."""
+    """Return a folder with random heads of a method; it goes when the tests end.
+
+    Skips the test where the method has no heads for this family.
+    """
     key = (method, config.to_json_string(use_diff=False))
     if key not in _HEADS:
-        _HEADS[key] = tempfile.TemporaryDirectory(prefix=f"{method}-heads-")
+        folder = tempfile.TemporaryDirectory(prefix=f"{method}-heads-")
         try:
-            drafter_class(method).write_untrained_heads(Path(_HEADS[key].name), config)
-        except ValueError as error:  # heads that are made for some families alone
+            drafter_class(method).write_untrained_heads(Path(folder.name), config)
+        except ValueError as error:
             pytest.skip(str(error))
+        _HEADS[key] = folder
     return _HEADS[key].name
+
+
+def methods_of(config: Any) -> list[str]:
+    """Return the methods that can draft for a model with this config."""
+    found = []
+    for method in METHODS:
+        with suppress(pytest.skip.Exception):
+            required_options(method, config)
+            found.append(method)
+    return found
 
 
 @lru_cache

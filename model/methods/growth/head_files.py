@@ -16,7 +16,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.nn import functional as F
 
 from ...machine.files import atomic_write
 from ...options import option
@@ -105,11 +104,12 @@ class HeadFiles(NamedTuple):
         return module.eval().requires_grad_(False)
 
 
-def output_logits(output: Any, states: torch.Tensor) -> torch.Tensor:
-    """Return the logits [..., V] of a model's output head, which may be on another device, for states [..., D]."""
-    weight = output.weight
-    logits = F.linear(states.to(weight.device), weight, getattr(output, "bias", None))
-    return logits.to(states.device)
+def called(module: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Return what an embedding or output head of the target model gives, which may be on another device."""
+    place = module.weight.device
+    # Offloaded weights (`meta`) are brought by the module's own hooks.
+    found: torch.Tensor = module(inputs if place.type == "meta" else inputs.to(place))
+    return found.to(inputs.device)
 
 
 def write_heads(

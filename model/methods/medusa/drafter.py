@@ -27,7 +27,7 @@ from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import check_options, option
-from ..growth.head_files import heads_option, output_logits, required
+from ..growth.head_files import called, heads_option, required
 from ..growth.tree_choices import NUM_NODES, NUM_RANKS, tree_of
 from ..growth.tree_template import TreeTemplate
 from .heads import MedusaHeads, MedusaShape, read_medusa, write_medusa
@@ -129,7 +129,7 @@ class MedusaDrafter(Drafter):
         rows = torch.stack([head(state) for head in used])  # [depth, V], or [depth, D]
         if self._output is None:
             return rows
-        return output_logits(self._output, rows)
+        return called(self._output, rows)
 
     def _places_of(self, tree: TreeTemplate) -> torch.Tensor:
         """Return the place of each node's guess [N] among the root and all guesses."""

@@ -28,6 +28,7 @@ METHOD_OPTIONS = {
     "samd": "--fallback --threshold --bias --output-id-topk --tree-version",
     "sps": "--draft-model --num-draft-tokens",
     "medusa": "--heads --num-nodes",
+    "hydra": "--heads --num-nodes",
     "hybrid": "--num-nodes --budget --output-id-topk",
 }
 # Options of methods that are refused without another.
