@@ -16,8 +16,8 @@ Settings (environment variables):
                                                         math500: fetched if missing)
   METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
                   NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
-                  transformers' own; where there is no C++ compiler the default is without
-                  recycling-auto and hybrid)
+                  transformers' own; the demo model has heads for medusa as well; where there is
+                  no C++ compiler the default is without recycling-auto and hybrid)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)

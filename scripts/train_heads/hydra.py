@@ -45,7 +45,7 @@ class HydraTrainer(HeadTrainer):
                 linear = cast(nn.Linear, output[1])  # type: ignore[index]
                 linear.weight.data.copy_(self._output)
                 nn.init.zeros_(linear.bias)
-        self._name = model.name_or_path
+        self._name = options.model_path
 
     def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:
         """Return the sum of the heads' cross entropies."""

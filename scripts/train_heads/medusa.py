@@ -39,7 +39,7 @@ class MedusaTrainer(HeadTrainer):
         if own is not None:
             for head in self.heads:
                 cast(nn.Linear, head[-1]).weight.data.copy_(output)
-        self._name = model.name_or_path
+        self._name = options.model_path
 
     def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:
         """Return the weighted sum of the heads' cross entropies."""

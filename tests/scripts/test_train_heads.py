@@ -61,7 +61,9 @@ def tiny(seed: int = 0) -> LlamaForCausalLM:
 
 def options(**changed: Any) -> argparse.Namespace:
     """Return options of a trainer."""
-    return argparse.Namespace(**{"num_heads": 3, "num_layers": 1, "own_outputs": True, **changed})
+    return argparse.Namespace(
+        **{"model_path": "tiny", "num_heads": 3, "num_layers": 1, "own_outputs": True, **changed}
+    )
 
 
 def test_of_a_prompt_with_its_response_the_response_is_learned(

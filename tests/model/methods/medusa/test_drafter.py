@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from model.commands.model_options import DEMO_MODEL
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
 from model.engine.target import TargetModel
@@ -173,6 +174,20 @@ def test_heads_are_computed_in_the_models_dtype() -> None:
         assert {tensor.dtype for tensor in drafter._heads.parameters()} == {torch.float64}
     finally:
         target.model.to(torch.float32)
+
+
+def test_the_demo_models_heads_are_often_right() -> None:
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    target = TargetModel(model)
+    drafter = drafter_for("medusa", target, heads=str(DEMO_MODEL.with_name("medusa")))
+    lengths = []
+    for question in ("Tell me about the sea.", "Translate German to English: Zwei Hunde rennen."):
+        prompt = tokenizer(f"USER: {question} ASSISTANT:").input_ids
+        answer = generate(target, drafter, prompt, max_new_tokens=40, eos_ids=[2])
+        assert answer.token_ids == referee(target, prompt, 40, eos_id=2)
+        lengths += answer.accept_lengths
+    assert sum(lengths) / len(lengths) > 1.4
 
 
 def refusal(folder: Path | None, vocab_size: int = VOCAB) -> str:
