@@ -10,6 +10,7 @@ from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep
+from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 
 # Tokens of the longest chain: logits and cache rows of a few nodes instead of a whole tree.
@@ -36,6 +37,12 @@ class LeanDrafter(CostAwareDrafter):
         self.quirks = drafter.quirks
         self.is_cold = drafter.is_cold
         self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
+
+    def for_target(self, target: TargetModel) -> Drafter:
+        """Return this drafter, or a wrapper around it, once the other one knows the target model."""
+        if self.hidden_layers:
+            self._drafter.for_target(target)
+        return super().for_target(target)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a sequence."""

@@ -50,8 +50,8 @@ class LayerShape(NamedTuple):
         eps, wide = (getattr(config, name, None) for name in ("rms_norm_eps", "intermediate_size"))
         if theta is None or eps is None or not isinstance(wide, int) or kind != "default":
             raise ValueError(
-                f"model type {config.model_type}: has no layers as these heads; allowed: RMS norms, one gated "
-                "feed-forward part and unscaled rotary positions, as Llama"
+                f"model type {config.model_type}: these heads have a layer of the model's kind, and know "
+                "Llama's alone; allowed: RMS norms, one gated feed-forward part and unscaled rotary positions"
             )
         return cls(
             hidden_size=size,

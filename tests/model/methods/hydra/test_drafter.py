@@ -248,5 +248,5 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 
 
 def test_models_without_such_a_layer_are_refused() -> None:
-    with pytest.raises(ValueError, match="model type gpt2: has no layers as these heads"):
+    with pytest.raises(ValueError, match="model type gpt2: these heads have a layer of the model"):
         LayerShape.of_config(target_of("GPT-2").config)
