@@ -18,6 +18,10 @@ Settings (environment variables):
                   rest hybrid; NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
                   transformers' own; where there is no C++ compiler the default is without
                   recycling-auto and hybrid)
+  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
+                  NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
+                  transformers' own; the demo model has heads for medusa and hydra; where there is
+                  no C++ compiler the default is without recycling-auto and hybrid)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
   DATASTORE       file of scripts.build_datastore,     (data/demo/datastore.npy for the demo model, built of this

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep
+from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 
 # Tokens of the longest chain: logits and cache rows of a few nodes instead of a whole tree.
@@ -28,15 +31,26 @@ class LeanDrafter(CostAwareDrafter):
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
         self._drafter = drafter
         self.num_candidates = drafter.num_candidates
+        self.hidden_layers = drafter.hidden_layers
         self._cost_aware = drafter if isinstance(drafter, CostAwareDrafter) else None
         self.wants_costs = self._cost_aware is not None and self._cost_aware.wants_costs
         self.quirks = drafter.quirks
         self.is_cold = drafter.is_cold
         self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
 
+    def for_target(self, target: TargetModel) -> Drafter:
+        """Return this drafter, or a wrapper around it, once the other one knows the target model."""
+        if self.hidden_layers:
+            self._drafter.for_target(target)
+        return super().for_target(target)
+
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a sequence."""
         self._drafter.start(prompt_ids)
+
+    def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        """Let the drafter read the hidden states of a chunk of the prompt."""
+        self._drafter.observe_prompt_hidden(token_ids, hidden)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the drafter's chain."""

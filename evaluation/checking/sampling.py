@@ -200,6 +200,9 @@ class Sampler:
             tokens = torch.randint(self.target.vocab_size, (CORPUS,), generator=self._generator())
             options["datastore"] = f"{folder}/datastore.npy"
             Datastore.build([tokens.tolist()]).save(Path(options["datastore"]))
+        if cls.drafts_with_heads():
+            cls.write_untrained_heads(Path(folder), self.target.config)
+            options["heads"] = folder
         return cls(cls.config_class(**options), self.target.vocab_size, self.target.device)
 
     def _generator(self) -> torch.Generator:

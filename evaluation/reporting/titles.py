@@ -31,6 +31,8 @@ METHOD_TITLES = {
     "racer": "RACER",
     "logitspec": "LogitSpec",
     "goose": "Goose",
+    "medusa": "Medusa",
+    "hydra": "Hydra",
     "hybrid": "Hybrid",
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",
@@ -60,6 +62,8 @@ PUBLISHED_NAMES = {
     "PLD": "pld",
     "SpS": "sps",
     "REST": "rest",
+    "Medusa": "medusa",
+    "Hydra": "hydra",
 }
 # Options, and values of options, in words; those not here are shown as "name value".
 OPTION_WORDS = {
@@ -74,6 +78,7 @@ OPTION_WORDS = {
     "fallback": "short matches left to {}",
     "guess": "{} n-grams verified in a step",
     "harvest_prompt": "memory seeded from the prompt: {}",
+    "heads": "heads of {}",
     "level": "n-grams of {} tokens",
     "load_matrix": "memory loaded before the first question",
     "match": "{} match continued",

@@ -29,6 +29,7 @@ from ..states.layers import State, num_state_bytes, num_states_of
 from ..states.mixers import Mixers, find_mixers
 from ..states.own_cache import first_states, has_read, own_cache_class, rows_in
 from .cache import BufferShape, LayerShape, OwnStatesCache, TreeCache
+from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
 from .step import DeviceDrafting, DeviceStep
 from .support import (
@@ -114,6 +115,7 @@ class TargetModel:
         self._rope_border = rope_border(self.config)
         self.layer_shapes, self.mixers, self.num_state_bytes, self.vocab_size = self._probe()
         self.is_same_in_parts = True
+        self._hidden: dict[tuple[int, ...], HiddenStates] = {}
         # Measurements of this model by other rooms, by name.
         self.measured: dict[str, Any] = {}
         # Without attention there are no positions.
@@ -206,6 +208,24 @@ class TargetModel:
         head = self.model.get_output_embeddings()
         total = sum(parameter.numel() for parameter in self.model.parameters())
         return head.weight.numel() / total if head is not None else 0.0
+
+    def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
+        """Return what captures these hidden states of passes (`Drafter.hidden_layers`).
+
+        Raises:
+            UnsupportedModelError: if the model does not show them; found out by a plain pass.
+        """
+        if layers not in self._hidden:
+            token_ids = torch.zeros(2, dtype=torch.long, device=self.device)
+
+            def run() -> None:
+                with torch.no_grad():
+                    self.run(token_ids, 0, new_cache(self.model), None, last_logits_only=True)
+
+            self._hidden[layers] = HiddenStates(
+                self.model, self.config.num_hidden_layers, layers, self.device, self.lock, run
+            )
+        return self._hidden[layers]
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree)."""

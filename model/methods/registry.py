@@ -25,6 +25,8 @@ METHODS: dict[str, str] = {
     "racer": ".racer.drafter:RacerDrafter",
     "logitspec": ".logitspec.drafter:LogitSpecDrafter",
     "goose": ".goose.drafter:GooseDrafter",
+    "medusa": ".medusa.drafter:MedusaDrafter",
+    "hydra": ".hydra.drafter:HydraDrafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 

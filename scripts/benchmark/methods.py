@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
+
 from evaluation.answering.entrants import Entrant
 from evaluation.answering.method import MethodAnswerer
 from evaluation.answering.referees import Referee, RefereeAnswerer
@@ -49,12 +51,28 @@ def ready(
 
 
 def check_draft_models(entrants: Sequence[Entrant], model: CheckedModel) -> None:
-    """Raise UserError if a draft model does not go with the target model."""
+    """Raise UserError if a draft model, or heads, do not go with the target model."""
     for entrant in entrants:
+        _check_heads(entrant, model)
         draft_model = getattr(entrant.config, "draft_model", None)
         if draft_model is not None and model.vocab_size is not None:
             with user_errors():
                 check_draft_model(draft_model, model.vocab_size)
+
+
+def _check_heads(entrant: Entrant, model: CheckedModel) -> None:
+    """Raise UserError if an entrant drafts with heads that do not go with the model."""
+    method, vocab_size = entrant.method, model.vocab_size
+    if (
+        isinstance(method, Referee)
+        or not method.drafter_class.drafts_with_heads()
+        or not vocab_size
+    ):
+        return
+    # On the CPU: the weights of the model need the device's memory.
+    drafter = make_drafter(method, entrant.config, vocab_size, torch.device("cpu"), {})
+    with user_errors():
+        drafter.check_config(model.hf_config.get_text_config(decoder=True))
 
 
 def first_prompts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from evaluation.answering import command as cli
 from evaluation.answering import method as method_answerer
 from model.commands.command_line import run_command
 from model.methods.registry import drafter_class
-from tests.model.decoded import datastore_file
+from tests.model.decoded import datastore_file, heads_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "data" / "demo" / "model"
@@ -99,12 +99,13 @@ def error_line(method: str, options: list[str], capsys: pytest.CaptureFixture[st
 
 def required_options(method: str, model: Path) -> list[str]:
     """Return the options without which a method cannot run; the model drafts for itself."""
-    if drafter_class(method).drafts_with_model():
-        return ["--draft-model", str(model)]
-    if drafter_class(method).drafts_from_datastore():
-        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
-        return ["--datastore", datastore_file(vocab_size)]
-    return []
+    cls = drafter_class(method)
+    config = AutoConfig.from_pretrained(model)
+    if cls.drafts_with_heads():
+        return ["--heads", heads_folder(method, config)]
+    if cls.drafts_from_datastore():
+        return ["--datastore", datastore_file(config.vocab_size)]
+    return ["--draft-model", str(model)] if cls.drafts_with_model() else []
 
 
 def run(method: str, options: Iterable[object], answer_file: Path, *more: object) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from model.engine.drafter import Drafter
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
-from model.methods.registry import drafter_class
+from model.methods.registry import METHODS, drafter_class
 from model.methods.rest.datastore import Datastore
 from tests.model.families.families import FAMILIES
 from tests.model.families.family import VOCAB, Family
@@ -43,17 +44,48 @@ def known(name: str) -> Family:
 def drafter_for(method: str, target: TargetModel, **options: Any) -> Drafter:
     """Return a fresh drafter of a method."""
     cls = drafter_class(method)
-    config = cls.config_class(**{**required_options(method, target.vocab_size), **options})
+    config = cls.config_class(**{**required_options(method, target.config), **options})
     return cls(config, target.vocab_size, target.device)
 
 
-def required_options(method: str, vocab_size: int) -> dict[str, Any]:
-    """Return the options without which a method cannot run on a model with this vocabulary."""
-    if drafter_class(method).drafts_with_model():
-        return {"draft_model": draft_folder(vocab_size).name}
+def required_options(method: str, config: Any) -> dict[str, Any]:
+    """Return the options without which a method cannot run on a model with this config."""
+    config = config.get_text_config(decoder=True)
+    if drafter_class(method).drafts_with_heads():
+        return {"heads": heads_folder(method, config)}
     if drafter_class(method).drafts_from_datastore():
-        return {"datastore": datastore_file(vocab_size)}
-    return {}
+        return {"datastore": datastore_file(config.vocab_size)}
+    has_model = drafter_class(method).drafts_with_model()
+    return {"draft_model": draft_folder(config.vocab_size).name} if has_model else {}
+
+
+_HEADS: dict[tuple[str, str], tempfile.TemporaryDirectory[str]] = {}
+
+
+def heads_folder(method: str, config: Any) -> str:
+    """Return a folder with random heads of a method; it goes when the tests end.
+
+    Skips the test where the method has no heads for this family.
+    """
+    key = (method, config.to_json_string(use_diff=False))
+    if key not in _HEADS:
+        folder = tempfile.TemporaryDirectory(prefix=f"{method}-heads-")
+        try:
+            drafter_class(method).write_untrained_heads(Path(folder.name), config)
+        except ValueError as error:
+            pytest.skip(str(error))
+        _HEADS[key] = folder
+    return _HEADS[key].name
+
+
+def methods_of(config: Any) -> list[str]:
+    """Return the methods that can draft for a model with this config."""
+    found = []
+    for method in METHODS:
+        with suppress(pytest.skip.Exception):
+            required_options(method, config)
+            found.append(method)
+    return found
 
 
 @lru_cache

@@ -201,6 +201,14 @@ def test_the_command_prints_tables_and_a_line_of_json(
             ["--methods", "vanilla", "generate-assisted", "--draft-model", "./mine"],
             "got './mine'; allowed: a folder",
         ),
+        (
+            ["--methods", "vanilla", "medusa --heads ./mine"],
+            "heads: got 'mine'; allowed: a folder",
+        ),
+        (
+            ["--methods", "vanilla", "medusa", "--model-path", "elsewhere"],
+            "heads: got none; name the folder of medusa's heads",
+        ),
     ],
 )
 def test_a_draft_model_is_given_where_one_is_wanted(options: list[str], message: str) -> None:

@@ -117,7 +117,9 @@ def test_a_line_of_no_method_is_an_error_and_a_method_of_no_line_is_named(
     with pytest.raises(UserError, match="echo"):
         main(["field"])
     monkeypatch.setattr(studies_field, "ENTRANTS", ENTRANTS[1:])
-    assert left_out({"automaton": "a", "datastore": "b"}) == " Not compared: hybrid (it has no line)."
+    assert (
+        left_out({"automaton": "a", "datastore": "b"}) == " Not compared: hybrid (it has no line)."
+    )
 
 
 def test_a_line_that_needs_a_file_runs_with_it_only(tmp_path: Path) -> None:

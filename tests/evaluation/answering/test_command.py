@@ -32,6 +32,8 @@ METHOD_OPTIONS = {
     "racer": "--num-nodes --ngram --max-nodes --max-breadth --start",
     "logitspec": "--num-nodes --max-ngram-size --num-pred-tokens",
     "goose": "--num-nodes --max-extended-chain --output-id-topk",
+    "medusa": "--heads --num-nodes",
+    "hydra": "--heads --num-nodes",
     "hybrid": "--num-nodes --budget --output-id-topk",
 }
 # Options of methods that are refused without another.
@@ -88,6 +90,8 @@ def changed_values(item: dataclasses.Field[Any], folder: Path) -> list[Any]:
         values = [10 if item.default is None else item.default + 1]
     elif kind.startswith("float"):
         values = [item.default + 0.5]
+        default = 9 if item.default is None else item.default
+        values = [default - 1 if default == item.metadata["most"] else default + 1]
     else:
         values = [str(folder / "a_tree.json")]
     return [value for value in values if value != item.default]
@@ -201,6 +205,8 @@ def test_help_names_every_option_and_shows_examples(method: str) -> None:
         item.name for item in dataclasses.fields(drafter_class(method).config_class)
     }
     assert text.count("--draft-model data/demo/draft") == needs_model, "the example should run"
+    needs_heads = drafter_class(method).drafts_with_heads()
+    assert text.count(f"--heads data/demo/{method}") == needs_heads, "the example should run"
     assert str(ROOT) not in text, "help should not show this machine's folders"
 
 

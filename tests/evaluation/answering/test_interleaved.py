@@ -20,6 +20,7 @@ from evaluation.answering.interleaved import in_turn
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
 from model.commands.command_line import UserError
+from model.commands.model_options import DEMO_MODEL
 from tests.evaluation.conftest import QUESTIONS, figures, read_meta, read_rows, run, write_rows
 
 METHODS = ("vanilla", "recycling", "pld --match latest", "lookahead-auto", "generate")
@@ -198,6 +199,7 @@ def test_threads_of_earlier_answers_are_kept(
         (["vanilla", "sps"], None, "give the model that sps drafts with"),
         (["vanilla", "generate-assisted"], None, "give the model that generate-assisted"),
         (["vanilla", "pld"], "some/model", "only sps and generate-assisted draft with it"),
+        (["vanilla", "medusa --num-nodes 5"], None, 'folder of medusa.s heads: "medusa --heads'),
     ],
 )
 def test_entrants_that_cannot_be_are_refused(
@@ -205,6 +207,27 @@ def test_entrants_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         entrants_of(words, "some/target", draft_model)
+
+
+def test_heads_are_named_or_the_demo_models() -> None:
+    words = ["vanilla", "medusa", "medusa --num-nodes 5 --heads mine", "medusa --heads=its"]
+    found = [entrant.config for entrant in entrants_of(words, str(DEMO_MODEL))[1:]]
+    assert [config.heads for config in found] == [
+        str(DEMO_MODEL.with_name("medusa")),
+        "mine",
+        "its",
+    ]
+
+
+def test_compiled_passes_are_refused_to_heads_before_the_weights_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(interleaved, "load_target", None)
+    methods, out = ["--methods", "vanilla", "medusa"], ["--out", str(tmp_path)]
+    with pytest.raises(UserError, match="compile: got it with medusa, which reads hidden") as error:
+        compare.main([*methods, *out, "--model-path", str(DEMO_MODEL), "--compile"])
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
 
 
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,7 @@ from transformers import (
 )
 
 from model.api.custom_generate import Speculative, speculative
-from model.methods.registry import METHODS
-from tests.model.decoded import known, random_ids, required_options
+from tests.model.decoded import known, methods_of, random_ids, required_options
 
 FAMILIES = [
     "Llama, grouped heads",
@@ -97,8 +96,8 @@ def tokens_of(
 def test_every_method_gives_what_generate_gives(family: str) -> None:
     model = known(family).build()
     expected = {name: tokens_of(model, options) for name, options in OPTIONS.items()}
-    for method in METHODS:
-        decode = speculative(method, **required_options(method, model.config.vocab_size))
+    for method in methods_of(model.config):
+        decode = speculative(method, **required_options(method, model.config))
         for name, options in OPTIONS.items():
             assert tokens_of(model, options, decode) == expected[name], f"{method}, {name}"
 

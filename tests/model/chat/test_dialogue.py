@@ -23,12 +23,12 @@ from tests.model.decoded import drafter_for
 
 DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"
 LIMIT = 16
-# The others need a second model, or a datastore.
+# The others need a second model, heads or a datastore.
 WITH_DEFAULTS = [
     method
     for method in METHODS
-    if not drafter_class(method).drafts_with_model()
-    and not drafter_class(method).drafts_from_datastore()
+    for cls in [drafter_class(method)]
+    if not (cls.drafts_with_model() or cls.drafts_with_heads() or cls.drafts_from_datastore())
 ]
 
 

@@ -30,7 +30,7 @@ from model.states import mixers
 from model.states.layers import tensors_of
 from model.states.scans import RECURRENCES, TreeScan
 from model.states.tree import LevelTree
-from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
+from tests.model.decoded import drafter_for, known, methods_of, random_ids, referee, target_of
 from tests.model.families.families_with_states import STATES
 from tests.model.families.family import IS_VERSION_4
 
@@ -213,7 +213,7 @@ def num_differing(name: str, monkeypatch: pytest.MonkeyPatch | None = None) -> i
     for seed in range(2):
         target, prompt = with_twins(name, seed), random_ids(20, seed)
         plain = generate(target, drafter_for("vanilla", target), prompt, max_new_tokens=40)
-        for method in METHODS:
+        for method in methods_of(target.config):
             drafter = drafter_for(method, target)
             answer = generate(target, drafter, prompt, max_new_tokens=40)
             count += answer.token_ids != plain.token_ids

@@ -1,0 +1,205 @@
+"""Hydra: heads as Medusa's, but each reads the guesses of those before it.
+
+A prefix layer reads the final hidden states of the whole text. Head i reads the prefix state after
+the text with the embeddings of the last token and of i guesses after it, and guesses the next one;
+so each path of the tree has guesses of its own. A static tree is filled level by level, on the device.
+The common verification takes the place of the paper's typical acceptance.
+
+Source: Z. Ankner et al., Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, arXiv
+2402.05109 (Hydra++: grounded heads with a prefix layer).
+
+Shapes: K heads, D hidden size, V vocabulary, N nodes, p nodes of a level with children, k guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ...engine.budget import DraftBudget
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.hidden import FINAL
+from ...engine.target import TargetModel
+from ...engine.tree import DraftTree
+from ...kernels.largest_logits import top_k
+from ...options import check_options, option
+from ..growth.decoder_layer import LayerShape, Rows
+from ..growth.head_files import called, heads_option, required
+from ..growth.tree_choices import NUM_NODES, NUM_RANKS, tree_of
+from ..growth.tree_template import TreeTemplate
+from .heads import HydraHeads, HydraShape, read_hydra, write_hydra
+
+
+@dataclass(frozen=True, slots=True)
+class HydraConfig:
+    """Options of Hydra."""
+
+    heads: str | None = heads_option("hydra_lm_head")
+    num_nodes: int = option(NUM_NODES, "drafted nodes of a tree", least=1, most=NUM_NODES)
+
+    def __post_init__(self) -> None:
+        """Validate as far as possible without files.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+
+
+class Level(NamedTuple):
+    """One level of a tree, as indices on the device.
+
+    Attributes:
+        num_guesses: k, so that all ranks are there.
+        readers: nodes of the level that have children [p], among the nodes of the level.
+        parents: for each node of the next level, its parent among the readers.
+        ranks: for each node of the next level, its rank among its parent's guesses.
+    """
+
+    num_guesses: int
+    readers: torch.Tensor
+    parents: torch.Tensor
+    ranks: torch.Tensor
+
+
+class HydraDrafter(Drafter):
+    """Drafts a static tree, each level from the one before it.
+
+    Raises:
+        ValueError: if the heads are missing, damaged, or have another vocabulary.
+    """
+
+    config_class = HydraConfig
+    hidden_layers = (FINAL,)
+
+    def __init__(self, config: HydraConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        self._files, self._shape = read_hydra(required(config.heads))
+        self._files.check_vocabulary(self._shape.vocab_size, vocab_size)
+        self.hidden_size = self._files.size_of("hydra_mlp.0.1.linear.weight", 0)
+        self._tree = tree_of(config.num_nodes, self._shape.num_heads, min(NUM_RANKS, vocab_size))
+        self.max_nodes = self._tree.topology.num_nodes
+        self._levels: dict[TreeTemplate, list[Level]] = {}
+        self._heads: HydraHeads | None = None
+        self._layer: LayerShape | None = None
+        self._embed: Any = None
+        self._output: Any = None
+        self._rows: Rows | None = None
+        self._prefix: torch.Tensor | None = None  # after the text but its last token, [D]
+
+    def check_config(self, config: Any) -> None:
+        """Check the sizes of the target model, and all tensors by them.
+
+        Raises:
+            ValueError: if they do not go together, or a tensor is missing, extra or wrongly shaped.
+        """
+        super().check_config(config)
+        with torch.device("meta"):
+            expected = HydraHeads(self._shape, LayerShape.of_config(config)).state_dict()
+        self._files.check(expected)
+
+    def for_target(self, target: TargetModel) -> Drafter:
+        """Load the heads in the target model's dtype, once."""
+        if self._heads is None or next(self._heads.parameters()).dtype != target.dtype:
+            self.check_config(target.config)
+            self._layer = LayerShape.of_config(target.config)
+            with torch.device("meta"):
+                heads = HydraHeads(self._shape, self._layer)
+            self._files.load_into(heads, target.dtype, self.device)
+            self._heads = heads
+            self._rows = None
+        self._embed = target.model.get_input_embeddings()
+        self._output = target.model.get_output_embeddings()
+        return self
+
+    @classmethod
+    def write_untrained_heads(cls, folder: Path, config: Any) -> None:
+        """Write four random heads."""
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            shape = HydraShape(4, 1, config.vocab_size)
+            heads = HydraHeads(shape, LayerShape.of_config(config))
+        write_hydra(folder, heads, "untrained")
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Forget the last text."""
+        self._prefix = None
+        if self._layer is not None and self._heads is not None:
+            dtype = next(self._heads.parameters()).dtype
+            self._rows = Rows(self._layer, self.device, dtype)
+
+    def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        """Read a chunk of the prompt."""
+        self._read(hidden)
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Fill the tree; the root alone after a prompt of one token, which leaves no state."""
+        tree = self._tree.within(budget)
+        if self._prefix is None or tree.topology.max_depth == 0:
+            return DraftTree.chain(context[-1:], self.device)
+        root = torch.tensor([context[-1]], device=self.device)
+        return DraftTree(self._fill(root, self._levels_of(tree)), tree.topology)
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Read the accepted nodes; the bonus token comes after the last one."""
+        assert step.hidden is not None
+        self._read(step.hidden[step.acceptance.path])
+
+    def describe(self) -> str:
+        """Return the number of heads and nodes."""
+        return f"{self._shape.num_heads} heads, a tree of {self.max_nodes - 1} nodes"
+
+    @torch.inference_mode()
+    def _read(self, hidden: torch.Tensor) -> None:
+        """Append hidden states [n, D] to the prefix."""
+        assert self._heads is not None and self._rows is not None
+        self._prefix = self._heads.prefix_embeding_layer(hidden, self._rows)[-1]
+
+    @torch.inference_mode()
+    def _fill(self, root: torch.Tensor, levels: list[Level]) -> torch.Tensor:
+        """Return the tokens [N] of the tree, level by level."""
+        assert self._heads is not None and self._prefix is not None
+        tokens, found = root, [root]
+        known = self._prefix[
+            None
+        ]  # of each reader's path: prefix and embeddings, [p, (1 + depth) D]
+        for index, level in enumerate(levels):
+            embedded = called(self._embed, tokens[level.readers])
+            known = torch.cat((known, embedded), dim=-1)
+            states = self._heads.states(index, known)  # [p, D]
+            if self._shape.vocab_size is None:
+                logits = called(self._output, states)
+            else:
+                logits = self._heads.logits(index, states)
+            _, guesses = top_k(logits, level.num_guesses)  # [p, k]
+            tokens = guesses[level.parents, level.ranks]
+            found.append(tokens)
+            if index + 1 < len(levels):
+                known = known[level.parents[levels[index + 1].readers]]
+        return torch.cat(found)
+
+    def _levels_of(self, tree: TreeTemplate) -> list[Level]:
+        """Return the levels of a template, whose nodes are sorted by level."""
+        if tree not in self._levels:
+            self._levels[tree] = _levels(tree, self.device)
+        return self._levels[tree]
+
+
+def _levels(tree: TreeTemplate, device: torch.device) -> list[Level]:
+    """Return the levels of a template but the last, whose nodes have no children."""
+    topology, found = tree.topology, []
+    for nodes, below in zip(topology.levels, topology.levels[1:], strict=False):
+        readers = [node for node in nodes if topology.children[node]]
+        ranks = [tree.ranks[node] for node in below]
+        indices = (
+            [nodes.index(node) for node in readers],
+            [readers.index(topology.parents[node]) for node in below],
+            ranks,
+        )
+        rows = (torch.tensor(each, device=device) for each in indices)
+        found.append(Level(1 + max(ranks), *rows))
+    return found
