@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-
+import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path

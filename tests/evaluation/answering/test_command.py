@@ -87,11 +87,10 @@ def changed_values(item: dataclasses.Field[Any], folder: Path) -> list[Any]:
     elif kind.startswith("bool"):
         values = [True, False]
     elif kind.startswith("int"):
-        values = [10 if item.default is None else item.default + 1]
-    elif kind.startswith("float"):
-        values = [item.default + 0.5]
         default = 9 if item.default is None else item.default
         values = [default - 1 if default == item.metadata["most"] else default + 1]
+    elif kind.startswith("float"):
+        values = [item.default + 0.5]
     else:
         values = [str(folder / "a_tree.json")]
     return [value for value in values if value != item.default]
