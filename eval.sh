@@ -15,13 +15,9 @@ Settings (environment variables):
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp, humaneval, gsm8k,
                                                         math500: fetched if missing)
   METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd suffix sps
-                  rest hybrid; NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
-                  transformers' own; where there is no C++ compiler the default is without
-                  recycling-auto and hybrid)
-  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd sps hybrid;
-                  NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
-                  transformers' own; the demo model has heads for medusa and hydra; where there is
-                  no C++ compiler the default is without recycling-auto and hybrid)
+                  rest racer logitspec goose medusa hydra hybrid; NAME-auto drafts as many nodes as pay on this device;
+                  generate and generate-pld are transformers' own; only the demo model has heads for medusa and
+                  hydra; where there is no C++ compiler the default is without recycling-auto and hybrid)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
   DATASTORE       file of scripts.build_datastore,     (data/demo/datastore.npy for the demo model, built of this
@@ -65,11 +61,13 @@ DRAFT_MODEL=${DRAFT_MODEL:-}
 sps=${DRAFT_MODEL:+sps}
 DATASTORE=${DATASTORE:-}
 rest=${DATASTORE:+rest}
+heads=
 if [ "$MODEL_PATH" = data/demo/model ]; then
     MODEL_NAME=demo
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
     sps=sps
     rest=rest
+    heads="medusa hydra"
     published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
@@ -78,7 +76,8 @@ else
     published=(--published-device A100)
 fi
 given_methods=${METHODS:-}
-METHODS=${given_methods:-vanilla recycling recycling-auto pld lookahead samd suffix $sps $rest hybrid}
+others="pld lookahead samd suffix $sps $rest racer logitspec goose $heads"
+METHODS=${given_methods:-vanilla recycling recycling-auto $others hybrid}
 [ -n "${BENCH// /}" ] || refuse "BENCH: got no name; give one or more, or leave it out"
 [[ $OVERWRITE =~ ^[01]$ ]] || refuse "OVERWRITE: got $OVERWRITE; allowed: 1, or 0 to keep finished answers"
 if [ -n "$DATASTORE" ] && [[ ! " $METHODS " =~ \ rest\  ]]; then
@@ -100,7 +99,7 @@ except ValueError as error:
     print(error)')
     if [ -n "$missing" ]; then
         echo "METHODS: recycling-auto and hybrid are left out: $missing" >&2
-        METHODS="vanilla recycling pld lookahead samd suffix $sps $rest"
+        METHODS="vanilla recycling $others"
     fi
 fi
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,18 +192,25 @@ class Sampler:
 
     def _drafter(self, method: str, folder: str) -> Drafter:
         cls = find_method(method).drafter_class
-        options: dict[str, Any] = {}
+        vocab_size = self.target.vocab_size
+        options: dict[str, Any] = {
+            item.name: vocab_size  # no row holds more tokens than there are
+            for item in fields(cls.config_class)
+            if item.name == "output_id_topk"
+            and isinstance(item.default, int)
+            and item.default > vocab_size
+        }
         if cls.drafts_with_model():
             _random_model(self._seed + 1, num_layers=1).save_pretrained(folder)
             options["draft_model"] = folder
         if cls.drafts_from_datastore():
-            tokens = torch.randint(self.target.vocab_size, (CORPUS,), generator=self._generator())
+            tokens = torch.randint(vocab_size, (CORPUS,), generator=self._generator())
             options["datastore"] = f"{folder}/datastore.npy"
             Datastore.build([tokens.tolist()]).save(Path(options["datastore"]))
         if cls.drafts_with_heads():
             cls.write_untrained_heads(Path(folder), self.target.config)
             options["heads"] = folder
-        return cls(cls.config_class(**options), self.target.vocab_size, self.target.device)
+        return cls(cls.config_class(**options), vocab_size, self.target.device)
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self._seed)

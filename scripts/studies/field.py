@@ -14,7 +14,7 @@ from pathlib import Path
 from evaluation.answering.entrants import entrant_of
 from evaluation.answers.progress import progress
 from model.commands.command_line import UserError
-from model.methods.registry import METHODS
+from model.methods.registry import METHODS, drafter_class
 from model.options import unknown_name
 from scripts.replay.scores import figures
 from scripts.studies.field_tables import (
@@ -101,6 +101,7 @@ def compared(files: Mapping[str, str]) -> list[Entrant]:
 def left_out(files: Mapping[str, str]) -> str:
     """Return what a page says of lines without their files, and of methods without a line; empty if none."""
     known = {*OUTSIDE, *(entrant.method for entrant in ENTRANTS)}
+    known |= {name for name in METHODS if drafter_class(name).drafts_with_heads()}
     names = [f"{name} (it has no line)" for name in METHODS if name not in known]
     names += [
         f"{entrant.title} (give --files {' '.join(f'{name}=FILE' for name in entrant.needs)})"
