@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.engine.budget import DraftBudget
@@ -28,6 +30,7 @@ class LeanDrafter(CostAwareDrafter):
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
         self._drafter = drafter
         self.num_candidates = drafter.num_candidates
+        self.hidden_layers = drafter.hidden_layers
         self._cost_aware = drafter if isinstance(drafter, CostAwareDrafter) else None
         self.wants_costs = self._cost_aware is not None and self._cost_aware.wants_costs
         self.quirks = drafter.quirks
@@ -37,6 +40,10 @@ class LeanDrafter(CostAwareDrafter):
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a sequence."""
         self._drafter.start(prompt_ids)
+
+    def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        """Let the drafter read the hidden states of a chunk of the prompt."""
+        self._drafter.observe_prompt_hidden(token_ids, hidden)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the drafter's chain."""

@@ -19,6 +19,7 @@ from evaluation.answers.row import AnswerRow, Turn
 from evaluation.answers.step_counts import step_counts
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
+from model.commands.command_line import user_errors
 from model.commands.loading import CheckedModel, load_target
 from model.commands.matrix_file import make_drafter
 from model.commands.model_options import SamplingOptions
@@ -61,7 +62,11 @@ class Setup:
 
 
 class MethodAnswerer:
-    """A drafter on a target model, as an `Answerer`."""
+    """A drafter on a target model, as an `Answerer`.
+
+    Raises:
+        UserError: if they do not go together.
+    """
 
     def __init__(
         self,
@@ -71,6 +76,8 @@ class MethodAnswerer:
         eos_ids: frozenset[int],
         longest_text: int = 0,
     ) -> None:
+        with user_errors():
+            drafter.check_target(target)
         self.target = target
         self._longest_text = longest_text
         self.drafter = drafter

@@ -28,7 +28,7 @@ from evaluation.answers.record import RunRecord, recorded_options, sidecar_path
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from model.budget.threads import use_fastest_threads
-from model.commands.command_line import UserError
+from model.commands.command_line import UserError, user_errors
 from model.commands.files import refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory
@@ -181,6 +181,13 @@ def _is_hot(
     # Where the run drafts, since a draft model that is loaded stays; workers load their own.
     place = torch.device("cpu") if run.uses_ray else asked.model.device
     drafter = make_drafter(method, config, vocab_size, place, memory)
+    with user_errors():
+        drafter.check_config(asked.model.hf_config.get_text_config(decoder=True))
+    if run.model.compile and drafter.hidden_layers:
+        raise UserError(
+            f"compile: got it with {method.name}, which reads hidden states that compiled passes do not show; "
+            "leave it out"
+        )
     if save_matrix and not drafter.memory():
         raise UserError(
             f"save_matrix: {method.name} keeps nothing across prompts with these options; leave it out"

@@ -140,6 +140,7 @@ class SpeculativeDecoder:
         self.drafter: Drafter = drafter_class(method)(
             config, self.target.vocab_size, self.target.device
         )
+        self.drafter.check_target(self.target)
         self._prefix_cache = PrefixCache()
         self._text: object = None  # identifies the text that is being decoded
         self._has_warned = False

@@ -49,6 +49,7 @@ class PacedDrafter(Drafter):
         self._drafter, self._target = drafter, target
         self.max_nodes, self.quirks = drafter.max_nodes, drafter.quirks
         self.harvests_prompt, self.cheap_head = drafter.harvests_prompt, drafter.cheap_head
+        self.hidden_layers = drafter.hidden_layers
         if drafter.costs is None:
             drafter.costs = step_costs(target).fresh(drafter.draft_costs())
         self._costs = drafter.costs
@@ -60,6 +61,10 @@ class PacedDrafter(Drafter):
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Let the drafter learn from a chunk of the prompt."""
         self._drafter.observe_prompt(token_ids, logits)
+
+    def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        """Let the drafter read the hidden states of a chunk of the prompt."""
+        self._drafter.observe_prompt_hidden(token_ids, hidden)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the drafter's tree for this context's costs; the root alone in a rest."""
@@ -76,7 +81,8 @@ class PacedDrafter(Drafter):
     def observe(self, step: VerifiedStep) -> None:
         """Let the drafter learn, and correct the costs by the time of the step."""
         tokens = step.acceptance.tokens
-        if self._is_resting:
+        # One that reads hidden states misses no row of the text.
+        if self._is_resting and not self.hidden_layers:
             self._drafter.skip(tokens)
         else:
             self._drafter.observe(step)

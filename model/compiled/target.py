@@ -23,6 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..engine.cache import TreeCache
+from ..engine.hidden import HiddenStates
 from ..engine.step import DeviceDrafting
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
@@ -93,6 +94,16 @@ class StaticTarget(TargetModel):
         self._device_steps: list[StaticDeviceStep] = []  # of the last drafters
         self._expected: set[int] = set()  # sizes of drafts that may come
         self._num_warm: int | None = None  # shapes known at the last warm-up
+
+    def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
+        """Refuse: compiled code does not notice hooks.
+
+        Raises:
+            UnsupportedModelError: always.
+        """
+        raise UnsupportedModelError(
+            "compile: passes in static shapes show no hidden states, which this method reads; leave it out"
+        )
 
     def new_cache(self, capacity: int) -> StaticTreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree).

@@ -28,11 +28,14 @@ class VerifiedStep:
         acceptance: the accepted path, what was emitted along it, the likeliest tokens after every
             node, and its sketches.
         stop_reason: None while the text goes on, else as in `StepRecord`.
+        hidden: the hidden states of every node, [N, W * D], the drafter's W layers side by side; None if it
+            wants none.
     """
 
     tree: DraftTree
     acceptance: Acceptance
     stop_reason: str | None
+    hidden: torch.Tensor | None = None
 
 
 class Quirks(NamedTuple):
@@ -68,6 +71,11 @@ class Drafter:
     num_candidates: int = 0
     # Whether `observe` gets the sketches of every node (`read_out`).
     wants_sketches: bool = False
+    # Hidden states that `observe` and `observe_prompt_hidden` get: -1 the final, normed ones (the output
+    # head's input), i those that layer i reads. With any, every prompt is read whole.
+    hidden_layers: tuple[int, ...] = ()
+    # Hidden size D that the target model must have; None: any.
+    hidden_size: int | None = None
     # Whether `observe_prompt` wants the logits of the prompt's tokens; None: where they are cheap.
     harvests_prompt: bool | None = False
     # Share of the model's weights up to which an output head is cheap to run on the whole prompt: no later
@@ -89,6 +97,12 @@ class Drafter:
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Learn from a chunk of the prompt: its C tokens and the logits after each, [C, V]."""
 
+    def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        """Learn from a chunk of the prompt: its C tokens and their hidden states, [C, W * D].
+
+        All chunks together are the prompt up to its last token, which is the first tree's root.
+        """
+
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return a draft whose root is `context[-1]`, inside the budget."""
         raise NotImplementedError
@@ -105,6 +119,29 @@ class Drafter:
     def for_target(self, target: TargetModel) -> Drafter:
         """Return the drafter to use with this target model: this one, or a wrapper around it."""
         return self
+
+    def check_target(self, target: TargetModel) -> None:
+        """Check that this drafter can draft for a target model, as far as its vocabulary does not tell.
+
+        Raises:
+            ValueError: if the model has another hidden size, or shows no hidden states to one that reads them.
+        """
+        self.check_config(target.config)
+        if self.hidden_layers:
+            target.hidden_states(self.hidden_layers)
+
+    def check_config(self, config: Any) -> None:
+        """Check what the target model's text config tells, before its weights load.
+
+        Raises:
+            ValueError: if its hidden size is another.
+        """
+        found = getattr(config, "hidden_size", None)
+        if self.hidden_size is not None and found != self.hidden_size:
+            raise ValueError(
+                f"model: has a hidden size of {found}; allowed: {self.hidden_size}, for which the heads were "
+                "trained; give heads of this model"
+            )
 
     def reset(self) -> None:
         """Forget everything, memory kept across prompts included."""

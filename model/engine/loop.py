@@ -8,6 +8,7 @@ the first tree's root, so that acceptance lengths sum exactly to the number of n
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from .budget import DraftBudget
 from .cache import TreeCache
 from .drafter import Drafter, VerifiedStep
+from .hidden import HiddenStates
 from .near_ties import ReferenceRows
 from .prefix_cache import PrefixCache
 from .request import Request
@@ -65,6 +67,8 @@ def decode(
     overrun = drafter.quirks.overrun
     request = Request.of(target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun)
     drafter = drafter.for_target(target)
+    if drafter.hidden_layers:
+        prefix_cache = None  # rows that are not read again show no hidden states
     laps = Laps()
     cache, reference = _read_prompt(target, drafter, prompt_ids, request, prefix_cache)
     prefill_ns = laps.end("prefill")
@@ -87,6 +91,7 @@ def _steps(
     """Yield each step, unseen ones included, with the text after it."""
     text, stop_reason = list(prompt_ids), None
     on_device = _device_step(target, drafter, request, reference)
+    hidden = _hidden_states(target, drafter)
     while stop_reason is None:
         laps = Laps()
         base, room = cache.length, request.num_total - (len(text) - len(prompt_ids))
@@ -100,7 +105,8 @@ def _steps(
             budget.check(tree.topology)
             laps.end("draft")
             margin = reference.margin_of(tree, base)
-            logits = target.forward(tree, cache)
+            with hidden.captured() if hidden else nullcontext():
+                logits = target.forward(tree, cache)
             laps.end("forward")
             acceptance = verify(
                 tree,
@@ -121,7 +127,8 @@ def _steps(
         text += acceptance.tokens
         stop_reason = request.stop_reason(acceptance, len(text) - len(prompt_ids))
         if not is_whole:  # a whole step has taught the drafter already
-            drafter.observe(VerifiedStep(tree, acceptance, stop_reason))
+            rows = hidden.take(tree.topology.num_nodes) if hidden else None
+            drafter.observe(VerifiedStep(tree, acceptance, stop_reason, rows))
         laps.end("observe")
         tokens, path = acceptance.tokens, acceptance.path
         yield StepRecord(tokens, tree, path, stop_reason, 0, *laps.parts()), text
@@ -142,10 +149,15 @@ def _read_prompt(
         cache = target.new_cache(capacity)
     reference = ReferenceRows(target, cache, len(prompt_ids))
     drafter.start(prompt_ids)
-    for chunk in target.prefill(prompt_ids, cache, _is_harvested(target, drafter)):
-        reference.read_prompt(len(chunk.token_ids))
-        if chunk.logits is not None:
-            drafter.observe_prompt(chunk.token_ids, chunk.logits)
+    hidden = _hidden_states(target, drafter)
+    with hidden.captured() if hidden else nullcontext():
+        for chunk in target.prefill(prompt_ids, cache, _is_harvested(target, drafter)):
+            reference.read_prompt(len(chunk.token_ids))
+            if hidden:
+                rows = hidden.take(len(chunk.token_ids))
+                drafter.observe_prompt_hidden(chunk.token_ids, rows)
+            if chunk.logits is not None:
+                drafter.observe_prompt(chunk.token_ids, chunk.logits)
     if prefix_cache is not None:
         cache.mark()  # the next prompt may go on from the end of this one
     target.synchronize()
@@ -157,6 +169,11 @@ def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
     if drafter.harvests_prompt is None:
         return target.head_share <= drafter.cheap_head
     return drafter.harvests_prompt
+
+
+def _hidden_states(target: TargetModel, drafter: Drafter) -> HiddenStates | None:
+    """Return what captures the hidden states that the drafter reads; None if it reads none."""
+    return target.hidden_states(drafter.hidden_layers) if drafter.hidden_layers else None
 
 
 def _device_step(

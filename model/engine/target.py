@@ -28,6 +28,7 @@ from ..machine.measurements import machine_key
 from ..states.layers import num_state_bytes, num_states_of
 from ..states.mixers import Mixers, find_mixers
 from .cache import BufferShape, LayerShape, TreeCache
+from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
 from .step import DeviceDrafting, DeviceStep
 from .support import (
@@ -117,6 +118,7 @@ class TargetModel:
             TreeCache if own is None else type("TreeCache", (TreeCache, own), {})
         )
         self.is_same_in_parts = True
+        self._hidden: dict[tuple[int, ...], HiddenStates] = {}
         # Measurements of this model by other rooms, by name.
         self.measured: dict[str, Any] = {}
         # Without attention there are no positions.
@@ -209,6 +211,24 @@ class TargetModel:
         head = self.model.get_output_embeddings()
         total = sum(parameter.numel() for parameter in self.model.parameters())
         return head.weight.numel() / total if head is not None else 0.0
+
+    def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
+        """Return what captures these hidden states of passes (`Drafter.hidden_layers`).
+
+        Raises:
+            UnsupportedModelError: if the model does not show them; found out by a plain pass.
+        """
+        if layers not in self._hidden:
+            token_ids = torch.zeros(2, dtype=torch.long, device=self.device)
+
+            def run() -> None:
+                with torch.no_grad():
+                    self.run(token_ids, 0, new_cache(self.model), None, last_logits_only=True)
+
+            self._hidden[layers] = HiddenStates(
+                self.model, self.config.num_hidden_layers, layers, self.device, self.lock, run
+            )
+        return self._hidden[layers]
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree)."""

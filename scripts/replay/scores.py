@@ -105,6 +105,11 @@ def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
         is_budget = getattr(drafter.config, "budget", None) == "auto"
         fixed = "--budget fixed" if is_budget else "a tree template as --tree-version"
         raise UserError(f"{words!r}: its trees follow the clock of this device; give {fixed}")
+    if drafter.hidden_layers:
+        raise UserError(
+            f"{words!r}: reads the model's hidden states, which are not recorded; give methods without "
+            "trained heads"
+        )
     if drafter.num_candidates > top_k:
         raise UserError(
             f"{words!r}: asks for {drafter.num_candidates} tokens of a row; the recording holds {top_k}; "

@@ -1,0 +1,158 @@
+"""Hidden states of a pass, for drafters that read them: hooks capture them while the model runs.
+
+The model stays unchanged: a hook on its decoder takes the final, normed hidden states, which the
+output head reads, and hooks on its layers take what these read. They are there within
+`HiddenStates.captured` alone, so that no other pass pays for them, and a kept text is not dropped as
+that of a model with unknown hooks (`prefix_cache`). Decoder and layers are found by their number and
+by watching one pass, and are not known by name.
+
+Shapes: L rows of a pass, D hidden size, W layers wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from .support import UnsupportedModelError
+
+# The layer whose "input" is the output head's: the final, normed hidden state.
+FINAL = -1
+ADVICE = "use a method that reads no hidden states"
+
+
+class HiddenStates:
+    """Captures hidden states of a model's passes.
+
+    Args:
+        model: a causal LM.
+        num_layers: its layers.
+        wanted: `FINAL`, or i for the input of layer i; W of them.
+        device: for the captured rows.
+        lock: held while hooks are in the model.
+        run: a plain pass of the model over two tokens, with the last one's logits alone, as for prompts.
+
+    Raises:
+        UnsupportedModelError: if the model shows no such hidden states.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_layers: int,
+        wanted: tuple[int, ...],
+        device: torch.device,
+        lock: Any,
+        run: Callable[[], Any],
+    ) -> None:
+        for layer in wanted:
+            if not FINAL <= layer < num_layers:
+                raise UnsupportedModelError(
+                    f"hidden states: got layer {layer}; allowed: {FINAL} to {num_layers - 1} with this model"
+                )
+        self._wanted = wanted
+        self._device, self._lock = device, lock
+        self._captured: dict[int, torch.Tensor] = {}
+        name, self._layers = layers_of(model, num_layers)
+        with lock:
+            self._decoder = _decoder_of(model, name, run)
+        with self.captured():
+            run()
+        self.take(num_rows=2)
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Within the block each pass of the model leaves its hidden states for `take`."""
+        with self._lock, ExitStack() as stack:
+            for layer in dict.fromkeys(self._wanted):
+                if layer == FINAL:
+                    handle = self._decoder.register_forward_hook(self._keep_output)
+                else:
+                    hook = self._keeping_input(layer)
+                    handle = self._layers[layer].register_forward_pre_hook(hook, with_kwargs=True)
+                stack.callback(handle.remove)
+            yield
+
+    def take(self, num_rows: int) -> torch.Tensor:
+        """Return the hidden states of the last pass, [L, W * D], the layers side by side; forget them.
+
+        Args:
+            num_rows: L.
+
+        Raises:
+            UnsupportedModelError: if the pass did not show them, or not those of all rows.
+        """
+        captured, self._captured = self._captured, {}
+        parts = []
+        for layer in self._wanted:
+            part = captured.get(layer)
+            if part is None or len(part) != num_rows:
+                found = "none" if part is None else f"{len(part)} rows"
+                raise UnsupportedModelError(
+                    f"hidden states: a pass over {num_rows} tokens shows {found} of layer {layer}; {ADVICE}"
+                )
+            parts.append(part.to(self._device))  # a model spread over devices has them on several
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def _keep_output(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        self._keep(FINAL, _rows_of(output))
+
+    def _keeping_input(self, layer: int) -> Callable[..., None]:
+        def keep(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            self._keep(layer, _rows_of(arguments or (named.get("hidden_states"),)))
+
+        return keep
+
+    def _keep(self, layer: int, rows: torch.Tensor | None) -> None:
+        if rows is not None:
+            self._captured[layer] = rows
+
+
+def _rows_of(values: Any) -> torch.Tensor | None:
+    """Return the rows [L, D] of arguments or outputs, whose first is [1, L, D]; None if it is not."""
+    rows = values[0]  # a tuple's and a transformers output's alike
+    is_one_text = isinstance(rows, torch.Tensor) and rows.ndim == 3 and rows.shape[0] == 1
+    return rows[0] if is_one_text else None
+
+
+def layers_of(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
+    """Return the layers of a causal LM with their name: the outermost list with one module a layer.
+
+    Raises:
+        UnsupportedModelError: if there is none.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return name, module
+    raise UnsupportedModelError(
+        f"hidden states: found no list of {num_layers} layers in {type(model).__name__}; {ADVICE}"
+    )
+
+
+def _decoder_of(model: nn.Module, layers_name: str, run: Callable[[], Any]) -> nn.Module:
+    """Return the module that gives the output head its rows: the outermost around the layers in a pass.
+
+    Raises:
+        UnsupportedModelError: if there is none.
+    """
+    parts = layers_name.split(".")[:-1]
+    called: list[nn.Module] = []
+
+    def note(module: nn.Module, arguments: Any, output: Any) -> None:
+        if _rows_of(output) is not None:
+            called.append(module)
+
+    with ExitStack() as stack:
+        for end in range(1, len(parts) + 1):
+            around = model.get_submodule(".".join(parts[:end]))
+            stack.callback(around.register_forward_hook(note).remove)
+        run()
+    if not called:
+        raise UnsupportedModelError(
+            f"hidden states: no module around the layers of {type(model).__name__} returns them; {ADVICE}"
+        )
+    return called[-1]  # the outermost returns last
