@@ -26,6 +26,9 @@ METHOD_TITLES = {
     "lookahead": "Lookahead",
     "samd": "SAM decoding",
     "sps": "Speculative sampling (draft model)",
+    "eagle": "EAGLE",
+    "eagle2": "EAGLE-2",
+    "eagle3": "EAGLE-3",
     "hybrid": "Hybrid",
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",
@@ -49,12 +52,16 @@ BENCH_TITLES = {
     "demo": "demo questions",
 }
 # Names of the same methods in other people's tables.
-PUBLISHED_NAMES = {"AR": "vanilla", "Recycling": "recycling", "PLD": "pld", "SpS": "sps"}
+PUBLISHED_NAMES = {
+    **{"AR": "vanilla", "Recycling": "recycling", "PLD": "pld", "SpS": "sps"},
+    **{"EAGLE": "eagle", "EAGLE2": "eagle2", "EAGLE3": "eagle3"},
+}
 # Options, and values of options, in words; those not here are shown as "name value".
 OPTION_WORDS = {
     "automaton": "the automaton of a corpus, {}",
     "budget=auto": "as many drafted tokens as pay",
     "budget=fixed": "a fixed number of drafted tokens",
+    "depth": "trees of {} levels",
     "draft_dtype": "draft model in precision {}",
     "fallback": "short matches left to {}",
     "guess": "{} n-grams verified in a step",
@@ -81,6 +88,7 @@ OPTION_WORDS = {
     "tokens_per_match": "{} tokens drafted for each token matched",
     "tree_version": "tree {}",
     "tree_version=auto": "tree sized to the device",
+    "width": "{} nodes read on a level",
     "window": "a window of {} columns",
 }
 # Options at which sampling leaves no token out.

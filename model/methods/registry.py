@@ -20,6 +20,9 @@ METHODS: dict[str, str] = {
     "lookahead": ".lookahead.drafter:LookaheadDrafter",
     "samd": ".samd.drafter:SamdDrafter",
     "sps": ".sps.drafter:SpsDrafter",
+    "eagle": ".eagle.drafter:EagleDrafter",
+    "eagle2": ".eagle.drafter:Eagle2Drafter",
+    "eagle3": ".eagle.drafter:Eagle3Drafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 
