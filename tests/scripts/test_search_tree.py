@@ -14,8 +14,8 @@ import torch
 
 from model.commands.command_line import UserError
 from model.engine.budget import DraftBudget
+from model.methods.growth.tree_template import TreeTemplate
 from model.methods.recycling.drafter import RecyclingConfig
-from model.methods.recycling.tree_template import TreeTemplate
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.search_tree import TracingDrafter, learn, main, most_probable
 from scripts.replay.target import ReplayTarget

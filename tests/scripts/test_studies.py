@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from model.commands.command_line import UserError
-from model.methods.recycling.tree_template import TreeTemplate
+from model.methods.growth.tree_template import TreeTemplate
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import Figures
 from scripts.studies import catalogue as studies_catalogue

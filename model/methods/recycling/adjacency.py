@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from .tree_template import TreeTemplate
+from ..growth.tree_template import TreeTemplate
 
 # Of nodes with the same token, the last ones that are averaged: each counts half of the one after it.
 MOST_AVERAGED = 4

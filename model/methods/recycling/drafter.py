@@ -32,9 +32,10 @@ from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, check_options, option
 from ..growth.memory import check_topk, wrong_tensors
+from ..growth.tree_template import TreeTemplate
 from .adjacency import AdjacencyMatrix, DeviceTemplate
 from .auto_tree import AutoTree, library_of_guesses
-from .tree_template import TreeTemplate, load_template
+from .tree_template import load_template
 
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
 AUTO = "auto"

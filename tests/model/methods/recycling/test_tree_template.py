@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from model.engine.budget import DraftBudget
+from model.methods.growth.tree_template import TreeTemplate
 from model.methods.recycling.drafter import RecyclingConfig
-from model.methods.recycling.tree_template import TreeTemplate, load_template, template_names
+from model.methods.recycling.tree_template import load_template, template_names
 from model.recycling.tree_template_ import choose_tree_template
 
 PUBLISHED = Path(__file__).resolve().parents[5] / "shared/published/tree_2.2.2.json"
