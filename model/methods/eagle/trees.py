@@ -145,8 +145,9 @@ def _candidates(draft: Draft, beam: Beam, width: int) -> Candidates:
     """Return the likeliest tokens after every node of the beam."""
     logits = draft.logits
     top = logits.log_softmax(dim=-1).topk(min(width, logits.shape[-1]), dim=-1)  # [n, k]
+    lowest = torch.finfo(logits.dtype).min
     # Logits that are no numbers make no order.
-    scores = (top.values + beam.scores[:, None]).nan_to_num(nan=-torch.inf)
+    scores = (top.values + beam.scores[:, None]).nan_to_num(nan=lowest, neginf=lowest)
     parents = beam.numbers[:, None].expand_as(top.indices)
     return Candidates(draft.token_ids(top.indices).flatten(), scores.flatten(), parents.flatten())
 
