@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from ...machine.files import written_state
+from ...machine.files import atomic_write, written_state
 from .network import DraftNetwork, Eagle3Network, EagleNetwork
 from .shape import NetworkShape
 
@@ -98,6 +98,19 @@ def build_network(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
     }
     network.load_state_dict(tensors, assign=True)
     return network.requires_grad_(False).eval()
+
+
+def write_checkpoint(folder: Path, network: DraftNetwork) -> None:
+    """Write a network as a checkpoint, in float16."""
+    tensors = {
+        key: value.half() if value.is_floating_point() else value
+        for key, value in network.state_dict().items()
+    }
+    with atomic_write(folder / TENSOR_FILES[0]) as file:
+        save_file(tensors, file)
+    with atomic_write(folder / CONFIG) as file:
+        text = json.dumps(network.shape.to_config(), indent=2) + "\n"
+        file.write_text(text, encoding="utf-8")
 
 
 @lru_cache(maxsize=2)

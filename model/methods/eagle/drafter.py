@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -31,8 +32,9 @@ from ...engine.hidden import FINAL
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...options import check_options, option
-from .checkpoint import build_network, open_checkpoint
+from .checkpoint import build_network, open_checkpoint, write_checkpoint
 from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
+from .shape import NetworkShape
 from .text import Draft, DraftText
 from .trees import PATHS, Grown, fixed_shape, grow_fixed, grow_likeliest
 
@@ -132,6 +134,23 @@ class HeadDrafter(Drafter):
         self._target: TargetModel | None = None
         self._prompt_ids: Sequence[int] = ()
         self._num_read = 0
+
+    @classmethod
+    def write_untrained_heads(cls, folder: Path, config: Any) -> None:
+        """Write random heads for a model with this text config."""
+        size, vocab_size = config.hidden_size, config.vocab_size
+        is_fused = cls.kind is Eagle3Network
+        shape = NetworkShape(
+            hidden_size=size,
+            intermediate_size=2 * size,
+            num_heads=1,
+            num_key_value_heads=1,
+            head_dim=size,
+            vocab_size=vocab_size,
+            draft_vocab_size=vocab_size,
+            hidden_layers=(0,) * NUM_FUSED if is_fused else (),  # any model has this one
+        )
+        write_checkpoint(folder, cls.kind(shape))
 
     def check_target(self, target: TargetModel) -> None:
         """Check the model, its embedding included, and take its embedding and output head.

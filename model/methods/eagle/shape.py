@@ -86,6 +86,26 @@ class NetworkShape:
             take.layers("hidden_layers"),
         )
 
+    def to_config(self) -> dict[str, Any]:
+        """Return the config of a checkpoint of this shape."""
+        config: dict[str, Any] = {
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "num_hidden_layers": 1,
+            "rms_norm_eps": self.norm_eps,
+            "rope_theta": self.rope_theta,
+            "vocab_size": self.vocab_size,
+            "draft_vocab_size": self.draft_vocab_size,
+            "bias": self.has_fc_bias,
+            "qkv_bias": self.has_qkv_bias,
+        }
+        return config | ({"hidden_layers": list(self.hidden_layers)} if self.hidden_layers else {})
+
 
 class _Taker:
     """Takes entries of a config; raises ValueError for those that are missing or no positive numbers."""
