@@ -85,19 +85,25 @@ def entrants_of(
         draft_model = DEMO_DRAFT
     if needing and draft_model is None:
         raise UserError(f"draft_model: got none; give the model that {needing[0]} drafts with")
+    heads = DEMO_MODEL.parent if Path(model_path).resolve() == DEMO_MODEL else None
     in_order = sorted(words, key=lambda one: one != BASELINE)
-    found = [entrant_of(one, draft_model) for one in in_order]
+    found = [entrant_of(one, draft_model, heads) for one in in_order]
     labels = [entrant.label for entrant in found]
     if len(set(labels)) < len(labels):
         raise UserError(f"methods: got {' '.join(words)}; allowed: each once")
     return found
 
 
-def entrant_of(words: str, draft_model: str | None = None) -> Entrant:
+def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = None) -> Entrant:
     """Return the entrant of these words.
 
+    Args:
+        words: method and options.
+        draft_model: what it drafts with if it needs a model and names none.
+        heads: folder with heads of each method, where its words name none.
+
     Raises:
-        UserError: if the method or an option is unknown or not allowed.
+        UserError: if the method or an option is unknown or not allowed, or heads are missing.
     """
     name, *options = shlex.split(words) or [""]
     if name in REFEREES:
@@ -111,6 +117,12 @@ def entrant_of(words: str, draft_model: str | None = None) -> Entrant:
             given += [f"--{option.replace('_', '-')}", value]
     if _needs_draft_model(words):
         given += ["--draft-model", str(draft_model)]
+    if method.drafter_class.drafts_with_heads() and not _names("--heads", options):
+        if heads is None:
+            raise UserError(
+                f'heads: got none; name the folder of {method.name}\'s heads: "{name} --heads FOLDER"'
+            )
+        given += ["--heads", str(heads / method.name)]
     run, config, matrix = parse(method, given)
     if run != RunConfig() or matrix.load or matrix.save:
         raise UserError(
@@ -142,5 +154,12 @@ def _needs_draft_model(words: str) -> bool:
     name, *options = shlex.split(words) or [""]
     if name in REFEREES:
         return REFEREES[name].drafts_with_model
-    is_named = any(option.startswith("--draft-model") for option in options)
-    return not is_named and _method_of(name).drafter_class.drafts_with_model()
+    return not _names("--draft-model", options) and (
+        _method_of(name).drafter_class.drafts_with_model()
+    )
+
+
+def _names(option: str, options: Sequence[str]) -> bool:
+    """Whether an option is among words, in either spelling."""
+    spelled = [word.partition("=")[0].replace("_", "-") for word in options]
+    return option in spelled

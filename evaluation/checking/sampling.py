@@ -18,6 +18,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,6 +193,9 @@ class Sampler:
         if cls.drafts_with_model():
             _random_model(self._seed + 1, num_layers=1).save_pretrained(folder)
             options["draft_model"] = folder
+        if cls.drafts_with_heads():
+            cls.write_untrained_heads(Path(folder), self.target.config)
+            options["heads"] = folder
         return cls(cls.config_class(**options), self.target.vocab_size, self.target.device)
 
     def _generator(self) -> torch.Generator:

@@ -26,6 +26,7 @@ METHOD_TITLES = {
     "lookahead": "Lookahead",
     "samd": "SAM decoding",
     "sps": "Speculative sampling (draft model)",
+    "medusa": "Medusa",
     "eagle": "EAGLE",
     "eagle2": "EAGLE-2",
     "eagle3": "EAGLE-3",
@@ -53,8 +54,14 @@ BENCH_TITLES = {
 }
 # Names of the same methods in other people's tables.
 PUBLISHED_NAMES = {
-    **{"AR": "vanilla", "Recycling": "recycling", "PLD": "pld", "SpS": "sps"},
-    **{"EAGLE": "eagle", "EAGLE2": "eagle2", "EAGLE3": "eagle3"},
+    "AR": "vanilla",
+    "Recycling": "recycling",
+    "PLD": "pld",
+    "SpS": "sps",
+    "Medusa": "medusa",
+    "EAGLE": "eagle",
+    "EAGLE2": "eagle2",
+    "EAGLE3": "eagle3",
 }
 # Options, and values of options, in words; those not here are shown as "name value".
 OPTION_WORDS = {
@@ -66,6 +73,7 @@ OPTION_WORDS = {
     "fallback": "short matches left to {}",
     "guess": "{} n-grams verified in a step",
     "harvest_prompt": "memory seeded from the prompt: {}",
+    "heads": "heads of {}",
     "level": "n-grams of {} tokens",
     "load_matrix": "memory loaded before the first question",
     "match": "{} match continued",

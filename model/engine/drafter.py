@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -174,6 +175,16 @@ class Drafter:
     def drafts_with_model(cls) -> bool:
         """Whether a draft model, named in the options, drafts."""
         return "draft_model" in {option.name for option in fields(cls.config_class)}
+
+    @classmethod
+    def drafts_with_heads(cls) -> bool:
+        """Whether trained heads, named in the options, draft."""
+        return "heads" in {option.name for option in fields(cls.config_class)}
+
+    @classmethod
+    def write_untrained_heads(cls, folder: Path, config: Any) -> None:
+        """Write random heads for a model with this text config: what checks of a method with heads draft with."""
+        raise NotImplementedError
 
     @property
     def is_hot(self) -> bool:

@@ -20,6 +20,7 @@ METHODS: dict[str, str] = {
     "lookahead": ".lookahead.drafter:LookaheadDrafter",
     "samd": ".samd.drafter:SamdDrafter",
     "sps": ".sps.drafter:SpsDrafter",
+    "medusa": ".medusa.drafter:MedusaDrafter",
     "eagle": ".eagle.drafter:EagleDrafter",
     "eagle2": ".eagle.drafter:Eagle2Drafter",
     "eagle3": ".eagle.drafter:Eagle3Drafter",

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from evaluation.answering import command as cli
 from evaluation.answering import method as method_answerer
 from model.commands.command_line import run_command
 from model.methods.registry import drafter_class
+from tests.model.decoded import heads_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "data" / "demo" / "model"
@@ -98,6 +99,9 @@ def error_line(method: str, options: list[str], capsys: pytest.CaptureFixture[st
 
 def required_options(method: str, model: Path) -> list[str]:
     """Return the options without which a method cannot run; the model drafts for itself."""
+    if drafter_class(method).drafts_with_heads():
+        config = AutoConfig.from_pretrained(model)
+        return ["--heads", heads_folder(method, config)]
     return ["--draft-model", str(model)] if drafter_class(method).drafts_with_model() else []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,14 +42,32 @@ def known(name: str) -> Family:
 def drafter_for(method: str, target: TargetModel, **options: Any) -> Drafter:
     """Return a fresh drafter of a method."""
     cls = drafter_class(method)
-    config = cls.config_class(**{**required_options(method, target.vocab_size), **options})
+    config = cls.config_class(**{**required_options(method, target.config), **options})
     return cls(config, target.vocab_size, target.device)
 
 
-def required_options(method: str, vocab_size: int) -> dict[str, Any]:
-    """Return the options without which a method cannot run on a model with this vocabulary."""
+def required_options(method: str, config: Any) -> dict[str, Any]:
+    """Return the options without which a method cannot run on a model with this config."""
+    config = config.get_text_config(decoder=True)
+    if drafter_class(method).drafts_with_heads():
+        return {"heads": heads_folder(method, config)}
     has_model = drafter_class(method).drafts_with_model()
-    return {"draft_model": draft_folder(vocab_size).name} if has_model else {}
+    return {"draft_model": draft_folder(config.vocab_size).name} if has_model else {}
+
+
+_HEADS: dict[tuple[str, str], tempfile.TemporaryDirectory[str]] = {}
+
+
+def heads_folder(method: str, config: Any) -> str:
+    """Return a folder with random heads of a method; it goes when the tests end."""
+    key = (method, config.to_json_string(use_diff=False))
+    if key not in _HEADS:
+        _HEADS[key] = tempfile.TemporaryDirectory(prefix=f"{method}-heads-")
+        try:
+            drafter_class(method).write_untrained_heads(Path(_HEADS[key].name), config)
+        except ValueError as error:  # heads that are made for some families alone
+            pytest.skip(str(error))
+    return _HEADS[key].name
 
 
 @lru_cache

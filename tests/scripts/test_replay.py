@@ -20,7 +20,7 @@ from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
 from model.engine.target import TargetModel
-from model.methods.registry import METHODS
+from model.methods.registry import METHODS, drafter_class
 from scripts.replay import command
 from scripts.replay.command import build_parser, main, record
 from scripts.replay.recording import Recording
@@ -34,7 +34,11 @@ OPTIONS = {
     "hybrid": " --budget fixed --num-nodes 12",
 }
 DRAFTERS = [
-    *(method + OPTIONS.get(method, "") for method in METHODS),
+    *(
+        method + OPTIONS.get(method, "")
+        for method in METHODS
+        if not drafter_class(method).hidden_layers  # which are not recorded
+    ),
     "recycling --start cold",
     "recycling --policy original",
     "pld --match latest --num-pred-tokens 4",

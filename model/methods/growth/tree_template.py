@@ -88,14 +88,23 @@ def _checked_paths(paths: Sequence[Sequence[int]], name: str) -> list[tuple[int,
 
 
 def read_template(file: Path, name: str) -> TreeTemplate:
-    """Read a template from a JSON file.
+    """Read a template from a JSON file; arguments and errors as `read_rank_paths`.
+
+    Raises:
+        ValueError: if a path in it is wrong, too.
+    """
+    return TreeTemplate(read_rank_paths(file, name), name)
+
+
+def read_rank_paths(file: Path, name: str) -> list[list[int]]:
+    """Read unchecked rank paths from a JSON file, in its order.
 
     Args:
         file: the file.
         name: its name in errors.
 
     Raises:
-        ValueError: if the file cannot be read or parsed, or a path in it is wrong.
+        ValueError: if the file cannot be read or parsed, or holds no list.
     """
     if file.stat().st_size > MAX_BYTES:
         raise ValueError(
@@ -111,4 +120,4 @@ def read_template(file: Path, name: str) -> TreeTemplate:
             f"tree template {name}: got {type(paths).__name__}; allowed: a list of rank paths, "
             'or an object with a list under "paths"'
         )
-    return TreeTemplate(paths, name)
+    return paths

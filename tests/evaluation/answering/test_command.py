@@ -27,6 +27,7 @@ METHOD_OPTIONS = {
     "lookahead": "--level --window --guess",
     "samd": "--fallback --threshold --bias --output-id-topk --tree-version",
     "sps": "--draft-model --num-draft-tokens",
+    "medusa": "--heads --num-nodes",
     "hybrid": "--num-nodes --budget --output-id-topk",
 }
 # Options of methods that are refused without another.
@@ -80,7 +81,8 @@ def changed_values(item: dataclasses.Field[Any], folder: Path) -> list[Any]:
     elif kind.startswith("bool"):
         values = [True, False]
     elif kind.startswith("int"):
-        values = [10 if item.default is None else item.default + 1]
+        default = 9 if item.default is None else item.default
+        values = [default - 1 if default == item.metadata["most"] else default + 1]
     else:
         values = [str(folder / "a_tree.json")]
     return [value for value in values if value != item.default]
@@ -194,6 +196,8 @@ def test_help_names_every_option_and_shows_examples(method: str) -> None:
         item.name for item in dataclasses.fields(drafter_class(method).config_class)
     }
     assert text.count("--draft-model data/demo/draft") == needs_model, "the example should run"
+    needs_heads = drafter_class(method).drafts_with_heads()
+    assert text.count(f"--heads data/demo/{method}") == needs_heads, "the example should run"
     assert str(ROOT) not in text, "help should not show this machine's folders"
 
 

@@ -43,9 +43,9 @@ def llama() -> PreTrainedModel:
     return known(LLAMA).build()
 
 
-def method_of(name: str, vocab_size: int = VOCAB) -> Speculative:
-    """Return a method's callable."""
-    return speculative(name, **required_options(name, vocab_size))
+def method_of(name: str, model: PreTrainedModel | None = None) -> Speculative:
+    """Return a method's callable, for a model."""
+    return speculative(name, **required_options(name, (model or llama()).config))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -227,11 +227,9 @@ def num_differing() -> int:
             "repetition_penalty": 0.9,
             "pad_token_id": 0,
         }
-        expected = target.model.generate(
-            ids, **options, custom_generate=method_of("vanilla", vocab_size=64)
-        )
+        expected = target.model.generate(ids, **options, custom_generate=method_of("vanilla"))
         for method in METHODS:
-            decode = method_of(method, vocab_size=64)
+            decode = method_of(method, target.model)
             found = target.model.generate(ids, **options, custom_generate=decode)
             count += not torch.equal(found, expected)
     return count

@@ -98,7 +98,7 @@ def test_every_method_gives_what_generate_gives(family: str) -> None:
     model = known(family).build()
     expected = {name: tokens_of(model, options) for name, options in OPTIONS.items()}
     for method in METHODS:
-        decode = speculative(method, **required_options(method, model.config.vocab_size))
+        decode = speculative(method, **required_options(method, model.config))
         for name, options in OPTIONS.items():
             assert tokens_of(model, options, decode) == expected[name], f"{method}, {name}"
 

@@ -42,7 +42,7 @@ def demo() -> tuple[Any, Any]:
 
 def decoder_for(method: str, model: Any, tokenizer: Any = None) -> SpeculativeDecoder:
     """Return a method on a model."""
-    options = required_options(method, model.config.vocab_size)
+    options = required_options(method, model.config)
     return SpeculativeDecoder(model, tokenizer, method, **options)
 
 

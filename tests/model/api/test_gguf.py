@@ -67,7 +67,7 @@ def test_the_tokenizer_is_that_of_the_file(file: Path) -> None:
 def test_the_library_gives_the_tokens_of_generate(
     method: str, file: Path, llama: LlamaForCausalLM
 ) -> None:
-    options = required_options(method, llama.config.vocab_size)
+    options = required_options(method, llama.config)
     decoder = SpeculativeDecoder.from_pretrained(file, method, torch.float32, **options)
     prompt_ids = decoder.tokenizer(PROMPT).input_ids
     output = decoder.generate(PROMPT, max_new_tokens=40)

@@ -24,7 +24,11 @@ from tests.model.decoded import drafter_for
 DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"
 LIMIT = 16
 # The others need a second model.
-WITH_DEFAULTS = [method for method in METHODS if not drafter_class(method).drafts_with_model()]
+WITH_DEFAULTS = [
+    method
+    for method in METHODS
+    if not (drafter_class(method).drafts_with_model() or drafter_class(method).drafts_with_heads())
+]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from model import SpeculativeDecoder
 from model.api.custom_generate import speculative
 from model.methods.registry import METHODS
 from tests.model.decoded import known, random_ids, required_options
-from tests.model.families.family import VOCAB
 
 LLAMA = "Llama, grouped heads"
 PROMPT = random_ids(14, seed=1)
@@ -32,7 +31,7 @@ def plain(model: Any) -> list[int]:
 
 def decoder_for(method: str, model: Any) -> SpeculativeDecoder:
     """Return a method on a model."""
-    return SpeculativeDecoder(model, None, method, **required_options(method, VOCAB))
+    return SpeculativeDecoder(model, None, method, **required_options(method, model.config))
 
 
 def decoded(decoder: SpeculativeDecoder) -> list[int]:
@@ -61,7 +60,7 @@ def test_adapters_count_and_may_be_switched_between_answers(method: str) -> None
         assert decoded(decoder) == rescaled != adapted
     assert decoded(decoder) == adapted
     ids = torch.tensor([PROMPT])
-    decode = speculative(method, **required_options(method, VOCAB))
+    decode = speculative(method, **required_options(method, model.config))
     found = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),

@@ -1,0 +1,193 @@
+"""Checkpoints of trained heads: a folder with a config and a file of named tensors.
+
+Everything is checked before a head runs: names and shapes of all tensors, by name.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import is_zipfile
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F
+
+from ...machine.files import atomic_write
+from ...options import option
+
+SUFFIXES = (".safetensors", ".pt")
+CONFIG = "config.json"
+# Of a config; a valid one is far smaller.
+MAX_BYTES = 2**20
+
+
+class HeadFiles(NamedTuple):
+    """What a checkpoint holds.
+
+    Attributes:
+        folder: where it is.
+        config: its `config.json`.
+        tensors: by name, on the CPU, as they were saved.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+    def number(self, key: str) -> int:
+        """Return a number of the config, 1 or more.
+
+        Raises:
+            ValueError: if it is missing, or something else.
+        """
+        value = self.config.get(key)
+        if type(value) is not int or value < 1:
+            raise ValueError(
+                f"heads {self.folder}: {CONFIG} has {key} {value!r}; allowed: an integer of 1 or more"
+            )
+        return value
+
+    def size_of(self, name: str, dimension: int) -> int:
+        """Return a dimension of a matrix.
+
+        Raises:
+            ValueError: if it is missing, or no matrix.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.ndim != 2:
+            found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
+            raise ValueError(f"heads {self.folder}: the tensor {name} {found}; allowed: a matrix")
+        return tensor.shape[dimension]
+
+    def check(self, expected: Mapping[str, torch.Tensor]) -> None:
+        """Check that the tensors are these, in name and shape.
+
+        Raises:
+            ValueError: naming the first that is missing, extra or wrongly shaped.
+        """
+        for name in sorted(expected.keys() - self.tensors.keys()):
+            raise ValueError(f"heads {self.folder}: the tensor {name} is missing")
+        for name in sorted(self.tensors.keys() - expected.keys()):
+            raise ValueError(
+                f"heads {self.folder}: has a tensor {name}; allowed: {len(expected)} others, by {CONFIG}"
+            )
+        for name, tensor in expected.items():
+            if (found := self.tensors[name].shape) != tensor.shape:
+                raise ValueError(
+                    f"heads {self.folder}: the tensor {name} has shape {list(found)}; allowed: "
+                    f"{list(tensor.shape)}"
+                )
+
+    def check_vocabulary(self, found: int | None, vocab_size: int) -> None:
+        """Check the heads' vocabulary, if they have one, against the target model's.
+
+        Raises:
+            ValueError: if it is another.
+        """
+        if found is not None and found != vocab_size:
+            raise ValueError(
+                f"heads {self.folder}: have a vocabulary of {found} tokens; allowed: {vocab_size}, as the "
+                "target model; give heads that were trained for it"
+            )
+
+    def load_into(self, module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+        """Give a module of the `meta` device the tensors; return it ready to run."""
+        module.load_state_dict(self.tensors, assign=True)
+        # A copy even where dtype and device are the same: mapped tensors change with their file.
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(device, dtype, copy=True)
+        return module.eval().requires_grad_(False)
+
+
+def output_logits(output: Any, states: torch.Tensor) -> torch.Tensor:
+    """Return the logits [..., V] of a model's output head, which may be on another device, for states [..., D]."""
+    weight = output.weight
+    logits = F.linear(states.to(weight.device), weight, getattr(output, "bias", None))
+    return logits.to(states.device)
+
+
+def write_heads(
+    folder: Path, name: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Write a checkpoint that `read_heads` reads; each file is replaced whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    with atomic_write(folder / f"{name}.safetensors") as file:
+        save_file(whole, file)
+    with atomic_write(folder / CONFIG) as file:
+        file.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+
+
+def heads_option(name: str) -> Any:
+    """Return the field of the folder that holds a checkpoint."""
+    return option(
+        None, f"folder of the trained heads: {CONFIG} and {name}.safetensors or .pt (required)"
+    )
+
+
+def required(heads: str | None) -> str:
+    """Return the folder that was given.
+
+    Raises:
+        ValueError: if none was.
+    """
+    if heads is None:
+        raise ValueError(
+            "heads: got none; give the folder of heads that were trained for this model"
+        )
+    return heads
+
+
+def read_heads(folder: Path, name: str, method: str) -> HeadFiles:
+    """Read a checkpoint from `config.json` and NAME.safetensors or NAME.pt.
+
+    Raises:
+        ValueError: if a file is missing or cannot be read.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"heads: got {str(folder)!r}; allowed: a folder with {method} heads")
+    found = [
+        folder / (name + suffix) for suffix in SUFFIXES if (folder / (name + suffix)).is_file()
+    ]
+    if not found or not (folder / CONFIG).is_file():
+        needed = CONFIG if found else f"{name}.safetensors or {name}.pt"
+        raise ValueError(f"heads {folder}: has no {needed}; allowed: a folder with {method} heads")
+    return HeadFiles(folder, _read_config(folder / CONFIG), _read_tensors(found[0]))
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ValueError(f"has {file.stat().st_size} bytes")
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"heads {file.parent}: {file.name} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(
+            f"heads {file.parent}: {file.name} holds no object; allowed: a JSON object"
+        )
+    return config
+
+
+def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """Read named tensors; a pickle's code is never run."""
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        # Mapped: only what is used is read. Files of old versions of torch cannot be mapped.
+        tensors = torch.load(file, "cpu", weights_only=True, mmap=is_zipfile(file))
+    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"heads {file.parent}: {file.name} cannot be read: {cause}") from error
+    is_state = isinstance(tensors, dict) and all(
+        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in tensors.items()
+    )
+    if not is_state:
+        raise ValueError(f"heads {file.parent}: {file.name} holds no named tensors")
+    return dict(tensors)

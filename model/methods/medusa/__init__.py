@@ -1,0 +1,1 @@
+"""Medusa: trained heads that each guess one of the next tokens."""

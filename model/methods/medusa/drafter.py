@@ -1,0 +1,140 @@
+"""Medusa: heads beside the target model's output head each guess one of the next tokens.
+
+Head k reads the last final hidden state of the text and guesses the token k + 1 places on. The best
+guesses of each head fill a static tree, whatever their parents: rank r at depth k is head k's guess
+r. The common verification takes the place of the paper's typical acceptance, so that nothing is
+accepted that the model would not say.
+
+Source: T. Cai et al., Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding
+Heads, arXiv 2401.10774 (K heads; the tree of section 2.3.3 -> `growth/templates`).
+
+Shapes: K heads, D hidden size, V vocabulary, N nodes, k guesses of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...engine.budget import DraftBudget
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.hidden import FINAL
+from ...engine.target import TargetModel
+from ...engine.tree import DraftTree
+from ...kernels.largest_logits import top_k
+from ...options import check_options, option
+from ..growth.head_files import heads_option, output_logits, required
+from ..growth.tree_choices import NUM_NODES, NUM_RANKS, tree_of
+from ..growth.tree_template import TreeTemplate
+from .heads import MedusaHeads, MedusaShape, read_medusa, write_medusa
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaConfig:
+    """Options of Medusa."""
+
+    heads: str | None = heads_option("medusa_lm_head")
+    num_nodes: int = option(NUM_NODES, "drafted nodes of a tree", least=1, most=NUM_NODES)
+
+    def __post_init__(self) -> None:
+        """Validate as far as possible without files.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+
+
+class MedusaDrafter(Drafter):
+    """Drafts a static tree of the heads' best guesses.
+
+    Raises:
+        ValueError: if the heads are missing, damaged, or have another vocabulary.
+    """
+
+    config_class = MedusaConfig
+    hidden_layers = (FINAL,)
+
+    def __init__(self, config: MedusaConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        self._files, self._shape = read_medusa(required(config.heads))
+        self._files.check_vocabulary(self._shape.vocab_size, vocab_size)
+        self.hidden_size = self._shape.hidden_size
+        self._tree = tree_of(config.num_nodes, self._shape.num_heads, min(NUM_RANKS, vocab_size))
+        self._num_ranks = 1 + max(self._tree.ranks)
+        self.max_nodes = self._tree.topology.num_nodes
+        # Where a node's guess is in the root and, after it, all heads' guesses, by (part of the) tree.
+        self._places: dict[TreeTemplate, torch.Tensor] = {}
+        self._heads: MedusaHeads | None = None
+        self._output: Any = None  # the target model's output head, where the heads have none
+        self._state: torch.Tensor | None = None
+
+    def for_target(self, target: TargetModel) -> Drafter:
+        """Load the heads in the target model's dtype, once."""
+        if self._heads is None or next(self._heads.parameters()).dtype != target.dtype:
+            with torch.device("meta"):
+                heads = MedusaHeads(self._shape)
+            self._files.load_into(heads, target.dtype, self.device)
+            self._heads = heads
+        if self._shape.vocab_size is None:
+            self._output = target.model.get_output_embeddings()
+        return self
+
+    @classmethod
+    def write_untrained_heads(cls, folder: Path, config: Any) -> None:
+        """Write four random heads."""
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            heads = MedusaHeads(MedusaShape(4, 1, config.hidden_size, config.vocab_size))
+        write_medusa(folder, heads, "untrained")
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Forget the last text's state."""
+        self._state = None
+
+    def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        """Keep the last state."""
+        self._state = hidden[-1]
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Fill the tree; the root alone after a prompt of one token, which leaves no state."""
+        tree = self._tree.within(budget)
+        depth = tree.topology.max_depth
+        if self._state is None or depth == 0:
+            return DraftTree.chain(context[-1:], self.device)
+        logits = self._logits(self._state, depth)  # [depth, V]
+        _, guesses = top_k(logits, self._num_ranks)  # [depth, k]
+        root = torch.tensor([context[-1]], device=self.device)
+        token_ids = torch.cat((root, guesses.flatten()))[self._places_of(tree)]
+        return DraftTree(token_ids, tree.topology)
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Keep the state of the last accepted node, after which the bonus token comes."""
+        assert step.hidden is not None
+        self._state = step.hidden[step.acceptance.path[-1]]
+
+    def describe(self) -> str:
+        """Return the number of heads and nodes."""
+        return f"{self._shape.num_heads} heads, a tree of {self.max_nodes - 1} nodes"
+
+    @torch.inference_mode()
+    def _logits(self, state: torch.Tensor, depth: int) -> torch.Tensor:
+        """Return the logits of the first heads, [depth, V]."""
+        assert self._heads is not None
+        used = list(self._heads)[:depth]
+        rows = torch.stack([head(state) for head in used])  # [depth, V], or [depth, D]
+        if self._output is None:
+            return rows
+        return output_logits(self._output, rows)
+
+    def _places_of(self, tree: TreeTemplate) -> torch.Tensor:
+        """Return the place of each node's guess [N] among the root and all guesses."""
+        if tree not in self._places:
+            of_nodes = zip(tree.topology.depths[1:], tree.ranks[1:], strict=True)
+            places = [0, *(1 + (depth - 1) * self._num_ranks + rank for depth, rank in of_nodes)]
+            self._places[tree] = torch.tensor(places, device=self.device)
+        return self._places[tree]

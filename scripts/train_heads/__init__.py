@@ -1,0 +1,1 @@
+"""Train heads that draft for a model."""

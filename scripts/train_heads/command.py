@@ -1,0 +1,102 @@
+r"""Train heads that draft for a model: the model is frozen, and stays as it is.
+
+Text: JSON lines with `prompt` and `response` (responses alone are learned) or `text`, or plain text,
+.gz or not. Best are the model's own greedy answers (`scripts.demo_model.answers`): heads are asked
+what the model will say. Kill it at any time: the same command goes on where it stopped.
+
+Example:
+    python -m scripts.train_heads --method medusa --model-path data/demo/model --text answers.jsonl \
+        --minutes 25 --out heads
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from model.api.gguf import read_weights
+from model.commands.command_line import OptionParser, UserError, user_errors
+from model.commands.files import write_whole
+from model.commands.loading import check_model
+from model.commands.model_options import DEFAULT_MODEL, ModelOptions
+from scripts.train_heads.data import read_documents
+from scripts.train_heads.trainers import TRAINERS, trainer_class
+from scripts.train_heads.training import LOG, Budget, Run
+
+# Must be the same when a training goes on.
+SETTINGS = (
+    *("method", "model_path", "text", "num_heads", "num_layers", "own_outputs", "minutes"),
+    *("learning_rate", "batch_tokens", "max_length", "seed"),
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = OptionParser(prog="python -m scripts.train_heads", description=__doc__)
+    add = parser.add_argument
+    add("--method", required=True, help=f"one of {', '.join(TRAINERS)}")
+    add("--model-path", default=DEFAULT_MODEL, help="folder or hub name (the demo model)")
+    add("--text", nargs="+", required=True, metavar="FILE", help="what is learned from")
+    add("--out", type=Path, required=True, metavar="FOLDER", help="checkpoint to write")
+    add("--work", type=Path, metavar="FOLDER", help="state and log (default: OUT.work)")
+    add("--num-heads", type=int, default=4, help="(%(default)s)")
+    add("--num-layers", type=int, default=1, help="residual blocks of a head (%(default)s)")
+    add(
+        "--own-outputs",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="an output layer for every head, as published; else the model's serves all",
+    )
+    add("--minutes", type=float, default=25.0, help="of all starts together (%(default)s)")
+    add("--learning-rate", type=float, default=1e-3, help="the highest (%(default)s)")
+    add("--batch-tokens", type=int, default=4096, help="of a step (%(default)s)")
+    add("--max-length", type=int, default=1024, help="tokens of a document (%(default)s)")
+    add("--save-minutes", type=float, default=2.0, help="between saved states (%(default)s)")
+    add("--seed", type=int, default=0, help="of the order of documents (%(default)s)")
+    add("--dtype", default="auto", help="of the frozen model (float32 on a CPU)")
+    add("--device", default="auto", help="auto, cpu, cuda")
+    add("--threads", type=int, help="CPU threads (default: torch's)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    args = build_parser().parse_args(argv)
+    for name in ("num_heads", "num_layers", "minutes", "learning_rate", "batch_tokens"):
+        if not getattr(args, name) > 0:
+            raise UserError(f"{name}: got {getattr(args, name)}; allowed: above 0")
+    if args.max_length < 16:
+        raise UserError(f"max_length: got {args.max_length}; allowed: 16 or more")
+    with user_errors():
+        make = trainer_class(args.method)
+        options = ModelOptions(
+            model_path=args.model_path, dtype=args.dtype, device=args.device, threads=args.threads
+        )
+    checked = check_model(options)
+    with user_errors():
+        documents = read_documents(list(map(Path, args.text)), checked.tokenizer, args.max_length)
+    with user_errors(OSError):
+        model = read_weights(args.model_path, config=checked.hf_config, dtype=checked.dtype)
+        work = args.work or args.out.with_name(args.out.name + ".work")
+        work.mkdir(parents=True, exist_ok=True)
+    model = model.eval().to(checked.device).requires_grad_(False)
+    torch.manual_seed(args.seed)
+    trainer = make(model, args)
+    trainer.module.to(checked.device)
+    settings = {name: getattr(args, name) for name in SETTINGS}
+    budget = Budget(
+        args.minutes, args.learning_rate, args.batch_tokens, args.save_minutes, args.seed
+    )
+    run = Run(trainer, model, documents, budget, work, settings)
+    run.train()
+    trainer.save(args.out)
+    if (work / LOG).is_file():  # not after a handful of steps
+        write_whole(args.out / LOG, (work / LOG).read_text(encoding="utf-8"))
+    place = run.place
+    print(
+        f"{args.out}: {place.step} steps, {place.tokens} tokens, {place.seconds / 60:.1f} minutes"
+    )
+    return 0

@@ -1,0 +1,63 @@
+"""Training Medusa's heads: Medusa-1, cross entropy on a frozen model.
+
+Source: T. Cai et al., Medusa, arXiv 2401.10774, section 2.2.1: head k learns the token k + 1 places
+on, with the weight 0.8 to the power of k (lambda_k).
+
+Shapes: B documents, T tokens, n learned tokens, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from model.methods.medusa.heads import MedusaHeads, MedusaShape, write_medusa
+from scripts.train_heads.data import Batch
+from scripts.train_heads.trainers import HeadTrainer, Loss
+
+DECAY = 0.8  # of the weights of later heads
+
+
+class MedusaTrainer(HeadTrainer):
+    """Trains the heads; without output layers of their own they go through the model's."""
+
+    module: MedusaHeads
+
+    def __init__(self, model: Any, options: Any) -> None:
+        output = model.get_output_embeddings().weight
+        vocab_size, size = output.shape
+        self._output = output
+        own = vocab_size if options.own_outputs else None
+        self._shape = MedusaShape(options.num_heads, options.num_layers, size, own)
+        self.module = MedusaHeads(self._shape)
+        self.heads = cast("list[nn.Sequential]", list(self.module))
+        if own is not None:
+            for head in self.heads:
+                cast(nn.Linear, head[-1]).weight.data.copy_(output)
+        self._name = model.name_or_path
+
+    def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:
+        """Return the weighted sum of the heads' cross entropies."""
+        total, figures = torch.zeros(()), {}
+        for index, head in enumerate(self.heads):
+            ahead = 2 + index  # the model's own head guesses one ahead
+            chosen = batch.is_learned[:, ahead:]
+            if not chosen.any():
+                continue
+            states = head(hidden[:, :-ahead][chosen])  # [n, D], or [n, V]
+            logits = states if self._shape.vocab_size else F.linear(states, self._output)
+            wanted = batch.token_ids[:, ahead:][chosen]
+            loss = F.cross_entropy(logits.float(), wanted)
+            total = total + DECAY ** (1 + index) * loss
+            figures[f"loss_{1 + index}"] = loss.item()
+            figures[f"top1_{1 + index}"] = (logits.argmax(-1) == wanted).float().mean().item()
+        return Loss(total, figures)
+
+    def save(self, folder: Path) -> None:
+        """Write the checkpoint in float16."""
+        write_medusa(folder, copy.deepcopy(self.module).half(), self._name)

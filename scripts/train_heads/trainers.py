@@ -1,0 +1,76 @@
+"""Trainers of heads, one a method: what is learned, its loss, and its checkpoint.
+
+To add one, write a module with a subclass of `HeadTrainer` and a line here.
+
+Shapes: B documents, T tokens, W hidden states wanted, D hidden size.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import nn
+
+from model.options import unknown_name
+from scripts.train_heads.data import Batch
+
+# Module and class of each method's trainer.
+TRAINERS = {
+    "medusa": "scripts.train_heads.medusa:MedusaTrainer",
+}
+
+
+class Loss(NamedTuple):
+    """The loss of a batch.
+
+    Attributes:
+        total: what is minimised, a scalar.
+        figures: numbers for the log, by name.
+    """
+
+    total: torch.Tensor
+    figures: dict[str, float]
+
+
+class HeadTrainer(ABC):
+    """What one method trains on a frozen model.
+
+    Args:
+        model: the frozen target model, a transformers causal LM.
+        options: of the command; `num_heads`, `num_layers`.
+
+    Attributes:
+        module: its parameters are learned, and saved for resuming.
+    """
+
+    # Hidden states that `loss` gets, as `Drafter.hidden_layers`.
+    hidden_layers: ClassVar[tuple[int, ...]] = (-1,)
+    module: nn.Module
+
+    @abstractmethod
+    def __init__(self, model: Any, options: Any) -> None: ...
+
+    @abstractmethod
+    def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:
+        """Return the loss of a batch whose tokens have these hidden states [B, T, W * D]."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the checkpoint in its published form, in float16."""
+
+
+def trainer_class(method: str) -> type[HeadTrainer]:
+    """Return the trainer of a method.
+
+    Raises:
+        ValueError: if it has none; names those that have.
+    """
+    if method not in TRAINERS:
+        raise ValueError(unknown_name("method", method, list(TRAINERS)))
+    module, name = TRAINERS[method].split(":")
+    found: type[HeadTrainer] = getattr(importlib.import_module(module), name)
+    return found

@@ -1,0 +1,190 @@
+"""The training loop of heads: steps on a frozen model, a log, and a state to go on from."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evaluation.answers.progress import progress
+from model.commands.command_line import UserError
+from model.commands.files import replace_file
+from model.engine.support import forward_parameters
+from scripts.train_heads.data import Document, batches_of_epoch, collate
+from scripts.train_heads.trainers import HeadTrainer
+
+STATE, LOG = "state.pt", "train_log.jsonl"
+LOG_STEPS = 20  # between two lines of the log
+WARM_UP = 0.02  # share of the budget in which the learning rate rises
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When training ends, and how it goes there.
+
+    Attributes:
+        minutes: time of all starts together.
+        learning_rate: the highest; it rises, and falls along a cosine.
+        batch_tokens: of one step, padding included.
+        save_minutes: between two saved states.
+        seed: of the order of the documents.
+    """
+
+    minutes: float
+    learning_rate: float
+    batch_tokens: int
+    save_minutes: float
+    seed: int
+
+
+@dataclass(slots=True)
+class Place:
+    """How far training is; saved with the state."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    epoch: int = 0
+    batch: int = 0
+
+
+class Run:
+    """A training that can be broken off at any time.
+
+    Args:
+        trainer: what is learned.
+        model: the frozen model.
+        documents: what is learned from.
+        budget: how long.
+        work: folder of state and log.
+        settings: what must be the same when a training goes on.
+
+    Raises:
+        UserError: if the folder has the state of a training with other settings.
+    """
+
+    def __init__(
+        self,
+        trainer: HeadTrainer,
+        model: Any,
+        documents: Sequence[Document],
+        budget: Budget,
+        work: Path,
+        settings: dict[str, Any],
+    ) -> None:
+        self._trainer, self._model, self._documents = trainer, model, documents
+        self._budget, self._work, self._settings = budget, work, settings
+        self._optimizer = torch.optim.AdamW(
+            trainer.module.parameters(),
+            lr=budget.learning_rate,
+            betas=(0.9, 0.98),
+            weight_decay=0.0,
+        )
+        self.place = Place()
+        self._recent: list[dict[str, float]] = []
+        self._arguments: dict[str, Any] = {"output_hidden_states": True, "use_cache": False}
+        if "logits_to_keep" in forward_parameters(model):
+            self._arguments["logits_to_keep"] = 1  # the model's own logits are not read
+        self._batches: list[list[int]] = []  # of the epoch
+        self._resume()
+
+    @property
+    def share(self) -> float:
+        """Share of the budget that is spent."""
+        return min(1.0, self.place.seconds / (60 * self._budget.minutes))
+
+    def train(self) -> None:
+        """Train to the end of the budget."""
+        saved = time.monotonic()
+        with progress(total=100, unit="%", desc="training") as bar:
+            while self.share < 1.0:
+                self._step()
+                bar.update(int(100 * self.share) - bar.n)
+                if time.monotonic() - saved > 60 * self._budget.save_minutes:
+                    self._save()
+                    saved = time.monotonic()
+        self._save()
+
+    def _step(self) -> None:
+        began, place = time.monotonic(), self.place
+        budget = self._budget
+        if place.batch == 0 or not self._batches:
+            self._batches = batches_of_epoch(
+                self._documents, budget.batch_tokens, budget.seed, place.epoch
+            )
+        batches = self._batches
+        chosen = [self._documents[at] for at in batches[place.batch]]
+        batch = collate(chosen, self._model.device)
+        with torch.inference_mode():
+            output = self._model(batch.token_ids, **self._arguments)
+            layers = self._trainer.hidden_layers
+            hidden = torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
+        hidden = hidden.clone()  # out of inference mode
+        self._optimizer.param_groups[0]["lr"] = budget.learning_rate * _schedule(self.share)
+        with torch.autocast(hidden.device.type, torch.bfloat16):
+            loss = self._trainer.loss(batch, hidden)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.total.backward()
+        torch.nn.utils.clip_grad_norm_(self._trainer.module.parameters(), 1.0)
+        self._optimizer.step()
+        place.step, place.batch = place.step + 1, place.batch + 1
+        place.tokens += int(batch.is_learned.sum())
+        if place.batch == len(batches):
+            place.epoch, place.batch = place.epoch + 1, 0
+        place.seconds += time.monotonic() - began
+        self._note({"loss": loss.total.item(), **loss.figures})
+
+    def _note(self, figures: dict[str, float]) -> None:
+        """Add a step to the log."""
+        self._recent.append(figures)
+        if len(self._recent) < LOG_STEPS:
+            return
+        place, rows = self.place, self._recent
+        means = {
+            key: round(sum(row[key] for row in rows if key in row) / len(rows), 4)
+            for key in rows[-1]
+        }
+        entry = {"step": place.step, "tokens": place.tokens, "seconds": round(place.seconds, 1)}
+        with (self._work / LOG).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry | means) + "\n")
+        self._recent = []
+
+    def _save(self) -> None:
+        place = self.place
+        state = {
+            "settings": self._settings,
+            "module": self._trainer.module.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "place": {name: getattr(place, name) for name in Place.__slots__},
+        }
+        replace_file(self._work / STATE, lambda file: torch.save(state, file))
+
+    def _resume(self) -> None:
+        file = self._work / STATE
+        if not file.is_file():
+            (self._work / LOG).unlink(missing_ok=True)
+            return
+        state = torch.load(file, map_location=self._model.device, weights_only=True)
+        if changed := [
+            name for name, value in self._settings.items() if state["settings"].get(name) != value
+        ]:
+            raise UserError(
+                f"{changed[0]}: got {self._settings[changed[0]]}; the training in {self._work} has "
+                f"{state['settings'].get(changed[0])}; give that, or another --out"
+            )
+        self._trainer.module.load_state_dict(state["module"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.place = Place(**state["place"])
+
+
+def _schedule(share: float) -> float:
+    """Return the learning rate's share of the highest, after a share of the budget."""
+    if share < WARM_UP:
+        return (share + 0.01 * WARM_UP) / WARM_UP
+    return 0.5 * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP)))
