@@ -45,6 +45,11 @@ class Method:
         """The dataclass of its options."""
         return self.drafter_class.config_class
 
+    @property
+    def heads_of(self) -> str:
+        """The method for which heads are trained that this one can draft with."""
+        return self.drafter_class.heads_of or self.name
+
 
 def find_method(name: str) -> Method:
     """Return the method of a name.

@@ -77,7 +77,6 @@ class Eagle2Config:
             ValueError: naming the option, what was given and what is allowed.
         """
         check_options(self)
-        _check_size(self.num_nodes, self.depth, self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,6 @@ class Eagle3Config:
             ValueError: naming the option, what was given and what is allowed.
         """
         check_options(self)
-        _check_size(self.num_nodes, self.depth, self.width)
 
 
 def _check_size(num_nodes: int, depth: int, width: int) -> None:
@@ -234,6 +232,10 @@ class EagleDrafter(HeadDrafter):
 class LikeliestDrafter(HeadDrafter):
     """Drafts the most probable nodes."""
 
+    def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
+        _check_size(config.num_nodes, config.depth, config.width)
+        super().__init__(config, vocab_size, device)
+
     def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
         """Return the most probable nodes; where only a chain is allowed, the likeliest tokens in turn."""
         depth = min(self.config.depth, budget.max_depth)
@@ -244,6 +246,7 @@ class LikeliestDrafter(HeadDrafter):
 class Eagle2Drafter(LikeliestDrafter):
     """Drafts EAGLE-2's tree with EAGLE's network."""
 
+    heads_of = "eagle"
     config_class = Eagle2Config
 
 

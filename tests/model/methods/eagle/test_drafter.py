@@ -204,6 +204,11 @@ def test_heads_are_asked_for(method: str) -> None:
         cls(cls.config_class(), VOCAB, CPU)
 
 
+def drafter_class_of(config_class: Any) -> type[Drafter]:
+    """The drafter with these options."""
+    return next(cls for cls in map(drafter_class, METHODS) if cls.config_class is config_class)
+
+
 @pytest.mark.parametrize(
     ("config_class", "options", "text"),
     [
@@ -218,4 +223,4 @@ def test_heads_are_asked_for(method: str) -> None:
 )
 def test_wrong_options_are_named(config_class: Any, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        config_class(**options)
+        drafter_class_of(config_class)(config_class(**options), VOCAB, CPU)
