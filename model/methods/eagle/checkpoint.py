@@ -8,26 +8,21 @@ Shapes: D hidden size, V vocabulary, Q tokens that can be drafted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-from ...machine.files import atomic_write, written_state
+from ...machine.files import written_state
+from ..growth.head_files import HeadFiles, read_heads, write_heads
 from .network import DraftNetwork, Eagle3Network, EagleNetwork
 from .shape import NetworkShape
 
-CONFIG = "config.json"
-# Files of tensors, in the order in which they are looked for.
-TENSOR_FILES = ("model.safetensors", "pytorch_model.bin")
+# Names of the file of tensors, without suffix; the second is that of pickles.
+SAFE_NAME, PICKLE_NAME = "model", "pytorch_model"
 # The target's input embedding, which the authors' training leaves as it is.
 EMBEDDING = "embed_tokens.weight"
 KINDS: Mapping[type[DraftNetwork], str] = {
@@ -41,17 +36,15 @@ class Checkpoint:
     """A checked checkpoint.
 
     Attributes:
-        name: folder or hub name.
         kind: of network.
         shape: of its network.
-        tensors: by name, those of the network alone.
+        files: its folder, config and tensors, those of the network alone.
         embedding: the target's embedding [V, D] as stored; None if it is not.
     """
 
-    name: str
     kind: type[DraftNetwork]
     shape: NetworkShape
-    tensors: Mapping[str, torch.Tensor]
+    files: HeadFiles
     embedding: torch.Tensor | None
 
     def check_embedding(self, own: torch.Tensor) -> None:
@@ -67,8 +60,8 @@ class Checkpoint:
         # Stored with fewer bits, perhaps: bfloat16 keeps eight.
         if stored.shape != now.shape or not torch.allclose(stored, now, rtol=0.02, atol=1e-3):
             raise ValueError(
-                f"heads {self.name}: were trained for another model, with another embedding; give the heads "
-                "of this model"
+                f"heads {self.files.folder}: were trained for another model, with another embedding; give the "
+                "heads of this model"
             )
 
 
@@ -76,7 +69,7 @@ def open_checkpoint(name: str, kind: type[DraftNetwork]) -> Checkpoint:
     """Open and check a checkpoint; the last ones stay open while the files in their folders are unchanged.
 
     Args:
-        name: folder, or hub name ORG/NAME.
+        name: of its folder.
         kind: of network that is wanted.
 
     Raises:
@@ -92,12 +85,8 @@ def build_network(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
     """Return the network of a checkpoint on a device, for inference."""
     with torch.device("meta"):
         network = checkpoint.kind(checkpoint.shape)
-    tensors = {
-        key: value.to(device, dtype) if value.is_floating_point() else value.to(device)
-        for key, value in checkpoint.tensors.items()
-    }
-    network.load_state_dict(tensors, assign=True)
-    return network.requires_grad_(False).eval()
+    checkpoint.files.load_into(network, dtype, device)
+    return network.to(device)  # tables of tokens too
 
 
 def write_checkpoint(folder: Path, network: DraftNetwork) -> None:
@@ -106,119 +95,41 @@ def write_checkpoint(folder: Path, network: DraftNetwork) -> None:
         key: value.half() if value.is_floating_point() else value
         for key, value in network.state_dict().items()
     }
-    with atomic_write(folder / TENSOR_FILES[0]) as file:
-        save_file(tensors, file)
-    with atomic_write(folder / CONFIG) as file:
-        text = json.dumps(network.shape.to_config(), indent=2) + "\n"
-        file.write_text(text, encoding="utf-8")
+    write_heads(folder, SAFE_NAME, network.shape.to_config(), tensors)
 
 
 @lru_cache(maxsize=2)
 def _opened(name: str, kind: Any, state: tuple[object, ...]) -> Checkpoint:
-    folder = _folder_of(name)
-    shape = NetworkShape.from_config(_read_config(folder, name), name)
-    tensors = _read_tensors(folder, name)
-    embedding = tensors.pop(EMBEDDING, None)
+    folder = Path(name)
+    is_safe = (folder / f"{SAFE_NAME}.safetensors").is_file()
+    if folder.is_dir() and not is_safe and not (folder / f"{PICKLE_NAME}.bin").is_file():
+        raise ValueError(
+            f"heads {name}: has no {SAFE_NAME}.safetensors or {PICKLE_NAME}.bin; allowed: a folder with "
+            f"{KINDS[kind]} heads"
+        )
+    files = read_heads(folder, SAFE_NAME if is_safe else PICKLE_NAME, KINDS[kind])
+    shape = NetworkShape.from_config(files.config, name)
+    for other, title in KINDS.items():
+        if other is not kind and any(key.startswith(other.marker) for key in files.tensors):
+            raise ValueError(f"heads {name}: are of {title}; allowed: heads of {KINDS[kind]}")
     with torch.device("meta"):
         wanted = kind(shape).state_dict()
-    _check_names(name, tensors, wanted, kind)
-    expected = {key: tensor.shape for key, tensor in wanted.items()}
-    found = dict(tensors)
-    if embedding is not None:
-        expected[EMBEDDING] = torch.Size((shape.vocab_size, shape.hidden_size))
-        found[EMBEDDING] = embedding
-    for key, size in expected.items():
-        if found[key].shape != size:
-            raise ValueError(
-                f"heads {name}: tensor {key} has shape {list(found[key].shape)}; allowed: {list(size)}, as "
-                "config.json says"
-            )
-    _check_vocabulary(name, tensors, shape)
-    return Checkpoint(name, kind, shape, tensors, embedding)
+        table = torch.empty(shape.vocab_size, shape.hidden_size)
+    embedding = files.tensors.get(EMBEDDING)
+    files.check(wanted if embedding is None else wanted | {EMBEDDING: table})
+    _check_tables(files, shape)
+    own = {key: tensor for key, tensor in files.tensors.items() if key != EMBEDDING}
+    return Checkpoint(kind, shape, files._replace(tensors=own), embedding)
 
 
-def _folder_of(name: str) -> Path:
-    """Return the folder of a checkpoint, downloaded if it is a hub name."""
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
-    if Path(name).is_dir():
-        return Path(name)
-    if looks_local:
-        raise ValueError(
-            f"heads: got {name!r}; allowed: a folder with {CONFIG} and {' or '.join(TENSOR_FILES)}, or a hub "
-            "name ORG/NAME"
-        )
-    try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, *TENSOR_FILES]))
-    # The hub's client raises many types of errors for a missing repository or network.
-    except Exception as error:
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"heads {name}: cannot be loaded: {cause}") from error
-
-
-def _read_config(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"heads {name}: {CONFIG} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(
-            f"heads {name}: {CONFIG} holds {type(config).__name__}; allowed: an object"
-        )
-    return config
-
-
-def _read_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """Return all tensors of a checkpoint, on the CPU."""
-    file = next((folder / one for one in TENSOR_FILES if (folder / one).is_file()), None)
-    if file is None:
-        raise ValueError(
-            f"heads {name}: has neither of {', '.join(TENSOR_FILES)}; give such a folder"
-        )
-    try:
-        if file.suffix == ".safetensors":
-            tensors = load_file(file)
-        else:  # tensors alone: code in a pickle does not run
-            tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"heads {name}: {file.name} cannot be read: {cause}") from error
-    is_table = isinstance(tensors, dict) and all(
-        isinstance(one, torch.Tensor) for one in tensors.values()
-    )
-    if not is_table:
-        raise ValueError(f"heads {name}: {file.name} holds no table of tensors; give other heads")
-    return dict(tensors)
-
-
-def _check_names(
-    name: str,
-    tensors: Mapping[str, torch.Tensor],
-    wanted: Mapping[str, torch.Tensor],
-    kind: type[DraftNetwork],
-) -> None:
-    """Raise ValueError if a checkpoint lacks a tensor, or has one that the network has not."""
-    for other, title in KINDS.items():
-        if other is not kind and any(key.startswith(other.marker) for key in tensors):
-            raise ValueError(f"heads {name}: are of {title}; allowed: heads of {KINDS[kind]}")
-    for key in wanted:
-        if key not in tensors:
-            raise ValueError(f"heads {name}: lack the tensor {key}; give heads of {KINDS[kind]}")
-    for key in tensors:
-        if key not in wanted:
-            raise ValueError(
-                f"heads {name}: have a tensor {key}, which {KINDS[kind]} has not; give other heads"
-            )
-
-
-def _check_vocabulary(name: str, tensors: Mapping[str, torch.Tensor], shape: NetworkShape) -> None:
+def _check_tables(files: HeadFiles, shape: NetworkShape) -> None:
     """Raise ValueError if the tables of an own vocabulary name other tokens than each other, or none."""
-    if "d2t" not in tensors:
+    if "d2t" not in files.tensors:
         return
     places = torch.arange(shape.draft_vocab_size)
-    token_ids, can_draft = places + tensors["d2t"].cpu().long(), tensors["t2d"].cpu().bool()
-    is_inside = bool(((token_ids >= 0) & (token_ids < shape.vocab_size)).all())
-    if not is_inside or not torch.equal(token_ids, can_draft.nonzero()[:, 0]):
+    token_ids = places + files.tensors["d2t"].long()
+    if not torch.equal(token_ids, files.tensors["t2d"].bool().nonzero()[:, 0]):
         raise ValueError(
-            f"heads {name}: tensors d2t and t2d name different tokens; allowed: places in t2d, less their "
-            "number, in d2t"
+            f"heads {files.folder}: tensors d2t and t2d name different tokens; allowed: places in t2d, less "
+            "their number, in d2t"
         )

@@ -32,13 +32,16 @@ from ...engine.hidden import FINAL
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...options import check_options, option
+from ..growth.head_files import required
 from .checkpoint import build_network, open_checkpoint, write_checkpoint
 from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
 from .shape import NetworkShape
 from .text import Draft, DraftText
 from .trees import PATHS, Grown, fixed_shape, grow_fixed, grow_likeliest
 
-HEADS = "folder or hub name of a checkpoint trained for the model (required)"
+HEADS = (
+    "folder of the trained heads: config.json and model.safetensors or pytorch_model.bin (required)"
+)
 NODES, DEPTH = "drafted nodes of a step", "levels of the tree below its root"
 WIDTH = "nodes read on each level, and tokens guessed after each"
 # Levels of a tree: each takes a pass of the draft network.
@@ -118,15 +121,9 @@ class HeadDrafter(Drafter):
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
-        if config.heads is None:
-            raise ValueError("heads: got none; give the folder of heads trained for the model")
-        self._checkpoint = open_checkpoint(config.heads, self.kind)
+        self._checkpoint = open_checkpoint(required(config.heads), self.kind)
         shape = self._checkpoint.shape
-        if shape.vocab_size != vocab_size:
-            raise ValueError(
-                f"heads {config.heads}: are for a vocabulary of {shape.vocab_size} tokens; allowed: "
-                f"{vocab_size}, as the model; give heads of this model"
-            )
+        self._checkpoint.files.check_vocabulary(shape.vocab_size, vocab_size)
         self.hidden_size = shape.hidden_size
         self.max_nodes = 1 + config.num_nodes
         self._target: TargetModel | None = None
@@ -198,7 +195,7 @@ class HeadDrafter(Drafter):
 
     def describe(self) -> str:
         """Return the size of the draft network."""
-        parameters = sum(tensor.numel() for tensor in self._checkpoint.tensors.values())
+        parameters = sum(tensor.numel() for tensor in self._checkpoint.files.tensors.values())
         return f"draft network of {parameters / 1e6:.1f}M parameters"
 
     def _bind(self, target: TargetModel) -> None:

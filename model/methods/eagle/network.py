@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ..growth.head_files import output_logits
 from .layer import DecoderLayer, Projected, RMSNorm
 from .shape import NetworkShape
 
@@ -104,8 +105,7 @@ class EagleNetwork(DraftNetwork):
 
     def logits(self, states: torch.Tensor, head: nn.Module) -> torch.Tensor:
         """Return the target's own head's logits: a state guesses a final hidden state."""
-        logits: torch.Tensor = head(states)
-        return logits
+        return output_logits(head, states)
 
 
 class FusingLayer(DecoderLayer):

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ...machine.files import atomic_write
 from ...options import option
 
-SUFFIXES = (".safetensors", ".pt")
+SUFFIXES = (".safetensors", ".pt", ".bin")
 CONFIG = "config.json"
 # Of a config; a valid one is far smaller.
 MAX_BYTES = 2**20

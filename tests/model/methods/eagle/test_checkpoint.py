@@ -77,7 +77,7 @@ def test_a_rewritten_checkpoint_is_read_again(tmp_path: Path) -> None:
     first = open_checkpoint(eagle(tmp_path), EagleNetwork)
     assert open_checkpoint(str(tmp_path), EagleNetwork) is first
     eagle(tmp_path, lambda tensors: tensors["fc.bias"].zero_())
-    assert not open_checkpoint(str(tmp_path), EagleNetwork).tensors["fc.bias"].any()
+    assert not open_checkpoint(str(tmp_path), EagleNetwork).files.tensors["fc.bias"].any()
 
 
 def test_a_stored_embedding_must_be_the_targets(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_stored_embedding_must_be_the_targets(tmp_path: Path) -> None:
         tensors["embed_tokens.weight"] = embedding.half()
 
     checkpoint = open_checkpoint(eagle(tmp_path, add), EagleNetwork)
-    assert "embed_tokens.weight" not in checkpoint.tensors
+    assert "embed_tokens.weight" not in checkpoint.files.tensors
     checkpoint.check_embedding(embedding)
     checkpoint.check_embedding(embedding.bfloat16())
     with pytest.raises(ValueError, match="were trained for another model"):
@@ -107,8 +107,8 @@ def put(name: str, *shape: int) -> Callable[[Tensors], Any]:
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (lambda at: eagle(at, drop("fc.weight")), EagleNetwork, "lack the tensor fc.weight"),
-        (lambda at: eagle(at, put("fc.scale", 3)), EagleNetwork, "have a tensor fc.scale"),
+        (lambda at: eagle(at, drop("fc.weight")), EagleNetwork, "the tensor fc.weight is missing"),
+        (lambda at: eagle(at, put("fc.scale", 3)), EagleNetwork, "has a tensor fc.scale"),
         (
             lambda at: eagle(at, put("layers.0.self_attn.k_proj.weight", 32, 32)),
             EagleNetwork,
@@ -121,7 +121,7 @@ def put(name: str, *shape: int) -> Callable[[Tensors], Any]:
         ),
         (lambda at: eagle(at), Eagle3Network, "are of EAGLE or EAGLE-2; allowed: .* EAGLE-3"),
         (lambda at: eagle3(at), EagleNetwork, "are of EAGLE-3; allowed: .* EAGLE or EAGLE-2"),
-        (lambda at: eagle3(at, drop("t2d")), Eagle3Network, "lack the tensor t2d"),
+        (lambda at: eagle3(at, drop("t2d")), Eagle3Network, "the tensor t2d is missing"),
         (
             lambda at: eagle3(at, lambda tensors: tensors["d2t"].add_(1)),
             Eagle3Network,
@@ -165,10 +165,10 @@ def test_a_fault_is_named(
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "config.json cannot be read"),
-        ({"config.json": "{"}, "config.json cannot be read"),
-        ({"config.json": "[]"}, "config.json holds list; allowed: an object"),
-        ({"config.json": None}, "has neither of model.safetensors, pytorch_model.bin"),
+        ({"model.safetensors": None}, "has no config.json"),
+        ({"config.json": "{", "model.safetensors": None}, "config.json cannot be read"),
+        ({"config.json": "[]", "model.safetensors": None}, "config.json holds no object"),
+        ({"config.json": None}, "has no model.safetensors or pytorch_model.bin"),
         ({"config.json": None, "model.safetensors": "no"}, "model.safetensors cannot be read"),
         ({"config.json": None, "pytorch_model.bin": "no"}, "pytorch_model.bin cannot be read"),
     ],
@@ -176,8 +176,9 @@ def test_a_fault_is_named(
 def test_files_that_cannot_be_read_are_named(
     tmp_path: Path, files: dict[str, str | None], message: str
 ) -> None:
-    write(tmp_path, config_of(VOCAB), {})
-    (tmp_path / "model.safetensors").unlink()
+    write(tmp_path, config_of(VOCAB), eagle_tensors())
+    if "model.safetensors" not in files:
+        (tmp_path / "model.safetensors").unlink()
     if "config.json" not in files:
         (tmp_path / "config.json").unlink()
     for name, text in files.items():
@@ -206,6 +207,6 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_named() -> None:
     with pytest.raises(
-        ValueError, match=r"heads: got '\./none'; allowed: a folder with config\.json"
+        ValueError, match=r"heads: got 'none'; allowed: a folder with EAGLE or EAGLE-2 heads"
     ):
         open_checkpoint("./none", EagleNetwork)

@@ -67,6 +67,7 @@ def drafts_of(drafter: Drafter) -> list[tuple[list[int], DraftBudget, DraftTree]
     return drafts
 
 
+@torch.inference_mode()
 def states_of(target: TargetModel, text: Sequence[int], layers: Sequence[int]) -> torch.Tensor:
     """Transformers' own hidden states of a text but its last token."""
     output = target.model(torch.tensor([text[:-1]]), use_cache=False, output_hidden_states=True)
@@ -75,7 +76,6 @@ def states_of(target: TargetModel, text: Sequence[int], layers: Sequence[int]) -
 
 @pytest.mark.parametrize("chunk", [7, 2048])
 @pytest.mark.parametrize("method", METHODS)
-@torch.inference_mode()
 def test_every_draft_is_that_of_the_text_read_afresh(
     method: str, chunk: int, heads: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +140,6 @@ def test_short_prompts(method: str, prompt_length: int, heads: dict[str, str]) -
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("depth", [0, 1, 3])
 @pytest.mark.parametrize("chain_only", [False, True])
-@torch.inference_mode()
 def test_drafts_stay_in_their_budget(
     method: str, depth: int, chain_only: bool, heads: dict[str, str]
 ) -> None:
