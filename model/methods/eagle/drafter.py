@@ -127,6 +127,7 @@ class HeadDrafter(Drafter):
         self.hidden_size = shape.hidden_size
         self.max_nodes = 1 + config.num_nodes
         self._target: TargetModel | None = None
+        self._text: DraftText | None = None  # until the model is known
         self._prompt_ids: Sequence[int] = ()
         self._num_read = 0
 
@@ -164,11 +165,13 @@ class HeadDrafter(Drafter):
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Forget the last text."""
         self._prompt_ids, self._num_read = prompt_ids, 0
-        self._text.clear()
+        if self._text is not None:
+            self._text.clear()
 
     @torch.inference_mode()
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
         """Read a chunk of the prompt: C hidden states, each with the token after it."""
+        assert self._text is not None
         begin, end = self._num_read, self._num_read + len(token_ids)
         self._text.read(self._prompt_ids[begin + 1 : end + 1], hidden)
         self._num_read = end
@@ -176,8 +179,8 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the tree that the draft network guesses."""
-        draft = self._text.draft() if budget.max_depth else None
-        if draft is None:  # a prompt of one token has no hidden states before it
+        draft = self._text.draft() if self._text and budget.max_depth else None
+        if draft is None:  # such as after a prompt of one token: no hidden states come before it
             return DraftTree.chain(context[-1:], self.device)
         grown = self.grow(draft, budget)
         return DraftTree.from_lists([context[-1], *grown.tokens], (-1, *grown.parents), self.device)
@@ -190,7 +193,7 @@ class HeadDrafter(Drafter):
     def observe(self, step: VerifiedStep) -> None:
         """Read the accepted tokens again, now from the target's hidden states."""
         if step.stop_reason is None:
-            assert step.hidden is not None
+            assert self._text is not None and step.hidden is not None
             self._text.read(step.acceptance.tokens, step.hidden[step.acceptance.path])
 
     def describe(self) -> str:
