@@ -49,7 +49,7 @@ def build_parser(method: Method) -> argparse.ArgumentParser:
     elif drafter.drafts_from_datastore():
         needed = DATASTORES
     elif drafter.drafts_with_heads():
-        needed = {example: words.format(method=name) for example, words in HEADS.items()}
+        needed = {example: words.format(method=method.heads_of) for example, words in HEADS.items()}
     parser = OptionParser(
         prog=f"python -m evaluation.inference_{name}",
         description=f"Answer questions with {name}, into Spec-Bench's answer format.",

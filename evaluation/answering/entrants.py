@@ -120,9 +120,9 @@ def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = 
     if method.drafter_class.drafts_with_heads() and not _names("--heads", options):
         if heads is None:
             raise UserError(
-                f'heads: got none; name the folder of {method.name}\'s heads: "{name} --heads FOLDER"'
+                f'heads: got none; name the folder of {method.heads_of}\'s heads: "{name} --heads FOLDER"'
             )
-        given += ["--heads", str(heads / method.name)]
+        given += ["--heads", str(heads / method.heads_of)]
     run, config, matrix = parse(method, given)
     if run != RunConfig() or matrix.load or matrix.save:
         raise UserError(

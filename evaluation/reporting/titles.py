@@ -33,6 +33,9 @@ METHOD_TITLES = {
     "goose": "Goose",
     "medusa": "Medusa",
     "hydra": "Hydra",
+    "eagle": "EAGLE",
+    "eagle2": "EAGLE-2",
+    "eagle3": "EAGLE-3",
     "hybrid": "Hybrid",
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",
@@ -64,6 +67,9 @@ PUBLISHED_NAMES = {
     "REST": "rest",
     "Medusa": "medusa",
     "Hydra": "hydra",
+    "EAGLE": "eagle",
+    "EAGLE2": "eagle2",
+    "EAGLE3": "eagle3",
 }
 # Options, and values of options, in words; those not here are shown as "name value".
 OPTION_WORDS = {
@@ -73,6 +79,7 @@ OPTION_WORDS = {
     "cut=none": "the most frequent tokens drafted",
     "cut=published": "long paths cut",
     "datastore": "the datastore {}",
+    "depth": "trees of {} levels",
     "draft_dtype": "draft model in precision {}",
     "draft_length": "at most {} tokens one after another",
     "fallback": "short matches left to {}",
@@ -111,6 +118,7 @@ OPTION_WORDS = {
     "tokens_per_match": "{} tokens drafted for each token matched",
     "tree_version": "tree {}",
     "tree_version=auto": "tree sized to the device",
+    "width": "{} nodes read on a level",
     "window": "a window of {} columns",
 }
 # Options at which sampling leaves no token out.

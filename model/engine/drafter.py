@@ -66,6 +66,8 @@ class Drafter:
     config_class: ClassVar[type]
     # Options that switch on the automatic node budget, such as {"budget": "auto"}; empty if there is none.
     auto_options: ClassVar[Mapping[str, str]] = {}
+    # The method whose heads it drafts with; empty: heads of its own, or none.
+    heads_of: ClassVar[str] = ""
     # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
     max_nodes: int = 1
     # Candidates that `observe` gets after every node (it may get one or two more).

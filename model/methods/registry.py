@@ -27,6 +27,9 @@ METHODS: dict[str, str] = {
     "goose": ".goose.drafter:GooseDrafter",
     "medusa": ".medusa.drafter:MedusaDrafter",
     "hydra": ".hydra.drafter:HydraDrafter",
+    "eagle": ".eagle.drafter:EagleDrafter",
+    "eagle2": ".eagle.drafter:Eagle2Drafter",
+    "eagle3": ".eagle.drafter:Eagle3Drafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 
@@ -47,6 +50,11 @@ class Method:
     def config_class(self) -> type[Any]:
         """The dataclass of its options."""
         return self.drafter_class.config_class
+
+    @property
+    def heads_of(self) -> str:
+        """The method for which heads are trained that this one can draft with."""
+        return self.drafter_class.heads_of or self.name
 
 
 def find_method(name: str) -> Method:

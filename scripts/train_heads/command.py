@@ -23,14 +23,16 @@ from model.commands.files import write_whole
 from model.commands.loading import check_model
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
 from scripts.train_heads.data import read_documents
-from scripts.train_heads.trainers import TRAINERS, trainer_class
+from scripts.train_heads.trainers import TRAINERS, HeadTrainer, trainer_class
 from scripts.train_heads.training import LOG, Budget, Run
 
 # Must be the same when a training goes on.
 SETTINGS = (
-    *("method", "model_path", "text", "num_heads", "num_layers", "own_outputs", "minutes"),
-    *("learning_rate", "batch_tokens", "max_length", "seed"),
+    *("method", "model_path", "text", "minutes", "learning_rate", "batch_tokens", "max_length"),
+    "seed",
 )
+# Options of some trainers alone.
+OWN_OPTIONS = ("num_heads", "num_layers", "own_outputs", "draft_vocab")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,14 +44,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--text", nargs="+", required=True, metavar="FILE", help="what is learned from")
     add("--out", type=Path, required=True, metavar="FOLDER", help="checkpoint to write")
     add("--work", type=Path, metavar="FOLDER", help="state and log (default: OUT.work)")
-    add("--num-heads", type=int, default=4, help="(%(default)s)")
-    add("--num-layers", type=int, default=1, help="residual blocks of a head (%(default)s)")
+    add("--num-heads", type=int, help="of medusa (4)")
+    add("--num-layers", type=int, help="of medusa: residual blocks of a head (1)")
     add(
         "--own-outputs",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="an output layer for every head, as published; else the model's serves all",
+        help="of medusa: an output layer for every head, as published; else the model's serves all (on)",
     )
+    add("--draft-vocab", type=int, help="of eagle3: tokens that can be drafted (32000)")
     add("--minutes", type=float, default=25.0, help="of all starts together (%(default)s)")
     add("--learning-rate", type=float, default=1e-3, help="the highest (%(default)s)")
     add("--batch-tokens", type=int, default=4096, help="of a step (%(default)s)")
@@ -65,13 +67,16 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     args = build_parser().parse_args(argv)
-    for name in ("num_heads", "num_layers", "minutes", "learning_rate", "batch_tokens"):
-        if not getattr(args, name) > 0:
-            raise UserError(f"{name}: got {getattr(args, name)}; allowed: above 0")
+    with user_errors():
+        make = trainer_class(args.method)
+    _complete(args, make)
+    for name in (*make.options, "minutes", "learning_rate", "batch_tokens"):
+        value = getattr(args, name)
+        if not isinstance(value, bool) and not value > 0:
+            raise UserError(f"{name}: got {value}; allowed: above 0")
     if args.max_length < 16:
         raise UserError(f"max_length: got {args.max_length}; allowed: 16 or more")
     with user_errors():
-        make = trainer_class(args.method)
         options = ModelOptions(
             model_path=args.model_path, dtype=args.dtype, device=args.device, threads=args.threads
         )
@@ -85,8 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = model.eval().to(checked.device).requires_grad_(False)
     torch.manual_seed(args.seed)
     trainer = make(model, args)
+    trainer.prepare(documents)
     trainer.module.to(checked.device)
-    settings = {name: getattr(args, name) for name in SETTINGS}
+    settings = {name: getattr(args, name) for name in (*SETTINGS, *make.options)}
     budget = Budget(
         args.minutes, args.learning_rate, args.batch_tokens, args.save_minutes, args.seed
     )
@@ -100,3 +106,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{args.out}: {place.step} steps, {place.tokens} tokens, {place.seconds / 60:.1f} minutes"
     )
     return 0
+
+
+def _complete(args: argparse.Namespace, make: type[HeadTrainer]) -> None:
+    """Give the trainer's own options their defaults.
+
+    Raises:
+        UserError: if an option of other trainers is given.
+    """
+    for name in OWN_OPTIONS:
+        value = getattr(args, name)
+        if value is not None and name not in make.options:
+            known = ", ".join(make.options) or "none of its own"
+            raise UserError(f"{name}: got {value}; allowed with {args.method}: {known}")
+        if value is None and name in make.options:
+            setattr(args, name, make.options[name])

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
 from model.options import unknown_name
-from scripts.train_heads.data import Batch
+from scripts.train_heads.data import Batch, Document
 
 # Module and class of each method's trainer.
 TRAINERS = {
     "medusa": "scripts.train_heads.medusa:MedusaTrainer",
     "hydra": "scripts.train_heads.hydra:HydraTrainer",
+    "eagle": "scripts.train_heads.eagle:EagleTrainer",
+    "eagle3": "scripts.train_heads.eagle:Eagle3Trainer",
 }
 
 
@@ -42,18 +46,32 @@ class HeadTrainer(ABC):
 
     Args:
         model: the frozen target model, a transformers causal LM.
-        options: of the command; `num_heads`, `num_layers`.
+        options: of the command, those of `options` among them.
 
     Attributes:
         module: its parameters are learned, and saved for resuming.
     """
 
+    # Options of the command that this trainer reads beside those of every training, with their defaults.
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"num_heads": 4, "num_layers": 1, "own_outputs": True}
+    )
     # Hidden states that `loss` gets, as `Drafter.hidden_layers`.
-    hidden_layers: ClassVar[tuple[int, ...]] = (-1,)
+    hidden_layers: tuple[int, ...] = (-1,)
     module: nn.Module
 
     @abstractmethod
     def __init__(self, model: Any, options: Any) -> None: ...
+
+    def prepare(self, documents: Sequence[Document]) -> None:  # noqa: B027
+        """Look at all that will be learned from, before the first step."""
+
+    def optimizers(self, learning_rate: float) -> list[torch.optim.Optimizer]:
+        """Return what learns the module's parameters, each with one group of them and its highest rate."""
+        parameters = self.module.parameters()
+        return [
+            torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+        ]
 
     @abstractmethod
     def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:

@@ -80,12 +80,8 @@ class Run:
     ) -> None:
         self._trainer, self._model, self._documents = trainer, model, documents
         self._budget, self._work, self._settings = budget, work, settings
-        self._optimizer = torch.optim.AdamW(
-            trainer.module.parameters(),
-            lr=budget.learning_rate,
-            betas=(0.9, 0.98),
-            weight_decay=0.0,
-        )
+        self._optimizers = trainer.optimizers(budget.learning_rate)
+        self._highest = [one.param_groups[0]["lr"] for one in self._optimizers]
         self.place = Place()
         self._recent: list[dict[str, float]] = []
         self._arguments: dict[str, Any] = {"output_hidden_states": True, "use_cache": False}
@@ -126,13 +122,16 @@ class Run:
             layers = self._trainer.hidden_layers
             hidden = torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
         hidden = hidden.clone()  # out of inference mode
-        self._optimizer.param_groups[0]["lr"] = budget.learning_rate * _schedule(self.share)
+        for optimizer, highest in zip(self._optimizers, self._highest, strict=True):
+            optimizer.param_groups[0]["lr"] = highest * _schedule(self.share)
         with torch.autocast(hidden.device.type, torch.bfloat16):
             loss = self._trainer.loss(batch, hidden)
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
         torch.nn.utils.clip_grad_norm_(self._trainer.module.parameters(), 1.0)
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
         place.step, place.batch = place.step + 1, place.batch + 1
         place.tokens += int(batch.is_learned.sum())
         if place.batch == len(batches):
@@ -160,7 +159,7 @@ class Run:
         state = {
             "settings": self._settings,
             "module": self._trainer.module.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "place": {name: getattr(place, name) for name in Place.__slots__},
         }
         replace_file(self._work / STATE, lambda file: torch.save(state, file))
@@ -179,7 +178,8 @@ class Run:
                 f"{state['settings'].get(changed[0])}; give that, or another --out"
             )
         self._trainer.module.load_state_dict(state["module"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.place = Place(**state["place"])
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from ...machine.files import atomic_write
 from ...options import option
 
-SUFFIXES = (".safetensors", ".pt")
+SUFFIXES = (".safetensors", ".pt", ".bin")
 CONFIG = "config.json"
 # Of a config; a valid one is far smaller.
 MAX_BYTES = 2**20

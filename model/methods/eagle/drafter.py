@@ -1,0 +1,275 @@
+"""EAGLE, EAGLE-2, EAGLE-3: a one-layer network continues the target's hidden states, and guesses tokens from them.
+
+The target's hidden states say more about the next tokens than its tokens do. The draft network reads
+them with the embedding of each next token, and writes the state from which the token after it is
+guessed by an output head. A tree is drafted level by level; drafted nodes read their parents'
+states. After a step the rows of the accepted tokens are read again, from the target's true states.
+
+EAGLE fills a fixed tree with the likeliest tokens. EAGLE-2 lets the tree follow the probabilities:
+on each level it reads the most probable nodes, and keeps the most probable of all candidates.
+EAGLE-3 drafts the same tree with another network: it reads states of three layers, and was trained
+on its own guesses.
+
+Sources: Y. Li et al., EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858 (k -> `width`, m ->
+`num_nodes`); EAGLE-3, arXiv 2503.01840. The authors' code is github.com/SafeAILab/EAGLE
+(`total_token` - 1 -> `num_nodes`, `depth` + 1 -> `depth`, `top_k` -> `width`).
+
+Shapes: N nodes, C prompt tokens in a chunk, W hidden states side by side, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ...engine.budget import MAX_DRAFT, DraftBudget
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.hidden import FINAL
+from ...engine.target import TargetModel
+from ...engine.tree import DraftTree
+from ...options import check_options, option
+from ..growth.head_files import required
+from .checkpoint import build_network, open_checkpoint, write_checkpoint
+from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
+from .shape import NetworkShape
+from .text import Draft, DraftText
+from .trees import PATHS, Grown, fixed_shape, grow_fixed, grow_likeliest
+
+HEADS = (
+    "folder of the trained heads: config.json and model.safetensors or pytorch_model.bin (required)"
+)
+NODES, DEPTH = "drafted nodes of a step", "levels of the tree below its root"
+WIDTH = "nodes read on each level, and tokens guessed after each"
+# Levels of a tree: each takes a pass of the draft network.
+MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """Options of EAGLE."""
+
+    heads: str | None = option(None, HEADS)
+    num_nodes: int = option(len(PATHS), NODES, least=1, most=len(PATHS))
+
+    def __post_init__(self) -> None:
+        """Validate as far as possible without files.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle2Config:
+    """Options of EAGLE-2."""
+
+    heads: str | None = option(None, HEADS)
+    num_nodes: int = option(59, NODES, least=1, most=MAX_DRAFT)
+    depth: int = option(6, DEPTH, least=1, most=MAX_DEPTH)
+    width: int = option(10, WIDTH, least=1, most=MAX_DRAFT)
+
+    def __post_init__(self) -> None:
+        """Validate as far as possible without files.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """Options of EAGLE-3."""
+
+    heads: str | None = option(None, HEADS)
+    num_nodes: int = option(59, NODES, least=1, most=MAX_DRAFT)
+    depth: int = option(8, DEPTH, least=1, most=MAX_DEPTH)
+    width: int = option(10, WIDTH, least=1, most=MAX_DRAFT)
+
+    def __post_init__(self) -> None:
+        """Validate as far as possible without files.
+
+        Raises:
+            ValueError: naming the option, what was given and what is allowed.
+        """
+        check_options(self)
+
+
+def _check_size(num_nodes: int, depth: int, width: int) -> None:
+    """Raise ValueError if a tree of this depth and width has fewer candidates than nodes."""
+    most = width + (depth - 1) * width * width
+    if num_nodes > most:
+        raise ValueError(
+            f"num_nodes: got {num_nodes}; allowed: 1 to {most}, the candidates of {depth} levels {width} wide"
+        )
+
+
+class HeadDrafter(Drafter):
+    """Base of the three: a draft network on the text, from which subclasses grow a tree.
+
+    Raises:
+        ValueError: if the checkpoint is missing, cannot be read or does not fit the model.
+    """
+
+    kind: ClassVar[type[DraftNetwork]] = EagleNetwork
+    hidden_layers: tuple[int, ...] = (FINAL,)
+
+    def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        self._checkpoint = open_checkpoint(required(config.heads), self.kind)
+        shape = self._checkpoint.shape
+        self._checkpoint.files.check_vocabulary(shape.vocab_size, vocab_size)
+        self.hidden_size = shape.hidden_size
+        self.max_nodes = 1 + config.num_nodes
+        self._target: TargetModel | None = None
+        self._text: DraftText | None = None  # until the model is known
+        self._prompt_ids: Sequence[int] = ()
+        self._num_read = 0
+
+    @classmethod
+    def write_untrained_heads(cls, folder: Path, config: Any) -> None:
+        """Write random heads for a model with this text config."""
+        size, vocab_size = config.hidden_size, config.vocab_size
+        is_fused = cls.kind is Eagle3Network
+        shape = NetworkShape(
+            hidden_size=size,
+            intermediate_size=2 * size,
+            num_heads=1,
+            num_key_value_heads=1,
+            head_dim=size,
+            vocab_size=vocab_size,
+            draft_vocab_size=vocab_size,
+            hidden_layers=(0,) * NUM_FUSED if is_fused else (),  # any model has this one
+        )
+        write_checkpoint(folder, cls.kind(shape))
+
+    def check_target(self, target: TargetModel) -> None:
+        """Check the model, its embedding included, and take its embedding and output head.
+
+        Raises:
+            ValueError: if the heads were trained for another model.
+        """
+        super().check_target(target)
+        self._bind(target)
+
+    def for_target(self, target: TargetModel) -> Drafter:
+        """Take the model's embedding and output head; return this drafter."""
+        self._bind(target)
+        return self
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Forget the last text."""
+        self._prompt_ids, self._num_read = prompt_ids, 0
+        if self._text is not None:
+            self._text.clear()
+
+    @torch.inference_mode()
+    def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        """Read a chunk of the prompt: C hidden states, each with the token after it."""
+        assert self._text is not None
+        begin, end = self._num_read, self._num_read + len(token_ids)
+        self._text.read(self._prompt_ids[begin + 1 : end + 1], hidden)
+        self._num_read = end
+
+    @torch.inference_mode()
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return the tree that the draft network guesses."""
+        draft = self._text.draft() if self._text and budget.max_depth else None
+        if draft is None:  # such as after a prompt of one token: no hidden states come before it
+            return DraftTree.chain(context[-1:], self.device)
+        grown = self.grow(draft, budget)
+        return DraftTree.from_lists([context[-1], *grown.tokens], (-1, *grown.parents), self.device)
+
+    def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
+        """Return a tree without its root; `budget.max_depth` is at least 1."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def observe(self, step: VerifiedStep) -> None:
+        """Read the accepted tokens again, now from the target's hidden states."""
+        if step.stop_reason is None:
+            assert self._text is not None and step.hidden is not None
+            self._text.read(step.acceptance.tokens, step.hidden[step.acceptance.path])
+
+    def describe(self) -> str:
+        """Return the size of the draft network."""
+        parameters = sum(tensor.numel() for tensor in self._checkpoint.files.tensors.values())
+        return f"draft network of {parameters / 1e6:.1f}M parameters"
+
+    def _bind(self, target: TargetModel) -> None:
+        if target is self._target:
+            return
+        embedding, head = (
+            target.model.get_input_embeddings(),
+            target.model.get_output_embeddings(),
+        )
+        if head is None:
+            raise ValueError("model: has no output head of its own; use a method without heads")
+        self.check_config(target.config)
+        self._checkpoint.check_embedding(embedding.weight)
+        network = build_network(self._checkpoint, target.device, target.dtype)
+        self._text = DraftText(network, embedding, head, target.device)
+        self._target = target
+
+
+class EagleDrafter(HeadDrafter):
+    """Drafts EAGLE's fixed tree."""
+
+    config_class = EagleConfig
+
+    def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
+        """Return the fixed tree, or what the budget allows of it."""
+        depth = min(budget.max_depth, max(map(len, PATHS)))
+        shape = fixed_shape(self.config.num_nodes, depth, budget.chain_only)
+        return grow_fixed(draft, shape)
+
+
+class LikeliestDrafter(HeadDrafter):
+    """Drafts the most probable nodes."""
+
+    def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
+        _check_size(config.num_nodes, config.depth, config.width)
+        super().__init__(config, vocab_size, device)
+
+    def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
+        """Return the most probable nodes; where only a chain is allowed, the likeliest tokens in turn."""
+        depth = min(self.config.depth, budget.max_depth)
+        width = 1 if budget.chain_only else self.config.width
+        return grow_likeliest(draft, self.config.num_nodes, depth, width)
+
+
+class Eagle2Drafter(LikeliestDrafter):
+    """Drafts EAGLE-2's tree with EAGLE's network."""
+
+    heads_of = "eagle"
+    config_class = Eagle2Config
+
+
+class Eagle3Drafter(LikeliestDrafter):
+    """Drafts EAGLE-2's tree with EAGLE-3's network."""
+
+    config_class = Eagle3Config
+    kind = Eagle3Network
+    hidden_layers = (FINAL,) * NUM_FUSED  # until the number of the model's layers is known
+
+    def check_config(self, config: Any) -> None:
+        """Choose the layers whose inputs are fused, by the number of the model's layers.
+
+        Raises:
+            ValueError: if the hidden size is another, or the model has too few layers.
+        """
+        super().check_config(config)
+        count = config.num_hidden_layers
+        named = self._checkpoint.shape.hidden_layers
+        layers = named or (2, count // 2, count - 3)
+        if len(layers) != NUM_FUSED or not all(0 <= layer < count for layer in layers):
+            raise ValueError(
+                f"heads {self.config.heads}: read the inputs of layers {', '.join(map(str, layers))}; allowed: "
+                f"{NUM_FUSED} of 0 to {count - 1}, the model's"
+            )
+        self.hidden_layers = layers

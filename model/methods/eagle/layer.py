@@ -1,0 +1,161 @@
+"""The decoder layer of a draft network, and the rows that it keeps of a text.
+
+Llama's layer on plain torch, with the names of the published checkpoints.
+
+Shapes: n new rows, T rows in use, M capacity, D hidden size, H heads, d head dimension; leading
+dimensions (a batch) are allowed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .shape import NetworkShape
+
+
+class RMSNorm(nn.Module):
+    """Llama's norm: mean square in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self._eps = eps
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the normed states [..., D]."""
+        wide = states.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        scaled: torch.Tensor = self.weight * normed.to(states.dtype)
+        return scaled
+
+
+class Projected(NamedTuple):
+    """Queries [..., H, n, d], keys and values [..., key-value heads, n, d] of n rows, rotated."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class Attention(nn.Module):
+    """The projections of an attention layer; what they attend to is the caller's choice.
+
+    Args:
+        shape: of the network.
+        width: of the rows that it reads.
+    """
+
+    def __init__(self, shape: NetworkShape, width: int) -> None:
+        super().__init__()
+        self._head_dim = shape.head_dim
+        key_value_width = shape.num_key_value_heads * shape.head_dim
+        query_width, bias = shape.num_heads * shape.head_dim, shape.has_qkv_bias
+        self.q_proj = nn.Linear(width, query_width, bias=bias)
+        self.k_proj = nn.Linear(width, key_value_width, bias=bias)
+        self.v_proj = nn.Linear(width, key_value_width, bias=bias)
+        self.o_proj = nn.Linear(query_width, shape.hidden_size, bias=False)
+        steps = torch.arange(0, shape.head_dim, 2, device="cpu").float() / shape.head_dim
+        self._frequencies = (
+            1.0 / shape.rope_theta**steps
+        )  # float32 [d / 2], whatever the weights' dtype
+
+    def project(self, rows: torch.Tensor, positions: torch.Tensor) -> Projected:
+        """Return queries, keys and values of rows [..., n, width] at positions [n] (or [1], for all)."""
+        queries, keys, values = (
+            layer(rows).unflatten(-1, (-1, self._head_dim)).transpose(-3, -2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        angles = positions.float()[:, None] * self._frequencies.to(positions.device)
+        angles = torch.cat((angles, angles), dim=-1)  # [n, d]
+        cos, sin = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
+        return Projected(_rotated(queries, cos, sin), _rotated(keys, cos, sin), values)
+
+
+class FeedForward(nn.Module):
+    """Llama's gated feed-forward layer."""
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__()
+        size, wide = shape.hidden_size, shape.intermediate_size
+        self.gate_proj = nn.Linear(size, wide, bias=False)
+        self.up_proj = nn.Linear(size, wide, bias=False)
+        self.down_proj = nn.Linear(wide, size, bias=False)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the transformed states [..., D]."""
+        gated = F.silu(self.gate_proj(states)) * self.up_proj(states)
+        lowered: torch.Tensor = self.down_proj(gated)
+        return lowered
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward of a draft network, without the norms before the attention.
+
+    Args:
+        shape: of the network.
+        width: of the rows that the attention reads.
+    """
+
+    def __init__(self, shape: NetworkShape, width: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape, width)
+        self.mlp = FeedForward(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+    def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output [..., n, D], given its attention's [..., H, n, d]."""
+        states = residual + self.self_attn.o_proj(attended.transpose(-3, -2).flatten(-2))
+        output: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return output
+
+
+def attend(
+    projected: Projected, mask: torch.Tensor | None, is_causal: bool = False
+) -> torch.Tensor:
+    """Return the attention [..., H, n, d]; mask boolean [n, T], None: every row sees all, or all before it."""
+    queries, keys, values = projected
+    return F.scaled_dot_product_attention(
+        queries, keys, values, mask, is_causal=is_causal, enable_gqa=True
+    )
+
+
+class Rows:
+    """Keys and values of a text, and of the draft after it, for one layer.
+
+    Attributes:
+        length: rows in use T.
+    """
+
+    # The capacity grows by this many rows when it is full: the text's final length is unknown.
+    MORE = 512
+
+    def __init__(self, shape: NetworkShape, device: torch.device, dtype: torch.dtype) -> None:
+        self.length = 0
+        size = (2, shape.num_key_value_heads, 0, shape.head_dim)
+        self._buffer = torch.empty(size, device=device, dtype=dtype)  # [2, heads, M, d]
+
+    def attend(self, projected: Projected, mask: torch.Tensor | None) -> torch.Tensor:
+        """Append n rows and return their attention to all [H, n, d]; mask as `attend`'s, [n, T + n]."""
+        begin, end = self.length, self.length + projected.keys.shape[-2]
+        if end > self._buffer.shape[2]:
+            more = self._buffer.new_empty(
+                (*self._buffer.shape[:2], end - begin + self.MORE, self._buffer.shape[3])
+            )
+            self._buffer = torch.cat((self._buffer[:, :, :begin], more), dim=2)
+        self._buffer[0, :, begin:end] = projected.keys
+        self._buffer[1, :, begin:end] = projected.values
+        self.length = end
+        keys, values = self._buffer[:, :, :end]
+        # A batch of one: without it, torch takes a slow path.
+        batched = Projected(projected.queries[None], keys[None], values[None])
+        return attend(batched, mask)[0]
+
+
+def _rotated(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return rows [..., n, d] turned by their positions' angles."""
+    first, second = rows.chunk(2, dim=-1)
+    return rows * cos + torch.cat((-second, first), dim=-1) * sin

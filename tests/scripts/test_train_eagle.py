@@ -1,0 +1,114 @@
+"""EAGLE's trainers: what is trained is what drafts, and it is learned.
+
+Run: pytest tests/scripts/test_train_eagle.py
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from model.engine.loop import generate
+from model.engine.target import TargetModel
+from model.methods.eagle.network import Eagle3Network
+from model.methods.eagle.shape import NetworkShape
+from model.methods.eagle.text import DraftText
+from model.methods.registry import drafter_class
+from scripts.train_heads.data import Document, collate
+from scripts.train_heads.eagle import (
+    DraftedRows,
+    Eagle3Trainer,
+    EagleTrainer,
+    own_vocabulary,
+)
+from tests.model.decoded import random_ids, referee, target_of
+
+LLAMA = "Llama, grouped heads"
+VOCAB, SIZE = 40, 32
+SHAPE = NetworkShape(SIZE, 48, 4, 2, 8, VOCAB, VOCAB)
+CPU = torch.device("cpu")
+
+
+@torch.inference_mode()
+def test_drafts_in_training_are_those_of_drafting() -> None:
+    """Drafts that begin after every token at once have the states of drafts that begin after one."""
+    torch.manual_seed(0)
+    network = Eagle3Network(SHAPE).double()
+    embedding, head = nn.Embedding(VOCAB, SIZE).double(), nn.Linear(SIZE, VOCAB).double()
+    tokens, hidden = torch.randint(VOCAB, (13,)), torch.randn(9, 3 * SIZE).double()
+    features, rows, logits = network.fused(hidden)[None], DraftedRows(), []
+    for step in range(3):
+        read = embedding(tokens[None, 1 + step : 10 + step])
+        features = network(read, features, torch.arange(9) + step, rows.attend)
+        logits.append(network.logits(features, head)[0])
+    for place in range(9):
+        text = DraftText(network, embedding, head, CPU)
+        text.read(tokens[1 : 2 + place].tolist(), hidden[: 1 + place])
+        draft = text.draft()
+        assert draft is not None
+        for step in range(3):
+            assert (draft.logits[0] - logits[step][place]).abs().max() < 1e-6
+            draft.deepen(torch.tensor([0]), tokens[2 + place + step, None])
+
+
+def test_the_own_vocabulary_is_the_most_frequent_tokens() -> None:
+    tables = own_vocabulary(torch.tensor([0, 5, 2, 9, 0, 3]), 3)
+    assert tables["t2d"].tolist() == [False, True, False, True, False, True]
+    assert (torch.arange(3) + tables["d2t"]).tolist() == [1, 3, 5]
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle2", "eagle3"])
+def test_a_trained_network_is_right_more_often(method: str, tmp_path: Path) -> None:
+    """It learns a random model's answers by heart; the checkpoint is one that the drafter reads."""
+    torch.manual_seed(0)
+    target = target_of(LLAMA)
+    model = target.model.requires_grad_(False)
+    prompts = [random_ids(8, seed=seed) for seed in range(3)]
+    answers = [referee(target, prompt, 24) for prompt in prompts]
+    documents = [
+        Document([*prompt, *answer], 8) for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    make = Eagle3Trainer if method == "eagle3" else EagleTrainer
+    trainer = make(model, Namespace(draft_vocab=50))
+    trainer.prepare(documents)
+    before = mean_length(trainer, method, tmp_path / "before", target, prompts)
+    optimizer = torch.optim.AdamW(trainer.module.parameters(), lr=1e-2)
+    batch = collate(documents, CPU)
+    with torch.no_grad():
+        output = model(batch.token_ids, output_hidden_states=True, use_cache=False)
+    hidden = torch.cat([output.hidden_states[layer] for layer in trainer.hidden_layers], dim=-1)
+    losses = []
+    for _ in range(60):
+        loss = trainer.loss(batch, hidden).total
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.6 * losses[0]
+    after = mean_length(trainer, method, tmp_path / "after", target, prompts)
+    assert after > 1.3 * before
+
+
+def mean_length(
+    trainer: EagleTrainer | Eagle3Trainer,
+    method: str,
+    folder: Path,
+    target: TargetModel,
+    prompts: list[list[int]],
+) -> float:
+    """Mean accepted tokens a step with a trainer's checkpoint."""
+    folder.mkdir()
+    trainer.save(folder)
+    cls = drafter_class(method)
+    drafter = cls(cls.config_class(heads=str(folder), num_nodes=8), target.vocab_size, CPU)
+    drafter.check_target(target)
+    lengths = [
+        length
+        for prompt in prompts
+        for length in generate(target, drafter, prompt, max_new_tokens=24).accept_lengths
+    ]
+    return sum(lengths) / len(lengths)
