@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..growth.head_files import output_logits
+from ..growth.head_files import called
 from .layer import DecoderLayer, Projected, RMSNorm
 from .shape import NetworkShape
 
@@ -105,7 +105,7 @@ class EagleNetwork(DraftNetwork):
 
     def logits(self, states: torch.Tensor, head: nn.Module) -> torch.Tensor:
         """Return the target's own head's logits: a state guesses a final hidden state."""
-        return output_logits(head, states)
+        return called(head, states)
 
 
 class FusingLayer(DecoderLayer):
