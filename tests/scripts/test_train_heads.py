@@ -62,7 +62,13 @@ def tiny(seed: int = 0) -> LlamaForCausalLM:
 def options(**changed: Any) -> argparse.Namespace:
     """Return options of a trainer."""
     return argparse.Namespace(
-        **{"model_path": "tiny", "num_heads": 3, "num_layers": 1, "own_outputs": True, **changed}
+        **{
+            "model_path": "tiny",
+            "num_heads": 3,
+            "num_layers": 1,
+            "own_outputs": True,
+            **changed,
+        }
     )
 
 
@@ -159,7 +165,8 @@ def test_medusas_head_k_learns_the_token_k_places_after_the_next() -> None:
     }
 
 
-@pytest.mark.parametrize("method", TRAINERS)
+# EAGLE's networks learn from a text and not from noise: test_train_eagle.
+@pytest.mark.parametrize("method", [name for name in TRAINERS if "eagle" not in name])
 @pytest.mark.parametrize("own_outputs", [True, False])
 def test_what_is_trained_is_drafted_with(method: str, own_outputs: bool, tmp_path: Path) -> None:
     model = tiny()

@@ -37,7 +37,7 @@ class RestConfig:
     max_token_span: int = option(
         16, "longest end of the text that is looked up", least=1, most=MAX_SPAN
     )
-    min_token_span: int = option(2, "shortest", least=1, most=MAX_SPAN)
+    min_token_span: int = option(2, "shortest", least=1)
     draft_length: int = option(10, "tokens drafted one after another", least=1, most=256)
     max_matches: int = option(
         5000,
