@@ -25,6 +25,7 @@ BY_NAME = {family.name: family for family in FAMILIES}
 
 
 @lru_cache(maxsize=4)
+@torch.inference_mode(mode=False)
 def target_of(name: str) -> TargetModel:
     """Return the checked target of a family; skip the test where `known` does."""
     target = TargetModel(known(name).build())

@@ -79,8 +79,9 @@ class Family:
         """Whether the installed transformers has this family."""
         return hasattr(transformers, self.config)
 
+    @torch.inference_mode(mode=False)
     def build(self, seed: int = 0) -> PreTrainedModel:
-        """Return a tiny random model, the same for the same seed."""
+        """Return a tiny random model, the same for the same seed, which others may train."""
         options = {key: BASE[key] for key in BASE if key not in self.without} | dict(self.options)
         config = getattr(transformers, self.config)(**options)
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
