@@ -23,9 +23,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from model.methods.eagle.checkpoint import write_checkpoint
-from model.methods.eagle.layer import Projected, attend
 from model.methods.eagle.network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
 from model.methods.eagle.shape import NetworkShape
+from model.methods.growth.decoder_layer import Projected, attend
 from scripts.train_heads.data import Batch, Document
 from scripts.train_heads.trainers import HeadTrainer, Loss
 
@@ -207,13 +207,13 @@ def _shape_like(
     size, num_heads = config.hidden_size, config.num_attention_heads
     vocab_size = model.get_output_embeddings().weight.shape[0]
     return NetworkShape(
-        size,
-        getattr(config, "intermediate_size", None) or 4 * size,
-        num_heads,
-        getattr(config, "num_key_value_heads", None) or num_heads,
-        getattr(config, "head_dim", None) or size // num_heads,
-        vocab_size,
-        min(draft_vocab or vocab_size, vocab_size),
+        hidden_size=size,
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * size,
+        num_heads=num_heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(config, "head_dim", None) or size // num_heads,
+        vocab_size=vocab_size,
+        draft_vocab_size=min(draft_vocab or vocab_size, vocab_size),
         hidden_layers=hidden_layers,
     )
 

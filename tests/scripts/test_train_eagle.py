@@ -29,7 +29,7 @@ from tests.model.decoded import random_ids, referee, target_of
 
 LLAMA = "Llama, grouped heads"
 VOCAB, SIZE = 40, 32
-SHAPE = NetworkShape(SIZE, 48, 4, 2, 8, VOCAB, VOCAB)
+SHAPE = NetworkShape(SIZE, 48, 4, 2, 8, vocab_size=VOCAB, draft_vocab_size=VOCAB)
 CPU = torch.device("cpu")
 
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ..growth.decoder_layer import DecoderLayer, Projected, RMSNorm
 from ..growth.head_files import called
-from .layer import DecoderLayer, Projected, RMSNorm
 from .shape import NetworkShape
 
 # What is attended to, by the caller: [..., H, n, d] of n projected rows.
@@ -85,7 +85,7 @@ class EagleNetwork(DraftNetwork):
     def __init__(self, shape: NetworkShape) -> None:
         super().__init__(shape)
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=shape.has_fc_bias)
-        self.layers = nn.ModuleList([DecoderLayer(shape, shape.hidden_size)])
+        self.layers = nn.ModuleList([DecoderLayer(shape, has_bias=shape.has_qkv_bias)])
 
     @property
     def layer(self) -> DecoderLayer:
@@ -112,7 +112,7 @@ class FusingLayer(DecoderLayer):
     """EAGLE-3's layer: its attention reads embedding and feature side by side, each normed."""
 
     def __init__(self, shape: NetworkShape) -> None:
-        super().__init__(shape, 2 * shape.hidden_size)
+        super().__init__(shape, 2 * shape.hidden_size, shape.has_qkv_bias)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..growth.decoder_layer import LayerShape
+
 # Options of a Llama config that must have one value here, with the value of a config without them.
 FIXED: Mapping[str, tuple[Any, Any]] = {
     "num_hidden_layers": (1, 1),
@@ -18,33 +20,21 @@ FIXED: Mapping[str, tuple[Any, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkShape:
-    """Shape of a draft network.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShape(LayerShape):
+    """Shape of a draft network: of its layer, with the target model's hidden size, and of what is around it.
 
     Attributes:
-        hidden_size: D, that of the target model.
-        intermediate_size: width of the feed-forward part.
-        num_heads, num_key_value_heads, head_dim: of the attention.
         vocab_size: V, of the target model.
         draft_vocab_size: tokens that the network can draft; V unless it has an output head of its own.
-        norm_eps: epsilon of the norms.
-        rope_theta: base of the rotary positions.
         has_fc_bias: whether the layer that joins embedding and feature has a bias.
         has_qkv_bias: whether queries, keys and values have one.
         hidden_layers: layers of the target model whose inputs are fused (EAGLE-3); empty: low, middle and
             high ones, by the number of its layers.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_key_value_heads: int
-    head_dim: int
     vocab_size: int
     draft_vocab_size: int
-    norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
     has_fc_bias: bool = True
     has_qkv_bias: bool = False
     hidden_layers: tuple[int, ...] = ()
@@ -72,18 +62,18 @@ class NetworkShape:
             )
         vocab_size = take("vocab_size")
         return cls(
-            hidden_size,
-            take("intermediate_size"),
-            num_heads,
-            take("num_key_value_heads", num_heads),
-            take("head_dim", hidden_size // num_heads),
-            vocab_size,
-            take("draft_vocab_size", vocab_size),
-            take("rms_norm_eps", 1e-6, float),
-            take("rope_theta", 10000.0, float),
-            bool(config.get("bias", True)),
-            bool(config.get("qkv_bias", False)),
-            take.layers("hidden_layers"),
+            hidden_size=hidden_size,
+            intermediate_size=take("intermediate_size"),
+            num_heads=num_heads,
+            num_key_value_heads=take("num_key_value_heads", num_heads),
+            head_dim=take("head_dim", hidden_size // num_heads),
+            vocab_size=vocab_size,
+            draft_vocab_size=take("draft_vocab_size", vocab_size),
+            norm_eps=take("rms_norm_eps", 1e-6, float),
+            rope_theta=take("rope_theta", 10000.0, float),
+            has_fc_bias=bool(config.get("bias", True)),
+            has_qkv_bias=bool(config.get("qkv_bias", False)),
+            hidden_layers=take.layers("hidden_layers"),
         )
 
     def to_config(self) -> dict[str, Any]:

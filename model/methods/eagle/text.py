@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .layer import Rows
+from ..growth.decoder_layer import Rows, causal_mask
+from ..growth.head_files import called
 from .network import DraftNetwork
 
 
@@ -51,10 +52,7 @@ class DraftText:
         tokens = torch.tensor(token_ids, device=self.device)
         begin, end = self._num_read, self._num_read + len(token_ids)
         positions = torch.arange(begin, end, device=self._network_device)
-        mask = None  # one row sees all
-        if end - begin > 1:
-            is_seen = torch.ones(end - begin, end, dtype=torch.bool, device=self._network_device)
-            mask = is_seen.tril(diagonal=begin)
+        mask = causal_mask(begin, end - begin, self._network_device)
         self._last = self._run(tokens, features, positions, mask)[-1:]
         self._num_read = end
 
@@ -86,7 +84,7 @@ class DraftText:
         positions: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        embeddings = self._embedding(token_ids).to(self._network_device, self._dtype)
+        embeddings = called(self._embedding, token_ids).to(self._network_device, self._dtype)
         states: torch.Tensor = self.network(
             embeddings, features, positions, lambda projected: self._rows.attend(projected, mask)
         )

@@ -1,4 +1,4 @@
-"""A decoder layer of trained heads, and the rows that it keeps of a text.
+"""The decoder layer of trained heads, and the rows that it keeps of a text.
 
 Llama's layer on plain torch, with the names of the published checkpoints.
 
@@ -8,6 +8,7 @@ dimensions (a batch) are allowed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class LayerShape(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LayerShape:
     """Shape of a layer.
 
     Attributes:
@@ -31,8 +33,8 @@ class LayerShape(NamedTuple):
     num_heads: int
     num_key_value_heads: int
     head_dim: int
-    norm_eps: float
-    rope_theta: float
+    norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
 
     @classmethod
     def of_config(cls, config: Any) -> LayerShape:
@@ -80,56 +82,46 @@ class RMSNorm(nn.Module):
         return scaled
 
 
-class Attention(nn.Module):
-    """Attention with rotary positions."""
+class Projected(NamedTuple):
+    """Queries [..., H, n, d], keys and values [..., key-value heads, n, d] of n rows, rotated."""
 
-    def __init__(self, shape: LayerShape) -> None:
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class Attention(nn.Module):
+    """The projections of an attention layer; what they attend to is the caller's choice.
+
+    Args:
+        shape: of the layer.
+        width: of the rows that it reads.
+        has_bias: whether queries, keys and values have one.
+    """
+
+    def __init__(self, shape: LayerShape, width: int, has_bias: bool) -> None:
         super().__init__()
-        size, self._head_dim = shape.hidden_size, shape.head_dim
+        self._head_dim = shape.head_dim
         query_width = shape.num_heads * shape.head_dim
         key_value_width = shape.num_key_value_heads * shape.head_dim
-        self.q_proj = nn.Linear(size, query_width, bias=False)
-        self.k_proj = nn.Linear(size, key_value_width, bias=False)
-        self.v_proj = nn.Linear(size, key_value_width, bias=False)
-        self.o_proj = nn.Linear(query_width, size, bias=False)
-        self._theta = shape.rope_theta
+        self.q_proj = nn.Linear(width, query_width, bias=has_bias)
+        self.k_proj = nn.Linear(width, key_value_width, bias=has_bias)
+        self.v_proj = nn.Linear(width, key_value_width, bias=has_bias)
+        self.o_proj = nn.Linear(query_width, shape.hidden_size, bias=False)
+        steps = torch.arange(0, shape.head_dim, 2, device="cpu").float() / shape.head_dim
+        # float32 [d / 2], whatever the weights' dtype
+        self._frequencies = 1.0 / shape.rope_theta**steps
 
-    def forward(self, states: torch.Tensor, rows: Rows | None) -> torch.Tensor:
-        """Return the attention's output for states [..., n, D], each seeing those before it.
-
-        Args:
-            states: after all rows, or a text of its own.
-            rows: the text's rows so far; they grow. None: the states are whole texts.
-        """
+    def project(self, rows: torch.Tensor, positions: torch.Tensor) -> Projected:
+        """Return queries, keys and values of rows [..., n, width] at positions [n] (or [1], for all)."""
         queries, keys, values = (
-            layer(states).unflatten(-1, (-1, self._head_dim)).transpose(-3, -2)
+            layer(rows).unflatten(-1, (-1, self._head_dim)).transpose(-3, -2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )  # [..., H, n, d]
-        begin, count = rows.length if rows else 0, states.shape[-2]
-        cos, sin = self._angles(begin, count, states)
-        queries, keys = _rotated(queries, cos, sin), _rotated(keys, cos, sin)
-        if rows is not None:
-            keys, values = rows.append(keys, values)
-        mask = None
-        if begin and count > 1:  # a single row sees all
-            mask = torch.ones(count, begin + count, dtype=torch.bool, device=states.device)
-            mask = mask.tril(begin)
-        found = F.scaled_dot_product_attention(
-            queries, keys, values, mask, is_causal=not begin and count > 1, enable_gqa=True
         )
-        output: torch.Tensor = self.o_proj(found.transpose(-3, -2).flatten(-2))
-        return output
-
-    def _angles(
-        self, begin: int, count: int, like: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines [n, d] of positions, computed in float32."""
-        device, size = like.device, self._head_dim
-        powers = torch.arange(0, size, 2, device=device).float() / size
-        positions = torch.arange(begin, begin + count, device=device).float()
-        angles = positions[:, None] / self._theta**powers
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        angles = positions.float()[:, None] * self._frequencies.to(positions.device)
+        angles = torch.cat((angles, angles), dim=-1)  # [n, d]
+        cos, sin = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
+        return Projected(_rotated(queries, cos, sin), _rotated(keys, cos, sin), values)
 
 
 class FeedForward(nn.Module):
@@ -150,24 +142,48 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each after a norm and with a residual."""
+    """Attention and feed-forward of trained heads, without the norms before the attention.
 
-    def __init__(self, shape: LayerShape) -> None:
+    Args:
+        shape: of the layer.
+        width: of the rows that the attention reads; None: D.
+        has_bias: whether queries, keys and values have one.
+    """
+
+    def __init__(self, shape: LayerShape, width: int | None = None, has_bias: bool = False) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.self_attn = Attention(shape)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.self_attn = Attention(shape, width or shape.hidden_size, has_bias)
         self.mlp = FeedForward(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
-    def forward(self, states: torch.Tensor, rows: Rows | None = None) -> torch.Tensor:
-        """Return the layer's output [..., n, D]; arguments as `Attention`."""
-        states = states + self.self_attn(self.input_layernorm(states), rows)
+    def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output [..., n, D], given its attention's [..., H, n, d]."""
+        states = residual + self.self_attn.o_proj(attended.transpose(-3, -2).flatten(-2))
         output: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return output
 
 
+def attend(
+    projected: Projected, mask: torch.Tensor | None, is_causal: bool = False
+) -> torch.Tensor:
+    """Return the attention [..., H, n, d]; mask boolean [n, T], None: every row sees all, or all before it."""
+    queries, keys, values = projected
+    return F.scaled_dot_product_attention(
+        queries, keys, values, mask, is_causal=is_causal, enable_gqa=True
+    )
+
+
+def causal_mask(begin: int, count: int, device: torch.device) -> torch.Tensor | None:
+    """Return the mask [n, T] of `count` rows after `begin` others, each seeing those before it; None for one
+    row, which sees all.
+    """
+    if count == 1:
+        return None
+    return torch.ones(count, begin + count, dtype=torch.bool, device=device).tril(begin)
+
+
 class Rows:
-    """Keys and values of a text, for one layer.
+    """Keys and values of a text, and of the draft after it, for one layer.
 
     Attributes:
         length: rows in use T.
@@ -181,17 +197,20 @@ class Rows:
         size = (2, shape.num_key_value_heads, 0, shape.head_dim)
         self._buffer = torch.empty(size, device=device, dtype=dtype)  # [2, heads, M, d]
 
-    def append(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append n rows, each [heads, n, d]; return all keys and values [heads, T, d]."""
-        begin, end = self.length, self.length + keys.shape[-2]
+    def attend(self, projected: Projected, mask: torch.Tensor | None) -> torch.Tensor:
+        """Append n rows and return their attention to all [H, n, d]; mask as `attend`'s, [n, T + n]."""
+        begin, end = self.length, self.length + projected.keys.shape[-2]
         if end > self._buffer.shape[2]:
             heads, size = self._buffer.shape[1], self._buffer.shape[3]
             more = self._buffer.new_empty((2, heads, end - begin + self.MORE, size))
             self._buffer = torch.cat((self._buffer[:, :, :begin], more), dim=2)
-        self._buffer[0, :, begin:end] = keys
-        self._buffer[1, :, begin:end] = values
+        self._buffer[0, :, begin:end] = projected.keys
+        self._buffer[1, :, begin:end] = projected.values
         self.length = end
-        return self._buffer[0, :, :end], self._buffer[1, :, :end]
+        keys, values = self._buffer[:, :, :end]
+        # A batch of one: without it, torch takes a slow path.
+        batched = Projected(projected.queries[None], keys[None], values[None])
+        return attend(batched, mask)[0]
 
 
 def _rotated(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

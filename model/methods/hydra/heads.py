@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..growth.decoder_layer import DecoderLayer, LayerShape, RMSNorm, Rows
+from ..growth.decoder_layer import DecoderLayer, LayerShape, RMSNorm, Rows, attend, causal_mask
 from ..growth.head_files import HeadFiles, read_heads, write_heads
 from ..growth.residual_heads import ResidualBlock
 
@@ -45,12 +45,34 @@ class HydraShape(NamedTuple):
     vocab_size: int | None
 
 
+class TextLayer(DecoderLayer):
+    """A decoder layer with a norm before its attention; every row sees those before it."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__(shape)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+    def forward(self, states: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+        """Return the layer's output for states [..., n, D].
+
+        Args:
+            states: after all rows, or whole texts.
+            rows: the text's rows so far; they grow. None: the states are whole texts.
+        """
+        begin, count = rows.length if rows else 0, states.shape[-2]
+        positions = torch.arange(begin, begin + count, device=states.device)
+        projected = self.self_attn.project(self.input_layernorm(states), positions)
+        if rows is None:
+            return self.finish(states, attend(projected, None, is_causal=True))
+        return self.finish(states, rows.attend(projected, causal_mask(begin, count, states.device)))
+
+
 class PrefixLayer(nn.Module):
     """A decoder layer over the hidden states of the whole text, and a norm."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([DecoderLayer(shape)])
+        self.layers = nn.ModuleList([TextLayer(shape)])
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def forward(self, hidden: torch.Tensor, rows: Rows | None = None) -> torch.Tensor:
