@@ -83,21 +83,10 @@ class Eagle2Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3Config:
+class Eagle3Config(Eagle2Config):
     """Options of EAGLE-3."""
 
-    heads: str | None = option(None, HEADS)
-    num_nodes: int = option(59, NODES, least=1, most=MAX_DRAFT)
     depth: int = option(8, DEPTH, least=1, most=MAX_DEPTH)
-    width: int = option(10, WIDTH, least=1, most=MAX_DRAFT)
-
-    def __post_init__(self) -> None:
-        """Validate as far as possible without files.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
 
 
 def _check_size(num_nodes: int, depth: int, width: int) -> None:
