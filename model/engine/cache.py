@@ -24,9 +24,9 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ..states.layers import State, StateLayer, copied
+from ..states.layers import CONTAINERS, State, StateLayer, copied
 from ..states.mixers import Branches, Mixers
-from ..states.own_cache import CONTAINERS, REPLACED, Container
+from ..states.own_cache import REPLACED, Container
 from .tree import TreeTopology
 
 

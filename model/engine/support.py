@@ -70,9 +70,21 @@ def holds_tokens(cache: Any) -> bool:
 
 
 def new_cache(model: PreTrainedModel) -> Cache:
-    """Return an empty cache of the class that the model's own generation uses."""
+    """Return an empty cache of the class that the model's own generation uses.
+
+    Raises:
+        UnsupportedModelError: if the model has a class of its own that is made in a way of its own.
+    """
     own = own_cache_class(model)
-    cache: Cache = DynamicCache(config=model.config) if own is None else new_own_cache(own, model)
+    if own is None:
+        return DynamicCache(config=model.config)
+    try:
+        cache: Cache = new_own_cache(own, model)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"model type {model.config.model_type}: keeps recurrent state, and its {error}; allowed: "
+            "transformers' own cache layers"
+        ) from error
     return cache
 
 

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from transformers import cache_utils
 
+# The containers of states, by layer, in caches of models of transformers 4.57 (`own_cache`): lists, dicts or
+# one tensor [layers, B, ...].
+CONTAINERS = ("conv_states", "ssm_states", "recurrent_states", "conv_cache")
 # Attributes of a cache layer that are no state: the rows of its keys, values and index keys.
 ROWS = frozenset(
     ("keys", "values", "index_keys", "length", "index_length", "is_initialized", "is_reading_tree")
@@ -132,6 +135,5 @@ def num_state_bytes(cache: Any) -> int:
     layers = getattr(cache, "layers", ())
     states = [getattr(layer, name, None) for layer in layers for name in names]
     # Those of caches that one model alone uses; the last one is MiniMax's.
-    own = (*names, "ssm_states", "conv_cache", "linear_cache")
-    states += [getattr(cache, name, None) for name in own]
+    states += [getattr(cache, name, None) for name in (*CONTAINERS, "linear_cache")]
     return sum(tensor.nbytes for tensor in tensors_of(states))

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .layers import HAS_STATE_LAYERS, State, StateLayer, copied, mapped, selected
-from .own_cache import CONTAINERS, WatchedContainer
+from .layers import CONTAINERS, HAS_STATE_LAYERS, State, StateLayer, copied, mapped, selected
+from .own_cache import WatchedContainer
 from .scans import ScanningForward, TreeScan, scannable
 from .tree import Level, LevelTree
 

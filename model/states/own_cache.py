@@ -16,10 +16,8 @@ import torch
 from torch import nn
 from transformers import Cache
 
-from .layers import HAS_STATE_LAYERS, State, mapped
+from .layers import CONTAINERS, HAS_STATE_LAYERS, State, mapped
 
-# The containers of states, by layer, in all such classes: lists, dicts or one tensor [layers, B, ...].
-CONTAINERS = ("conv_states", "ssm_states", "recurrent_states", "conv_cache")
 # What our cache has in a way of its own.
 REPLACED = frozenset((*CONTAINERS, "key_cache", "value_cache", "has_previous_state"))
 

@@ -6,13 +6,14 @@ Run: pytest tests/model/engine/test_target.py
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 import model.engine.target
 from model.engine.loop import generate
@@ -188,3 +189,19 @@ def test_measurements_of_one_model_do_not_wait_for_each_other() -> None:
         thread.join(timeout=20)
         assert not thread.is_alive()
     assert one.attention is one.attention
+
+
+def test_a_cache_class_that_is_made_in_a_way_of_its_own_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = known("Llama, grouped heads").build()
+    module = sys.modules[type(model.base_model).__module__]
+
+    class OddCache(Cache):
+        def __init__(self, secret: int) -> None:
+            super().__init__(layers=[])
+
+    OddCache.__module__ = module.__name__
+    monkeypatch.setattr(module, "OddCache", OddCache, raising=False)
+    with pytest.raises(UnsupportedModelError, match=r"llama: .* its OddCache is made from secret;"):
+        TargetModel(model)
