@@ -13,9 +13,12 @@ from typing import NamedTuple
 
 import torch
 
+from ..growth.tree_levels import levels_of
+from ..growth.tree_template import TreeTemplate
 from .text import Draft
 
-# Rank paths of EAGLE's tree, `mc_sim_7b_63` of its published code (SafeAILab/EAGLE,
+NAME = "mc_sim_7b_63"
+# Rank paths of EAGLE's tree of this name, from its published code (SafeAILab/EAGLE,
 # eagle/model/choices.py): (0, 2) is the third likeliest token after the likeliest one.
 PATHS = (
     *((0,), (1,), (2,), (3,)),
@@ -33,44 +36,8 @@ class Grown(NamedTuple):
     parents: tuple[int, ...]
 
 
-class Level(NamedTuple):
-    """One level of a fixed shape.
-
-    Attributes:
-        parents: place of each node's parent among the nodes of the level before that have children.
-        ranks: of each node among the guesses after its parent.
-        inner: places of the nodes with children.
-    """
-
-    parents: list[int]
-    ranks: list[int]
-    inner: list[int]
-
-
-class FixedShape:
-    """A tree's shape as rank paths, level by level.
-
-    Args:
-        paths: rank paths, each with its ancestors.
-    """
-
-    def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
-        ordered = sorted(paths, key=lambda path: (len(path), path))
-        node_of = {(): 0} | {path: node for node, path in enumerate(ordered, start=1)}
-        self.parents = tuple(node_of[path[:-1]] for path in ordered)
-        with_children = {path[:-1] for path in ordered}
-        self.levels: list[Level] = []
-        before: list[tuple[int, ...]] = [()]
-        for depth in range(1, 1 + max(map(len, ordered), default=0)):
-            level = [path for path in ordered if len(path) == depth]
-            inner = [place for place, path in enumerate(level) if path in with_children]
-            parents = [before.index(path[:-1]) for path in level]
-            self.levels.append(Level(parents, [path[-1] for path in level], inner))
-            before = [level[place] for place in inner]
-
-
 @lru_cache(maxsize=64)
-def fixed_shape(num_nodes: int, max_depth: int, chain_only: bool) -> FixedShape:
+def fixed_shape(num_nodes: int, max_depth: int, chain_only: bool) -> TreeTemplate:
     """Return EAGLE's tree, cut to a number of nodes and a depth; or the chain of its likeliest tokens.
 
     The paths with the smallest sum of ranks and steps stay, the shorter ones first.
@@ -79,22 +46,21 @@ def fixed_shape(num_nodes: int, max_depth: int, chain_only: bool) -> FixedShape:
     if chain_only:
         paths = [path for path in paths if not any(path)]
     best = sorted(paths, key=lambda path: (sum(path) + len(path), len(path), path))
-    return FixedShape(best[:num_nodes])
+    return TreeTemplate(sorted(best[:num_nodes]), NAME)
 
 
-def grow_fixed(draft: Draft, shape: FixedShape) -> Grown:
+def grow_fixed(draft: Draft, shape: TreeTemplate) -> Grown:
     """Fill a fixed shape with the likeliest tokens."""
     found: list[torch.Tensor] = []
-    for level in shape.levels:
-        guesses = draft.logits.topk(1 + max(level.ranks), dim=-1).indices  # [n, k]
-        token_ids = draft.token_ids(guesses[level.parents, level.ranks])
-        found.append(token_ids)
-        if level.inner:
-            inner = torch.tensor(level.inner, device=token_ids.device)
-            parents = torch.tensor(level.parents, device=token_ids.device)[inner]
-            draft.deepen(parents, token_ids[inner])
+    parents = None  # of the nodes of a level, among those of the level before that have children
+    for level in levels_of(shape, draft.logits.device):
+        if parents is not None:
+            draft.deepen(parents[level.readers], found[-1][level.readers])
+        guesses = draft.logits.topk(level.num_guesses, dim=-1).indices  # [n, k]
+        found.append(draft.token_ids(guesses[level.parents, level.ranks]))
+        parents = level.parents
     tokens = torch.cat(found).tolist() if found else []
-    return Grown(tokens, shape.parents)
+    return Grown(tokens, shape.topology.parents[1:])
 
 
 class Candidates(NamedTuple):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -30,7 +30,7 @@ from ...options import check_options, option
 from ..growth.decoder_layer import LayerShape, Rows
 from ..growth.head_files import called, heads_option, required
 from ..growth.tree_choices import NUM_NODES, NUM_RANKS, tree_of
-from ..growth.tree_template import TreeTemplate
+from ..growth.tree_levels import Level, levels_of
 from .heads import HydraHeads, HydraShape, read_hydra, write_hydra
 
 
@@ -50,22 +50,6 @@ class HydraConfig:
         check_options(self)
 
 
-class Level(NamedTuple):
-    """One level of a tree, as indices on the device.
-
-    Attributes:
-        num_guesses: k, so that all ranks are there.
-        readers: nodes of the level that have children [p], among the nodes of the level.
-        parents: for each node of the next level, its parent among the readers.
-        ranks: for each node of the next level, its rank among its parent's guesses.
-    """
-
-    num_guesses: int
-    readers: torch.Tensor
-    parents: torch.Tensor
-    ranks: torch.Tensor
-
-
 class HydraDrafter(Drafter):
     """Drafts a static tree, each level from the one before it.
 
@@ -83,7 +67,6 @@ class HydraDrafter(Drafter):
         self.hidden_size = self._files.size_of("hydra_mlp.0.1.linear.weight", 0)
         self._tree = tree_of(config.num_nodes, self._shape.num_heads, min(NUM_RANKS, vocab_size))
         self.max_nodes = self._tree.topology.num_nodes
-        self._levels: dict[TreeTemplate, list[Level]] = {}
         self._heads: HydraHeads | None = None
         self._layer: LayerShape | None = None
         self._embed: Any = None
@@ -142,7 +125,7 @@ class HydraDrafter(Drafter):
         if self._prefix is None or tree.topology.max_depth == 0:
             return DraftTree.chain(context[-1:], self.device)
         root = torch.tensor([context[-1]], device=self.device)
-        return DraftTree(self._fill(root, self._levels_of(tree)), tree.topology)
+        return DraftTree(self._fill(root, levels_of(tree, self.device)), tree.topology)
 
     def observe(self, step: VerifiedStep) -> None:
         """Read the accepted nodes; the bonus token comes after the last one."""
@@ -164,9 +147,8 @@ class HydraDrafter(Drafter):
         """Return the tokens [N] of the tree, level by level."""
         assert self._heads is not None and self._prefix is not None
         tokens, found = root, [root]
-        known = self._prefix[
-            None
-        ]  # of each reader's path: prefix and embeddings, [p, (1 + depth) D]
+        # Of each reader's path: prefix and embeddings, [p, (1 + depth) D].
+        known = self._prefix[None]
         for index, level in enumerate(levels):
             embedded = called(self._embed, tokens[level.readers])
             known = torch.cat((known, embedded), dim=-1)
@@ -181,25 +163,3 @@ class HydraDrafter(Drafter):
             if index + 1 < len(levels):
                 known = known[level.parents[levels[index + 1].readers]]
         return torch.cat(found)
-
-    def _levels_of(self, tree: TreeTemplate) -> list[Level]:
-        """Return the levels of a template, whose nodes are sorted by level."""
-        if tree not in self._levels:
-            self._levels[tree] = _levels(tree, self.device)
-        return self._levels[tree]
-
-
-def _levels(tree: TreeTemplate, device: torch.device) -> list[Level]:
-    """Return the levels of a template but the last, whose nodes have no children."""
-    topology, found = tree.topology, []
-    for nodes, below in zip(topology.levels, topology.levels[1:], strict=False):
-        readers = [node for node in nodes if topology.children[node]]
-        ranks = [tree.ranks[node] for node in below]
-        indices = (
-            [nodes.index(node) for node in readers],
-            [readers.index(topology.parents[node]) for node in below],
-            ranks,
-        )
-        rows = (torch.tensor(each, device=device) for each in indices)
-        found.append(Level(1 + max(ranks), *rows))
-    return found

@@ -142,5 +142,5 @@ def test_eagles_tree_holds_the_token_of_each_rank() -> None:
 def test_eagles_tree_is_cut(arguments: tuple[int, int, bool], paths: list[tuple[int, ...]]) -> None:
     shape = fixed_shape(*arguments)
     node_of = {(): 0} | {path: node for node, path in enumerate(paths, start=1)}
-    assert shape.parents == tuple(node_of[path[:-1]] for path in paths)
-    assert [rank for level in shape.levels for rank in level.ranks] == [path[-1] for path in paths]
+    assert shape.topology.parents[1:] == tuple(node_of[path[:-1]] for path in paths)
+    assert list(shape.ranks[1:]) == [path[-1] for path in paths]
