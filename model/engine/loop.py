@@ -172,7 +172,7 @@ def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
 
 
 def _hidden_states(target: TargetModel, drafter: Drafter) -> HiddenStates | None:
-    """Return what captures the hidden states that the drafter reads; None if it reads none."""
+    """Return the capture of the hidden states that the drafter reads; None if it reads none."""
     return target.hidden_states(drafter.hidden_layers) if drafter.hidden_layers else None
 
 

@@ -49,7 +49,7 @@ class Part:
 
     @property
     def title(self) -> str:
-        """What a page says of it."""
+        """It in words, for a page."""
         category = f" ({self.category})" if self.category else ""
         return f"{self.count or 'all'} of {self.name}{category}"
 
@@ -113,7 +113,7 @@ def question_files(args: argparse.Namespace) -> list[Path]:
 
 
 def title_of(args: argparse.Namespace) -> str:
-    """Return what a page says of the questions."""
+    """Return the questions in words, for a page."""
     if args.mix:
         return ", ".join(Part.of(words).title for words in args.mix)
     return name_of(question_file_of(args.bench_name, args.question_file))

@@ -99,7 +99,7 @@ def compared(files: Mapping[str, str]) -> list[Entrant]:
 
 
 def left_out(files: Mapping[str, str]) -> str:
-    """Return what a page says of lines without their files, and of methods without a line; empty if none."""
+    """Name the lines without their files and the methods without a line, for a page; empty if none."""
     known = {*OUTSIDE, *(entrant.method for entrant in ENTRANTS)}
     known |= {name for name in METHODS if drafter_class(name).drafts_with_heads()}
     names = [f"{name} (it has no line)" for name in METHODS if name not in known]

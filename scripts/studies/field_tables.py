@@ -100,7 +100,7 @@ def leads(columns: Mapping[str, Runs]) -> Table:
 
 
 def defaults(runs: Runs) -> Table:
-    """Return what every method drafts at its paper's defaults."""
+    """Return the table of drafts at each paper's defaults."""
     rows = []
     for title, run in runs.items():
         drafted = [count - 1 for score in run.scores for count in score.num_nodes]

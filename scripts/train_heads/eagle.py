@@ -40,7 +40,7 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class _NetworkTrainer(HeadTrainer):
-    """What both share: the network and the model's embedding and output head.
+    """Base of both: the network, and the model's embedding and output head.
 
     Args:
         network: untrained.

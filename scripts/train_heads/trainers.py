@@ -42,7 +42,7 @@ class Loss(NamedTuple):
 
 
 class HeadTrainer(ABC):
-    """What one method trains on a frozen model.
+    """Trains the heads of one method on a frozen model.
 
     Args:
         model: the frozen target model, a transformers causal LM.
@@ -67,7 +67,7 @@ class HeadTrainer(ABC):
         """Look at all that will be learned from, before the first step."""
 
     def optimizers(self, learning_rate: float) -> list[torch.optim.Optimizer]:
-        """Return what learns the module's parameters, each with one group of them and its highest rate."""
+        """Return the optimizers of the module's parameters, each with one group of them and its highest rate."""
         parameters = self.module.parameters()
         return [
             torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)

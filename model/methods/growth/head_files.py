@@ -27,7 +27,7 @@ MAX_BYTES = 2**20
 
 
 class HeadFiles(NamedTuple):
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
         folder: where it is.
@@ -105,7 +105,7 @@ class HeadFiles(NamedTuple):
 
 
 def called(module: Any, inputs: torch.Tensor) -> torch.Tensor:
-    """Return what an embedding or output head of the target model gives, which may be on another device."""
+    """Call an embedding or output head of the target model, which may be on another device."""
     place = module.weight.device
     # Offloaded weights (`meta`) are brought by the module's own hooks.
     found: torch.Tensor = module(inputs if place.type == "meta" else inputs.to(place))

@@ -48,7 +48,7 @@ class _Place(NamedTuple):
 
 
 class Retrieved(NamedTuple):
-    """What was added to a draft.
+    """The nodes that retrieval added to a draft.
 
     Attributes:
         num_chosen: chosen nodes.
@@ -235,7 +235,7 @@ class Automaton:
             node = parents[node]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return what was learned: columns [M, 5] of M nodes, edges in order [E, 2], nodes by touch [M]."""
+        """Return the automaton: columns [M, 5] of M nodes, edges in order [E, 2], nodes by touch [M]."""
         columns = [getattr(self, name) for name in COLUMNS]
         edges = [
             (node, child) for node, below in enumerate(self.children) for child in below.values()

@@ -100,7 +100,7 @@ class RacerDrafter(Drafter):
         self._rows.write(token_ids, top_ids.tolist())
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return what was retrieved and the tree of copied logits, merged."""
+        """Return the retrieved paths and the tree of copied logits, merged."""
         size, depth, is_chain = self.max_nodes, budget.max_depth, budget.chain_only
         tree = PathTree(context[-1])
         retrieved = self._automaton.retrieve(tree, size, depth, is_chain)

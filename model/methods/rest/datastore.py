@@ -83,7 +83,7 @@ class Datastore:
         return range(first, bisect_right(self.suffixes, pattern, first, last, key=beginning))
 
     def following(self, places: range, skipped: int, length: int) -> np.ndarray:
-        """Return what follows the strings that begin at these places.
+        """Return the tokens after the strings that begin at these places.
 
         Args:
             places: M neighbours in the suffix array.

@@ -45,7 +45,7 @@ def most_frequent(continuations: np.ndarray, most: int) -> list[Path]:
 
 
 def cut(paths: Sequence[Path], most: int) -> list[Path]:
-    """Return what the authors' code leaves of the paths.
+    """Cut paths as the authors' code does.
 
     Those with the most different tokens go, until all paths together have at most `most`; of equals the
     one that was ranked last.
