@@ -38,7 +38,7 @@ class NgramPool:
                     starts[tuple(text[whole - size : whole])] = whole
 
     def after(self, ending: Sequence[int]) -> list[int]:
-        """Return the continuation of the longest known n-gram at the end of these tokens; empty if none is known."""
+        """Return the continuation of the longest known n-gram at the end of these tokens; empty if none."""
         for size in self._sizes:
             start = self._starts.get(tuple(ending[-size:]))
             if start is not None:
