@@ -72,6 +72,8 @@ class Drafter:
     max_nodes: int = 1
     # Candidates that `observe` gets after every node (it may get one or two more).
     num_candidates: int = 0
+    # Whether `observe` reads what the model says after nodes that were not accepted.
+    reads_rejected: bool = True
     # Whether `observe` gets the sketches of every node (`read_out`).
     wants_sketches: bool = False
     # Hidden states that `observe` and `observe_prompt_hidden` get: -1 the final, normed ones (the output

@@ -21,6 +21,7 @@ from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.step import Generation
 from model.engine.target import TargetModel
+from model.engine.verification import InvalidLogitsError
 from scripts.demo_model.loops import find_loop
 from scripts.replay.recording import RecordedTurn
 from scripts.replay.target import MissingRowError, ReplayTarget
@@ -135,6 +136,7 @@ def score(
         UserError: if the recording lacks rows and there is no model to ask.
     """
     source = target.recording.source
+    target.reads_rejected = drafter.reads_rejected
     scores: list[TurnScore] = []
     for turn in turns:
         is_new = not scores or scores[-1].turn.question_id != turn.question_id
@@ -142,8 +144,11 @@ def score(
             drafter.reset()
             if memory is not None:
                 drafter.load_memory(memory)
-        answer = replay(target, drafter, turn)
-        if tuple(answer.token_ids) != turn.answer_ids:
+        try:
+            answer = replay(target, drafter, turn)
+        except InvalidLogitsError:  # where the text has left the answer no row is known
+            answer = None
+        if answer is None or tuple(answer.token_ids) != turn.answer_ids:
             raise RuntimeError(
                 f"question {turn.question_id}: {type(drafter).__name__} changes the text; "
                 f"recorded: {source.dtype} answers of {source.model_path}"

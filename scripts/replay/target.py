@@ -12,10 +12,9 @@ Shapes: N nodes, V vocabulary, K likeliest tokens kept, S sketches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
 import torch
 
 from model.commands.command_line import UserError
@@ -25,6 +24,10 @@ from model.engine.target import PREFILL_CHUNK, PromptChunk, TargetModel
 from model.engine.tree import DraftTree
 from model.kernels.largest_logits import top_k
 from scripts.replay.recording import EMPTY, RecordedTurn, Recording
+
+UNKNOWN = -1  # the place of a text that is not in the recording
+# Prompts that stay read: 4 GiB hold those of 120 turns of Spec-Bench at 46 KB a token.
+MOST_LIVE_BYTES = 4 * 2**30
 
 
 class MissingRowError(LookupError):
@@ -36,8 +39,7 @@ class ReplayCache:
 
     Attributes:
         nodes: texts of the recording, one a row.
-        live: the model's own cache, which holds the first rows of these and lags behind while the
-            recording suffices.
+        live: the model's own cache; it holds rows of the same text, and lags behind while the recording suffices.
     """
 
     def __init__(self, live: TreeCache | None) -> None:
@@ -57,8 +59,6 @@ class ReplayCache:
     def keep(self, base: int, rows: Sequence[int]) -> None:
         """Keep the first `base` rows and, after them, the rows `base + rows[i]`; forget the others."""
         self.nodes[base:] = [self.nodes[base + row] for row in rows]
-        if self.live is not None and self.live.length > base:
-            self.live.keep(base, rows)
 
     def mark(self) -> None:
         """Do nothing: all recorded rows can be gone back to."""
@@ -73,6 +73,8 @@ class ReplayTarget:
 
     Attributes:
         turn: the recorded turn that is replayed; it knows the limit of its context.
+        reads_rejected: whether the drafter reads rows of rejected nodes. If not, such a node has no row
+            unless it is known: the nodes of the answer are, and nobody looks at the others.
     """
 
     def __init__(self, recording: Recording, target: TargetModel | None = None) -> None:
@@ -84,7 +86,9 @@ class ReplayTarget:
         self.chain_only = source.chain_only
         self.num_compiled = 0
         self.turn: RecordedTurn | None = None
+        self.reads_rejected = True
         self._target = target
+        self._live: dict[RecordedTurn, TreeCache] = {}  # the newest last
 
     def context_limit(self, prompt_length: int) -> int | None:
         """Return the most tokens of the turn's text."""
@@ -111,7 +115,19 @@ class ReplayTarget:
 
     def new_cache(self, capacity: int) -> ReplayCache:
         """Return an empty cache for `capacity` tokens."""
-        return ReplayCache(self._target.new_cache(capacity) if self._target is not None else None)
+        return ReplayCache(self._live_cache(self._target, capacity) if self._target else None)
+
+    def _live_cache(self, target: TargetModel, capacity: int) -> TreeCache:
+        """Return the model's cache for the turn; its prompt stays read for the next drafter."""
+        assert self.turn is not None
+        live = self._live.pop(self.turn, None)
+        if live is None or live.capacity < capacity:
+            live = target.new_cache(capacity)
+        live.keep(min(live.length, len(self.turn.prompt_ids) - 1), ())
+        self._live[self.turn] = live
+        while len(self._live) > 1 and _num_bytes(self._live.values()) > MOST_LIVE_BYTES:
+            del self._live[next(iter(self._live))]
+        return live
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: ReplayCache, with_logits: bool
@@ -132,44 +148,70 @@ class ReplayTarget:
         return self.forward(DraftTree.chain(tokens, self.device), cache)
 
     def _append(self, tree: DraftTree, cache: ReplayCache) -> list[int]:
-        """Append a tree's nodes to the cache; return their texts."""
+        """Append a tree's nodes to the cache; return their texts, -1 for those without a row."""
         tokens, parents = tree.token_ids.tolist(), tree.topology.parents
-        start, nodes = cache.last, [EMPTY] * len(tokens)
-        for index, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        start, nodes = cache.last, list[int]()
+        for token, parent in zip(tokens, parents, strict=True):
             before = start if parent < 0 else nodes[parent]
-            nodes[index] = self.recording.child(before, token) if before >= 0 else -1
-        if -1 in nodes:
-            rows = self._ask(tree, cache)
-            for index, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-                before = start if parent < 0 else nodes[parent]
-                nodes[index] = self.recording.add(before, token, *(part[index] for part in rows))
+            nodes.append(self.recording.child(before, token) if before != UNKNOWN else UNKNOWN)
+        if UNKNOWN in nodes and self.reads_rejected:
+            self._ask(tokens, parents, nodes, cache)
         cache.nodes += nodes
         return nodes
 
-    def _ask(self, tree: DraftTree, cache: ReplayCache) -> tuple[np.ndarray, ...]:
-        """Return the rows of a tree from the model, likeliest tokens and logits, each [N, K], and its
-        sketches [N, S].
+    def _ask(
+        self, tokens: Sequence[int], parents: Sequence[int], nodes: list[int], cache: ReplayCache
+    ) -> None:
+        """Ask the model about the nodes of a tree that have no row, and record their texts.
+
+        The pass reads no more than it must: what the model's cache lacks of the text, as a chain, and under it
+        the unknown nodes and those above them.
         """
         if self._target is None or cache.live is None:
             raise MissingRowError("a text that was asked about is not in the recording")
         target, live = self._target, cache.live
+        if live.length > cache.length:
+            live.keep(cache.length, ())
         unread = [self.recording.token(node) for node in cache.nodes[live.length :]]
-        for begin in range(0, len(unread), PREFILL_CHUNK):
-            token_ids = torch.tensor(unread[begin : begin + PREFILL_CHUNK], device=target.device)
+        while len(unread) > PREFILL_CHUNK:
+            token_ids = torch.tensor(unread[:PREFILL_CHUNK], device=target.device)
             target.read(token_ids, live.length, live, last_logits_only=True)
-        asked = DraftTree(tree.token_ids.to(target.device), tree.topology)
-        logits = target.forward(asked, live)
-        values, ids = top_k(logits, self.recording.source.top_k)
-        return tuple(
-            part.cpu().numpy() for part in (ids.int(), values.float(), state_sketch(logits))
+            unread = unread[PREFILL_CHUNK:]
+        asked = [index for index, node in enumerate(nodes) if node == UNKNOWN]
+        needed = set(asked)
+        for index in reversed(range(len(nodes))):
+            if index in needed and parents[index] >= 0:
+                needed.add(parents[index])
+        # Place of a node in the pass; -1, the parent of the root, is the end of what was unread.
+        places = {-1: len(unread) - 1}
+        places |= {node: len(unread) + place for place, node in enumerate(sorted(needed))}
+        read = sorted(needed)
+        drafted = DraftTree.from_lists(
+            [*unread, *(tokens[node] for node in read)],
+            (*range(-1, len(unread) - 1), *(places[parents[node]] for node in read)),
+            target.device,
         )
+        base = live.length
+        logits = target.forward(drafted, live)[[places[node] for node in asked]]
+        live.keep(base, range(len(unread)))
+        values, ids = top_k(logits, self.recording.source.top_k)
+        rows = [part.cpu().numpy() for part in (ids.int(), values.float(), state_sketch(logits))]
+        for index, *row in zip(asked, *rows, strict=True):
+            before = cache.last if parents[index] < 0 else nodes[parents[index]]
+            nodes[index] = self.recording.add(before, tokens[index], *row)
 
     def _logits(self, nodes: list[int]) -> torch.Tensor:
-        """Return the logits [N, V] after these texts."""
+        """Return the logits [N, V] after these texts; NaN where there is no row."""
         ids, values, sketches = self.recording.rows(nodes)
         logits = torch.full((len(nodes), self.vocab_size), -torch.inf)
         logits[:, list(sketch_ids(self.vocab_size))] = torch.from_numpy(sketches)
-        return logits.scatter_(1, torch.from_numpy(ids).long(), torch.from_numpy(values))
+        logits.scatter_(1, torch.from_numpy(ids).long(), torch.from_numpy(values))
+        logits[[place for place, node in enumerate(nodes) if node == UNKNOWN]] = torch.nan
+        return logits
+
+
+def _num_bytes(caches: Iterable[TreeCache]) -> int:
+    return sum(cache.num_bytes for cache in caches)
 
 
 def refuse_unrecordable(target: TargetModel, longest: int) -> None:

@@ -87,6 +87,10 @@ class Lab:
     folder: Path
     files: Mapping[str, str] = field(default_factory=dict)
     save: Callable[[], None] = lambda: None
+    _target: ReplayTarget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._target = ReplayTarget(self.recording, self.model)
 
     @property
     def learning(self) -> list[RecordedTurn]:
@@ -101,8 +105,9 @@ class Lab:
     ) -> list[TurnScore]:
         """Run a drafter over turns (default: all), each question begun with `memory` if given."""
         drafter = self._drafter(words)
-        target = ReplayTarget(self.recording, self.model)
-        return score(target, drafter, self.recording.turns if turns is None else turns, memory)
+        return score(
+            self._target, drafter, self.recording.turns if turns is None else turns, memory
+        )
 
     def check(self, words: str) -> None:
         """Refuse a drafter that the recording cannot serve.
@@ -115,7 +120,7 @@ class Lab:
     def run_and_weigh(self, words: str) -> tuple[list[TurnScore], int]:
         """Run a drafter over all turns; return its scores and the bytes that it holds then."""
         drafter = self._drafter(words)
-        scores = score(ReplayTarget(self.recording, self.model), drafter, self.recording.turns)
+        scores = score(self._target, drafter, self.recording.turns)
         return scores, held_bytes(drafter)
 
     def measure(self, words: str, turns: Sequence[RecordedTurn] | None = None) -> Figures:
@@ -132,18 +137,16 @@ class Lab:
     def memory_after(self, words: str, turns: Sequence[RecordedTurn]) -> dict[str, torch.Tensor]:
         """Return the memory of a drafter that has answered these turns."""
         drafter = self._drafter(words)
-        score(ReplayTarget(self.recording, self.model), drafter, turns)
+        score(self._target, drafter, turns)
         return drafter.memory()
 
     def learn(self, num_nodes: int, num_ranks: int = 8) -> list[RankPath]:
         """Return the rank paths that are right most often on the learning half."""
-        target = ReplayTarget(self.recording, self.model)
-        return learn(target, self.learning, num_nodes, num_ranks)
+        return learn(self._target, self.learning, num_nodes, num_ranks)
 
     def ranked(self, half: int = 1) -> list[RankPath]:
         """Return the paper's rank paths, those first that are right most often on a half of the questions."""
-        target = ReplayTarget(self.recording, self.model)
-        found = learn(target, self._half(half), NUM_RANKED, num_rounds=1)
+        found = learn(self._target, self._half(half), NUM_RANKED, num_rounds=1)
         places = {path: place for place, path in enumerate(found)}
         paths = load_template(FIRST_TEMPLATE).paths
         return sorted(paths, key=lambda path: (places.get(path, NUM_RANKED), len(path)))

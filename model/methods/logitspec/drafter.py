@@ -59,6 +59,7 @@ class LogitSpecDrafter(Drafter):
     """Drafts the continuation of the next token, and of each likely token after it."""
 
     config_class = LogitSpecConfig
+    reads_rejected = False
 
     def __init__(self, config: LogitSpecConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)

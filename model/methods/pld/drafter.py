@@ -51,6 +51,7 @@ class PldDrafter(CostAwareDrafter):
     """Proposes the continuation of the longest suffix n-gram seen before."""
 
     config_class = PldConfig
+    reads_rejected = False
     auto_options = MappingProxyType({"budget": "auto"})
 
     def __init__(self, config: PldConfig, vocab_size: int, device: torch.device) -> None:

@@ -74,6 +74,7 @@ class RestDrafter(Drafter):
     """
 
     config_class = RestConfig
+    reads_rejected = False
 
     def __init__(self, config: RestConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)

@@ -138,6 +138,7 @@ class SamdDrafter(CostAwareDrafter):
         self.max_nodes = max(1 + config.num_pred_tokens, inner.max_nodes)
         self.harvests_prompt, self.cheap_head = inner.harvests_prompt, inner.cheap_head
         self.num_candidates = inner.num_candidates
+        self.reads_rejected = self._fallback is not None and inner.reads_rejected
         self.wants_costs = (
             isinstance(inner, CostAwareDrafter) and inner.wants_costs
         ) or config.budget == "auto"

@@ -81,6 +81,7 @@ class SuffixDrafter(Drafter):
     """Drafts the continuation with the largest expected number of accepted tokens."""
 
     config_class = SuffixConfig
+    reads_rejected = False
 
     def __init__(self, config: SuffixConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)

@@ -19,6 +19,7 @@ class VanillaDrafter(Drafter):
     """Drafts nothing: the tree is the root alone."""
 
     config_class = VanillaConfig
+    reads_rejected = False
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the root alone."""
