@@ -37,7 +37,7 @@ from .suffix_automaton import SuffixAutomaton
 FALLBACKS = ("recycling", "none")
 # The automatic budget treats all matches from this length on as one kind.
 LONGEST_KIND = 16
-FALLBACK_OPTIONS = ("output_id_topk", "tree_version", "start")
+FALLBACK_OPTIONS = ("output_id_topk", "tree_version", "start", "policy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,9 @@ class SamdConfig:
     output_id_topk: int | None = option(None, "of the fallback: successors kept for each token (k)")
     tree_version: str | None = option(None, "of the fallback: tree template, JSON file, or auto")
     start: str | None = option(None, "of the fallback: hot or cold", choices=STARTS)
+    policy: str | None = option(
+        None, "of the fallback: how rows are written; original: as in the paper"
+    )
     budget: str = budget_option("fixed")
 
     def __post_init__(self) -> None:
