@@ -52,7 +52,12 @@ ENTRANTS = (
         "samd --fallback none --num-pred-tokens {n}",
         "samd --fallback none --match first",
     ),
-    Entrant("samd and recycling", "samd --num-pred-tokens {n} {tree}", "samd --match first"),
+    Entrant("samd and averages", "samd --num-pred-tokens {n} {tree}", "samd --match first"),
+    Entrant(
+        "samd and recycling, as published",
+        "samd --match first --policy original --num-pred-tokens {n} {tree}",
+        "samd --match first --policy original",
+    ),
     Entrant(
         "samd and a corpus",
         "samd --fallback none --automaton {automaton} --num-pred-tokens {n}",
@@ -168,18 +173,14 @@ def _run(
     nodes: int | None,
     ranked: Mapping[int, Sequence[tuple[int, ...]]],
 ) -> Run:
-    """Run an entrant over all turns; each is scored with a tree that was not ranked on it."""
+    """Run an entrant over all turns, each with a tree that was not ranked on it."""
     if nodes is None or "{tree}" not in entrant.at:
         scores, num_bytes = lab.run_and_weigh(_options(entrant, nodes, lab.files))
     else:
-        scores = []
-        for learned, paths in ranked.items():
-            tree = lab.template(f"field{nodes}-{learned}", paths[:nodes])
-            found, num_bytes = lab.run_and_weigh(_options(entrant, nodes, lab.files, tree))
-            held_out = lab.questions_of_half(1 - learned)
-            scores += [score for score in found if score.turn.question_id in held_out]
-        places = {turn: place for place, turn in enumerate(lab.recording.turns)}
-        scores.sort(key=lambda score: places[score.turn])
+        trees = [lab.template(f"field{nodes}-{half}", ranked[1 - half][:nodes]) for half in (0, 1)]
+        scores, num_bytes = lab.run_by_half(
+            [_options(entrant, nodes, lab.files, tree) for tree in trees]
+        )
     most = max(count - 1 for score in scores for count in score.num_nodes)
     if nodes is not None and most > nodes:
         raise RuntimeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,6 +122,23 @@ class Lab:
         """Run a drafter over all turns; return its scores and the bytes that it holds then."""
         drafter = self._drafter(words)
         scores = score(self._target, drafter, self.recording.turns)
+        return scores, held_bytes(drafter)
+
+    def run_by_half(self, words: Sequence[str]) -> tuple[list[TurnScore], int]:
+        """Run a drafter with other options for each half of the questions; what it knows goes on from question
+        to question. Return the scores of all turns, and the bytes held after the last.
+        """
+        drafters = [self._drafter(each) for each in words]
+        halves = [self.questions_of_half(half) for half in range(len(words))]
+        drafter, scores = drafters[0], list[TurnScore]()
+        for question, turns in groupby(self.recording.turns, key=lambda turn: turn.question_id):
+            before = drafter
+            (drafter,) = (
+                each for each, half in zip(drafters, halves, strict=True) if question in half
+            )
+            if drafter is not before:
+                drafter.load_memory(before.memory())
+            scores += score(self._target, drafter, turns)
         return scores, held_bytes(drafter)
 
     def measure(self, words: str, turns: Sequence[RecordedTurn] | None = None) -> Figures:
