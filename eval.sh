@@ -15,8 +15,8 @@ Settings (environment variables):
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp, humaneval, gsm8k,
                                                         math500: fetched if missing)
   METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd suffix sps
-                  rest racer logitspec goose medusa hydra eagle eagle2 hybrid; NAME-auto drafts as many nodes as
-                  pay on this device; generate and generate-pld are transformers' own; only the demo model has
+                  rest racer logitspec goose medusa hydra eagle eagle2 eagle3 hybrid; NAME-auto drafts as many
+                  nodes as pay on this device; generate and generate-pld are transformers' own; only the demo model has
                   trained heads; where there is no C++ compiler the default is without recycling-auto and hybrid)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
@@ -67,7 +67,7 @@ if [ "$MODEL_PATH" = data/demo/model ]; then
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
     sps=sps
     rest=rest
-    heads="medusa hydra eagle eagle2"
+    heads="medusa hydra eagle eagle2 eagle3"
     published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
