@@ -38,8 +38,8 @@ OUTSIDE = ("vanilla", "sps")
 LOOKAHEAD = {8: (2, 4, 4), 16: (2, 8, 8), 32: (3, 8, 7), 64: (3, 16, 15)}
 
 ENTRANTS = (
-    Entrant("hybrid", "hybrid --budget fixed --num-nodes {n}", "hybrid --budget fixed"),
-    Entrant("recycling, averages", "recycling {tree}", "recycling"),
+    Entrant("hybrid", "hybrid --budget fixed --num-nodes {n}", "hybrid --budget fixed", False),
+    Entrant("recycling, averages", "recycling {tree}", "recycling", False),
     Entrant(
         "recycling, as published",
         "recycling --policy original {tree}",
@@ -52,7 +52,7 @@ ENTRANTS = (
         "samd --fallback none --num-pred-tokens {n}",
         "samd --fallback none --match first",
     ),
-    Entrant("samd and averages", "samd --num-pred-tokens {n} {tree}", "samd --match first"),
+    Entrant("samd and averages", "samd --num-pred-tokens {n} {tree}", "samd --match first", False),
     Entrant(
         "samd and recycling, as published",
         "samd --match first --policy original --num-pred-tokens {n} {tree}",
@@ -152,8 +152,10 @@ NOTE = (
     + ", ".join(f"{n}: N {N}, W {W}, G {G}" for n, (N, W, G) in LOOKAHEAD.items())
     + ". Recycling's trees are the best nodes of the paper's tree, ranked on every other question and scored on "
     "the rest, both ways round; `original` writes rows as the published code. Rows and automata live "
-    "from question to question where they do in the papers; goose, whose rows do not, is run both ways. Intervals "
-    "are paired bootstrap intervals (95%) over questions; the best other method is read off the same questions."
+    "from question to question where they do in the papers; goose, whose rows do not, is run both ways. Hybrid and "
+    "the averaged rows are this project's; the other lines are as published, but for the lines of samd without "
+    "recycling, which continue the latest match where their size is given: it accepts more. Intervals are paired "
+    "bootstrap intervals (95%) over questions; the best other method is read off the same questions."
 )
 
 

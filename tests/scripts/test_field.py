@@ -78,9 +78,16 @@ def test_ratios_are_those_of_tokens_a_step_to_the_best_other_method() -> None:
     assert second[1].startswith("1.33, 0.56x [")
     # pld is no other method for its own variant.
     assert third[1].startswith("1.00, 0.42x [")
-    (lead,) = leads(COLUMNS).rows
-    assert [cell.text for cell in lead[:4]] == ["8", "pld", "2.40", "1.33"]
-    assert lead[4].text.startswith("1.80x [") and lead[4].value == pytest.approx(1.8)
+    lead, _ = leads(COLUMNS).rows
+    assert [cell.text for cell in lead[:5]] == ["8", "published", "pld", "2.40", "1.33"]
+    assert lead[5].text.startswith("1.80x [") and lead[5].value == pytest.approx(1.8)
+
+
+def test_our_own_variants_are_compared_apart() -> None:
+    ours = SLOW._replace(entrant=SLOW.entrant._replace(is_published=False))
+    published, among_all = leads({"8": {"hybrid": FAST, "pld": ours, "pld x": SLOWER}}).rows
+    assert [cell.text for cell in published[1:4]] == ["published", "pld x", "2.40"]
+    assert [cell.text for cell in among_all[1:4]] == ["all", "pld", "2.40"]
 
 
 def test_intervals_are_paired() -> None:
@@ -90,8 +97,8 @@ def test_intervals_are_paired() -> None:
         run("hybrid", "hybrid", lengths),
         run("pld", "pld", {"qa": [[1] * 4, [1] * 2, [1] * 6]}),
     )
-    (row,) = leads({"8": {"hybrid": twice, "pld": once}}).rows
-    assert row[4].text == "2.00x [2.00, 2.00]"
+    row, _ = leads({"8": {"hybrid": twice, "pld": once}}).rows
+    assert row[5].text == "2.00x [2.00, 2.00]"
 
 
 def test_tasks_nodes_and_memory() -> None:
