@@ -23,7 +23,7 @@ from model.engine.step import Generation
 from model.engine.target import TargetModel
 from model.engine.verification import InvalidLogitsError
 from scripts.demo_model.loops import find_loop
-from scripts.replay.recording import RecordedTurn
+from scripts.replay.recording import RecordedTurn, Source
 from scripts.replay.target import MissingRowError, ReplayTarget
 
 
@@ -147,15 +147,27 @@ def score(
         try:
             answer = replay(target, drafter, turn)
         except InvalidLogitsError:  # where the text has left the answer no row is known
-            answer = None
-        if answer is None or tuple(answer.token_ids) != turn.answer_ids:
-            raise RuntimeError(
-                f"question {turn.question_id}: {type(drafter).__name__} changes the text; "
-                f"recorded: {source.dtype} answers of {source.model_path}"
-            )
+            check_text((), turn, drafter, source)
+            raise
+        check_text(answer.token_ids, turn, drafter, source)
         counts = tuple(step.num_nodes for step in answer.steps)
         scores.append(TurnScore(turn, tuple(answer.accept_lengths), counts))
     return scores
+
+
+def check_text(
+    token_ids: Sequence[int], turn: RecordedTurn, drafter: Drafter, source: Source
+) -> None:
+    """Check that an answer is the recorded one.
+
+    Raises:
+        RuntimeError: if it is not.
+    """
+    if tuple(token_ids) != turn.answer_ids:
+        raise RuntimeError(
+            f"question {turn.question_id}: {type(drafter).__name__} changes the text; "
+            f"recorded: {source.dtype} answers of {source.model_path}"
+        )
 
 
 def replay(target: ReplayTarget, drafter: Drafter, turn: RecordedTurn) -> Generation:

@@ -1,4 +1,4 @@
-"""The field: all train-free methods at equal drafted nodes, and each at its paper's defaults.
+"""The field: all methods at equal drafted nodes, and each at its paper's defaults.
 
 A method has one line in `ENTRANTS`. A template of Token Recycling's best nodes is ranked on every other
 question and scored on the rest, once each way, so that every question is scored and none by a tree that
@@ -14,7 +14,7 @@ from pathlib import Path
 from evaluation.answering.entrants import entrant_of
 from evaluation.answers.progress import progress
 from model.commands.command_line import UserError
-from model.methods.registry import METHODS, drafter_class
+from model.methods.registry import METHODS
 from model.options import unknown_name
 from scripts.replay.scores import figures
 from scripts.studies.field_tables import (
@@ -36,6 +36,8 @@ OUTSIDE = ("vanilla", "sps")
 # Lookahead's N, W and G of at most so many nodes, (N - 1)(N - 2 + W + G): of 15 settings those that accepted most
 # on 16 questions (13 of Spec-Bench, 3 of MBPP, 96 tokens), 1.33, 1.39, 1.53 and 1.60 tokens a step.
 LOOKAHEAD = {8: (2, 4, 4), 16: (2, 8, 8), 32: (3, 8, 7), 64: (3, 16, 15)}
+
+EAGLE_NODES = 25  # of EAGLE's static tree
 
 ENTRANTS = (
     Entrant("hybrid", "hybrid --budget fixed --num-nodes {n}", "hybrid --budget fixed", False),
@@ -78,6 +80,11 @@ ENTRANTS = (
         "goose --start hot --num-nodes {n} --max-extended-chain {n}",
         "goose --start hot",
     ),
+    Entrant("medusa", "medusa --heads {medusa} --num-nodes {n}", "medusa --heads {medusa}"),
+    Entrant("hydra", "hydra --heads {hydra} --num-nodes {n}", "hydra --heads {hydra}"),
+    Entrant("eagle", "eagle --heads {eagle} --num-nodes {most25}", "eagle --heads {eagle}"),
+    Entrant("eagle2", "eagle2 --heads {eagle} --num-nodes {n}", "eagle2 --heads {eagle}"),
+    Entrant("eagle3", "eagle3 --heads {eagle3} --num-nodes {n}", "eagle3 --heads {eagle3}"),
 )
 
 
@@ -91,8 +98,8 @@ def check_entrants(files: Mapping[str, str]) -> None:
     for name, file in files.items():
         if name not in known:
             raise UserError(unknown_name("files", name, known))
-        if not Path(file).is_file():
-            raise UserError(f"files: got {name}={file}; there is no such file")
+        if not Path(file).exists():
+            raise UserError(f"files: got {name}={file}; there is no such file or folder")
     for entrant in compared(files):
         for nodes in (*NODES, None):
             entrant_of(_options(entrant, nodes, files))
@@ -106,7 +113,6 @@ def compared(files: Mapping[str, str]) -> list[Entrant]:
 def left_out(files: Mapping[str, str]) -> str:
     """Name the lines without their files and the methods without a line, for a page; empty if none."""
     known = {*OUTSIDE, *(entrant.method for entrant in ENTRANTS)}
-    known |= {name for name in METHODS if drafter_class(name).drafts_with_heads()}
     names = [f"{name} (it has no line)" for name in METHODS if name not in known]
     names += [
         f"{entrant.title} (give --files {' '.join(f'{name}=FILE' for name in entrant.needs)})"
@@ -117,11 +123,15 @@ def left_out(files: Mapping[str, str]) -> str:
 
 
 def field(lab: Lab) -> Study:
-    """Compare all train-free methods at equal nodes, and at their papers' defaults."""
+    """Compare all methods at equal nodes, and at their papers' defaults.
+
+    Those with trained heads, whose hidden states are not recorded, answer on the model itself.
+    """
     entrants = compared(lab.files)
     for entrant in entrants:
         for size in (*NODES, None):
-            lab.check(_options(entrant, size, lab.files))
+            if not entrant.has_heads:
+                lab.check(_options(entrant, size, lab.files))
     ranked = {learned: lab.ranked(learned) for learned in (0, 1)}
     columns: dict[str, Runs] = {}
     for nodes in (*NODES, None):
@@ -138,7 +148,7 @@ def field(lab: Lab) -> Study:
     tables = [ratios(columns), leads(columns), defaults(columns[DEFAULTS]), memories(columns)]
     tables += [by_task(name, runs) for name, runs in columns.items()]
     return Study(
-        "How do train-free methods compare at equal nodes?",
+        "How do methods compare at equal nodes?",
         "drafted nodes",
         points,
         NOTE + left_out(lab.files),
@@ -166,7 +176,8 @@ def _options(entrant: Entrant, nodes: int | None, files: Mapping[str, str], tree
         return entrant.defaults.format(**quoted)
     level, window, guess = LOOKAHEAD.get(nodes, (0, 0, 0))
     lookahead = f"--level {level} --window {window} --guess {guess}"
-    return entrant.at.format(n=nodes, tree=tree, lookahead=lookahead, **quoted)
+    most25 = min(nodes, EAGLE_NODES)
+    return entrant.at.format(n=nodes, most25=most25, tree=tree, lookahead=lookahead, **quoted)
 
 
 def _run(
@@ -176,7 +187,9 @@ def _run(
     ranked: Mapping[int, Sequence[tuple[int, ...]]],
 ) -> Run:
     """Run an entrant over all turns, each with a tree that was not ranked on it."""
-    if nodes is None or "{tree}" not in entrant.at:
+    if entrant.has_heads:
+        scores, num_bytes = lab.answer_and_weigh(_options(entrant, nodes, lab.files))
+    elif nodes is None or "{tree}" not in entrant.at:
         scores, num_bytes = lab.run_and_weigh(_options(entrant, nodes, lab.files))
     else:
         trees = [lab.template(f"field{nodes}-{half}", ranked[1 - half][:nodes]) for half in (0, 1)]

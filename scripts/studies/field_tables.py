@@ -12,6 +12,7 @@ from evaluation.reporting.tables import Cell, Table, figure_cell
 from evaluation.reporting.titles import TASK_TITLES
 from evaluation.scoring.intervals import Interval, paired_interval, ratio_of_rates
 from evaluation.scoring.per_question import task_of
+from model.methods.registry import drafter_class
 from scripts.replay.scores import TurnScore, figures
 
 DEFAULTS = "defaults"
@@ -24,7 +25,8 @@ class Entrant(NamedTuple):
     Attributes:
         title: its name in tables.
         at: method and options at n drafted nodes: {n}, {tree} a template of the paper's best n nodes,
-            {lookahead} the options of lookahead, any other name a file that must be given.
+            {lookahead} the options of lookahead, {most25} at most EAGLE's 25 nodes, any other name a file or
+            folder that must be given.
         defaults: method and options of its paper, its budget fixed.
         is_published: whether a paper has it so; else it is this project's.
     """
@@ -40,10 +42,15 @@ class Entrant(NamedTuple):
         return self.at.split()[0]
 
     @property
+    def has_heads(self) -> bool:
+        """Whether trained heads draft: it is not train-free, and cannot be replayed."""
+        return drafter_class(self.method).drafts_with_heads()
+
+    @property
     def needs(self) -> list[str]:
         """Names of the files without which it cannot run."""
         names = {name for _, name, _, _ in Formatter().parse(self.at + self.defaults) if name}
-        return sorted(names - {"n", "tree", "lookahead"})
+        return sorted(names - {"n", "tree", "lookahead", "most25"})
 
 
 class Run(NamedTuple):
@@ -79,7 +86,7 @@ def ratios(columns: Mapping[str, Runs]) -> Table:
             found = figure_cell(ratio, unit="x", interval=interval)
             row.append(Cell(f"{run.mat:.2f}, {found.text}", run.mat))
         rows.append(row)
-    caption = "MAT, and its ratio to the best other method's, by drafted nodes"
+    caption = "MAT, and its ratio to the best other train-free method's, by drafted nodes"
     return Table(caption, ["drafter", *columns], rows)
 
 
@@ -101,7 +108,9 @@ def leads(columns: Mapping[str, Runs]) -> Table:
         *("drafted nodes", "among", "best other"),
         *(f"MAT of {OURS}", "MAT of the other", "ratio"),
     ]
-    return Table(f"{OURS} against the best other method", header, rows, num_text_columns=3)
+    return Table(
+        f"{OURS} against the best other train-free method", header, rows, num_text_columns=3
+    )
 
 
 def defaults(runs: Runs) -> Table:
@@ -154,9 +163,14 @@ def _titles(columns: Mapping[str, Runs]) -> list[str]:
 
 
 def _best_other(run: Run, runs: Runs) -> Run:
-    """Return the run of another method that accepts most."""
+    """Return the run of another train-free method that accepts most."""
+    method = run.entrant.method
     return max(
-        (other for other in runs.values() if other.entrant.method != run.entrant.method),
+        (
+            other
+            for other in runs.values()
+            if other.entrant.method != method and not other.entrant.has_heads
+        ),
         key=lambda other: other.mat,
     )
 

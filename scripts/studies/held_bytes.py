@@ -26,10 +26,17 @@ SHARED = (
 )
 
 
-def held_bytes(root: Any) -> int:
-    """Return the bytes held by an object."""
+def held_bytes(root: Any, apart_from: Any = None) -> int:
+    """Return the bytes held by an object, without what another one holds as well."""
     seen: set[int] = set()
     blocks: dict[int, int] = {}  # address of an array's memory -> its bytes: tensors may share it
+    _visit(apart_from, seen, blocks)
+    outside = sum(blocks.values())
+    return _visit(root, seen, blocks) + sum(blocks.values()) - outside
+
+
+def _visit(root: Any, seen: set[int], blocks: dict[int, int]) -> int:
+    """Add all arrays that can be reached to the blocks; return the bytes of everything else."""
     total = 0
     to_visit = [root]
     while to_visit:
@@ -47,7 +54,7 @@ def held_bytes(root: Any) -> int:
         else:
             total += sys.getsizeof(item)
             to_visit += gc.get_referents(item)
-    return total + sum(blocks.values())
+    return total
 
 
 def _owner(array: np.ndarray) -> np.ndarray:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +14,7 @@ from evaluation.questions.conversation import Conversation
 from evaluation.reporting.tables import Table
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
-from model.engine.rules import SamplingRule, sampling_processors
+from model.engine.rules import SamplingRule, TokenRule, sampling_processors
 from model.engine.target import TargetModel
 from model.methods.recycling.tree_template import load_template
 from scripts.replay.recording import RecordedTurn, Recording
@@ -22,6 +22,7 @@ from scripts.replay.scores import (
     Figures,
     TurnScore,
     check_replayable,
+    check_text,
     drafter_from,
     figures,
     score,
@@ -177,12 +178,28 @@ class Lab:
 
     def sample(self, words: str, temperature: float) -> list[TurnScore]:
         """Answer all prompts with sampling, on the model itself; every drafter draws alike."""
-        source = self.recording.source
-        drafter = drafter_from(words, source.vocab_size)
         generator = torch.Generator(device=self.model.device).manual_seed(0)
-        options: dict[str, Any] = {}
+        rule = None
         if temperature:
-            options["rule"] = SamplingRule(sampling_processors(temperature, 0, 1.0), generator)
+            rule = SamplingRule(sampling_processors(temperature, 0, 1.0), generator)
+        return self._answer(drafter_from(words, self.recording.source.vocab_size), rule)
+
+    def answer_and_weigh(self, words: str) -> tuple[list[TurnScore], int]:
+        """Answer all prompts greedily, on the model itself, with a drafter that cannot be replayed; return its
+        scores and the bytes that it holds then.
+
+        Raises:
+            RuntimeError: if an answer is not the recorded one.
+        """
+        drafter = drafter_from(words, self.recording.source.vocab_size)
+        scores = self._answer(drafter, None)
+        for found, recorded in zip(scores, self.recording.turns, strict=True):
+            check_text(found.turn.answer_ids, recorded, drafter, self.recording.source)
+        return scores, held_bytes(drafter, apart_from=self.model)
+
+    def _answer(self, drafter: Drafter, rule: TokenRule | None) -> list[TurnScore]:
+        """Answer all prompts on the model itself."""
+        source = self.recording.source
         scores = []
         for turn in self.recording.turns:
             answer = generate(
@@ -191,15 +208,9 @@ class Lab:
                 turn.prompt_ids,
                 max_new_tokens=source.max_new_tokens,
                 eos_ids=source.eos_ids,
-                **options,
+                rule=rule,
             )
-            told = RecordedTurn(
-                turn.question_id,
-                turn.category,
-                turn.context,
-                turn.prompt_ids,
-                tuple(answer.token_ids),
-            )
+            told = replace(turn, answer_ids=tuple(answer.token_ids))
             counts = tuple(step.num_nodes for step in answer.steps)
             scores.append(TurnScore(told, tuple(answer.accept_lengths), counts))
         return scores
