@@ -37,8 +37,6 @@ OUTSIDE = ("vanilla", "sps")
 # on 16 questions (13 of Spec-Bench, 3 of MBPP, 96 tokens), 1.33, 1.39, 1.53 and 1.60 tokens a step.
 LOOKAHEAD = {8: (2, 4, 4), 16: (2, 8, 8), 32: (3, 8, 7), 64: (3, 16, 15)}
 
-EAGLE_NODES = 25  # of EAGLE's static tree
-
 ENTRANTS = (
     Entrant("hybrid", "hybrid --budget fixed --num-nodes {n}", "hybrid --budget fixed", False),
     Entrant("recycling, averages", "recycling {tree}", "recycling", False),
@@ -80,9 +78,9 @@ ENTRANTS = (
         "goose --start hot --num-nodes {n} --max-extended-chain {n}",
         "goose --start hot",
     ),
-    Entrant("medusa", "medusa --heads {medusa} --num-nodes {n}", "medusa --heads {medusa}"),
-    Entrant("hydra", "hydra --heads {hydra} --num-nodes {n}", "hydra --heads {hydra}"),
-    Entrant("eagle", "eagle --heads {eagle} --num-nodes {most25}", "eagle --heads {eagle}"),
+    Entrant("medusa", "medusa --heads {medusa} --num-nodes {fit}", "medusa --heads {medusa}"),
+    Entrant("hydra", "hydra --heads {hydra} --num-nodes {fit}", "hydra --heads {hydra}"),
+    Entrant("eagle", "eagle --heads {eagle} --num-nodes {fit}", "eagle --heads {eagle}"),
     Entrant("eagle2", "eagle2 --heads {eagle} --num-nodes {n}", "eagle2 --heads {eagle}"),
     Entrant("eagle3", "eagle3 --heads {eagle3} --num-nodes {n}", "eagle3 --heads {eagle3}"),
 )
@@ -176,8 +174,8 @@ def _options(entrant: Entrant, nodes: int | None, files: Mapping[str, str], tree
         return entrant.defaults.format(**quoted)
     level, window, guess = LOOKAHEAD.get(nodes, (0, 0, 0))
     lookahead = f"--level {level} --window {window} --guess {guess}"
-    most25 = min(nodes, EAGLE_NODES)
-    return entrant.at.format(n=nodes, most25=most25, tree=tree, lookahead=lookahead, **quoted)
+    fit = min(nodes, entrant.most_nodes) if "{fit}" in entrant.at else nodes
+    return entrant.at.format(n=nodes, fit=fit, tree=tree, lookahead=lookahead, **quoted)
 
 
 def _run(

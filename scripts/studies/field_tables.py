@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from string import Formatter
 from typing import NamedTuple
 
@@ -25,8 +27,8 @@ class Entrant(NamedTuple):
     Attributes:
         title: its name in tables.
         at: method and options at n drafted nodes: {n}, {tree} a template of the paper's best n nodes,
-            {lookahead} the options of lookahead, {most25} at most EAGLE's 25 nodes, any other name a file or
-            folder that must be given.
+            {lookahead} the options of lookahead, {fit} n or as many nodes as the method's tree has, any
+            other name a file or folder that must be given.
         defaults: method and options of its paper, its budget fixed.
         is_published: whether a paper has it so; else it is this project's.
     """
@@ -47,10 +49,17 @@ class Entrant(NamedTuple):
         return drafter_class(self.method).drafts_with_heads()
 
     @property
+    def most_nodes(self) -> int:
+        """Nodes of the largest tree that the method's options allow, such as 25 of EAGLE's fixed one."""
+        options = fields(drafter_class(self.method).config_class)
+        bounds = [item.metadata["most"] for item in options if item.name == "num_nodes"]
+        return next(filter(None, bounds), sys.maxsize)
+
+    @property
     def needs(self) -> list[str]:
         """Names of the files without which it cannot run."""
         names = {name for _, name, _, _ in Formatter().parse(self.at + self.defaults) if name}
-        return sorted(names - {"n", "tree", "lookahead", "most25"})
+        return sorted(names - {"n", "tree", "lookahead", "fit"})
 
 
 class Run(NamedTuple):

@@ -146,6 +146,14 @@ def test_a_line_that_needs_a_file_runs_with_it_only(tmp_path: Path) -> None:
     assert title in {entrant.title for entrant in compared({"automaton": str(file)})}
 
 
+def test_fixed_trees_are_cut_to_the_nodes_that_they_have() -> None:
+    most = {entrant.method: entrant.most_nodes for entrant in ENTRANTS if entrant.has_heads}
+    assert most["eagle"] == 25 and most["medusa"] == most["hydra"] == 63
+    assert most["eagle3"] >= max(NODES)
+    heads = {name: f"data/demo/{name}" for name in ("medusa", "hydra", "eagle", "eagle3")}
+    check_entrants(heads)
+
+
 def test_lookahead_fits_its_nodes() -> None:
     assert tuple(LOOKAHEAD) == NODES
     for nodes, (level, window, guess) in LOOKAHEAD.items():
