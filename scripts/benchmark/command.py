@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.random_prompts:
         tasks = ["random"] * args.num_questions
         prompts = random_prompts(args.num_questions, target.vocab_size)
-    if args.threads is None and (choice := use_fastest_threads(target)):
+    if options.threads is None and (choice := use_fastest_threads(target)):
         print(f"{choice}; --threads sets it", file=sys.stderr)
     methods = {entrant.words: ready(entrant, target, sampling, eos_ids) for entrant in entrants}
     longest = max(map(len, prompts)) + args.max_new_tokens

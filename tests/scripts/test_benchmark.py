@@ -18,6 +18,7 @@ from evaluation.questions.questions import DATA_FOLDER, Question
 from model.commands.command_line import UserError
 from model.commands.model_options import SamplingOptions
 from model.engine.target import TargetModel
+from scripts.benchmark import command
 from scripts.benchmark.command import main, measure, spread
 from scripts.benchmark.device_costs import CostPoint, Roofline, choose_contexts, cost_curve
 from scripts.benchmark.methods import Method, ready
@@ -183,6 +184,15 @@ def test_the_command_prints_tables_and_a_line_of_json(
     assert all(row["differing_answers"] == 0 for row in report["methods"])
     assert report["roofline"]["bandwidth"] > 0
     assert any(line.startswith("| recycling") for line in lines)
+
+
+def test_threads_are_chosen_unless_they_are_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "use_fastest_threads", lambda target: "1 thread is fastest")
+    options = ["--num-questions", "1", "--repetitions", "1", "--max-new-tokens", "4"]
+    assert main([*options, "--contexts", "16", "--methods", "vanilla", "pld"]) == 0
+    assert "1 thread is fastest; --threads sets it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
