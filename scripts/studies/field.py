@@ -128,8 +128,7 @@ def field(lab: Lab) -> Study:
     entrants = compared(lab.files)
     for entrant in entrants:
         for size in (*NODES, None):
-            if not entrant.has_heads:
-                lab.check(_options(entrant, size, lab.files))
+            lab.check(_options(entrant, size, lab.files))
     ranked = {learned: lab.ranked(learned) for learned in (0, 1)}
     columns: dict[str, Runs] = {}
     for nodes in (*NODES, None):

@@ -12,6 +12,7 @@ import torch
 
 from evaluation.questions.conversation import Conversation
 from evaluation.reporting.tables import Table
+from model.commands.command_line import user_errors
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, TokenRule, sampling_processors
@@ -112,12 +113,17 @@ class Lab:
         )
 
     def check(self, words: str) -> None:
-        """Refuse a drafter that the recording cannot serve.
+        """Refuse a drafter that the recording cannot serve, or whose heads are not of this model.
 
         Raises:
             UserError: with the reason.
         """
-        self._drafter(words)
+        drafter = drafter_from(words, self.recording.source.vocab_size)
+        if drafter.hidden_layers:
+            with user_errors():
+                drafter.check_target(self.model)
+        else:
+            check_replayable(drafter, words, self.recording.source.top_k)
 
     def run_and_weigh(self, words: str) -> tuple[list[TurnScore], int]:
         """Run a drafter over all turns; return its scores and the bytes that it holds then."""

@@ -11,19 +11,20 @@ from array import array
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from evaluation.answering.entrants import entrant_of
+from evaluation.questions.conversation import Conversation
 from model.commands.command_line import UserError
 from model.methods.registry import drafter_class
 from model.methods.samd.static_automaton import StaticAutomaton
 from model.methods.samd.suffix_automaton import SuffixAutomaton
 from scripts.replay import command as replay_command
-from scripts.replay.recording import RecordedTurn, Recording
+from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import TurnScore
 from scripts.studies import field as studies_field
 from scripts.studies.command import main
@@ -48,6 +49,7 @@ from scripts.studies.field_tables import (
 )
 from scripts.studies.held_bytes import held_bytes
 from scripts.studies.lab import Lab
+from tests.model.decoded import target_of
 
 
 def run(title: str, method: str, lengths: dict[str, list[list[int]]]) -> Run:
@@ -201,6 +203,14 @@ def test_trained_heads_answer_on_the_model_and_are_no_train_free_rival(
     # Their own 0.9M and 3.3M parameters and their KV cache, float32; not the model's embedding of 8 MB.
     held = {row["drafter"]: row["8"] for row in rows}
     assert 3.5 < held["eagle"] < 3.5 + 8 and 12.5 < held["eagle3"] < 12.5 + 8
+
+
+def test_heads_of_another_model_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    source = Source("model", "0", "float32", None, 8192, 65, False, 4, (), "demo")
+    conversation = cast(Conversation, None)  # nothing is asked
+    lab = Lab(Recording(source), target_of("Llama, grouped heads"), conversation, tmp_path)
+    with pytest.raises(UserError, match=r"hidden size of \d+; allowed: 256, for which the heads"):
+        lab.check("eagle --heads data/demo/eagle")
 
 
 def test_rows_too_short_for_a_line_are_refused_before_any_runs(
