@@ -74,7 +74,9 @@ class SamdConfig:
     tree_version: str | None = option(None, "of the fallback: tree template, JSON file, or auto")
     start: str | None = option(None, "of the fallback: hot or cold", choices=STARTS)
     policy: str | None = option(
-        None, "of the fallback: how rows are written; original: as in the paper"
+        None,
+        "of the fallback: how rows are written; original: as published",
+        choices=("average", "original"),
     )
     budget: str = budget_option("fixed")
 

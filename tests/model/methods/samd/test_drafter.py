@@ -215,7 +215,7 @@ def test_nodes_say_where_they_come_from(corpus: str) -> None:
         ({"bias": 3}, "bias: got 3 without an automaton; leave it out"),
         ({"fallback": "none", "start": "cold"}, "start: got 'cold' with fallback none"),
         ({"fallback": "none", "output_id_topk": 4}, "output_id_topk: got 4 with fallback none"),
-        ({"policy": "no"}, "policy: got 'no'; allowed: accepted-last"),
+        ({"policy": "no"}, "policy: got 'no'; allowed: average, original"),
         ({"fallback": "none", "policy": "original"}, "policy: got 'original' with fallback none"),
         ({"tree_version": "no"}, "tree_version: got 'no'; allowed:"),
         ({"output_id_topk": 2}, "uses rank"),
