@@ -12,7 +12,7 @@ Shapes: N nodes, V vocabulary, K likeliest tokens kept, S sketches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -21,7 +21,7 @@ from model.commands.command_line import UserError
 from model.engine.cache import TreeCache
 from model.engine.read_out import sketch_ids, state_sketch
 from model.engine.target import PREFILL_CHUNK, PromptChunk, TargetModel
-from model.engine.tree import DraftTree
+from model.engine.tree import DraftTree, TreeTopology
 from model.kernels.largest_logits import top_k
 from scripts.replay.recording import EMPTY, RecordedTurn, Recording
 
@@ -125,8 +125,9 @@ class ReplayTarget:
             live = target.new_cache(capacity)
         live.keep(min(live.length, len(self.turn.prompt_ids) - 1), ())
         self._live[self.turn] = live
-        while len(self._live) > 1 and _num_bytes(self._live.values()) > MOST_LIVE_BYTES:
-            del self._live[next(iter(self._live))]
+        num_bytes = sum(cache.num_bytes for cache in self._live.values())
+        while len(self._live) > 1 and num_bytes > MOST_LIVE_BYTES:
+            num_bytes -= self._live.pop(next(iter(self._live))).num_bytes
         return live
 
     def prefill(
@@ -155,12 +156,12 @@ class ReplayTarget:
             before = start if parent < 0 else nodes[parent]
             nodes.append(self.recording.child(before, token) if before != UNKNOWN else UNKNOWN)
         if UNKNOWN in nodes and self.reads_rejected:
-            self._ask(tokens, parents, nodes, cache)
+            self._ask(tree.topology, tokens, nodes, cache)
         cache.nodes += nodes
         return nodes
 
     def _ask(
-        self, tokens: Sequence[int], parents: Sequence[int], nodes: list[int], cache: ReplayCache
+        self, topology: TreeTopology, tokens: Sequence[int], nodes: list[int], cache: ReplayCache
     ) -> None:
         """Ask the model about the nodes of a tree that have no row, and record their texts.
 
@@ -178,14 +179,10 @@ class ReplayTarget:
             target.read(token_ids, live.length, live, last_logits_only=True)
             unread = unread[PREFILL_CHUNK:]
         asked = [index for index, node in enumerate(nodes) if node == UNKNOWN]
-        needed = set(asked)
-        for index in reversed(range(len(nodes))):
-            if index in needed and parents[index] >= 0:
-                needed.add(parents[index])
+        read = sorted({above for node in asked for above in topology.path_to(node)})
         # Place of a node in the pass; -1, the parent of the root, is the end of what was unread.
-        places = {-1: len(unread) - 1}
-        places |= {node: len(unread) + place for place, node in enumerate(sorted(needed))}
-        read = sorted(needed)
+        places = {node: len(unread) + place for place, node in enumerate((-1, *read), start=-1)}
+        parents = topology.parents
         drafted = DraftTree.from_lists(
             [*unread, *(tokens[node] for node in read)],
             (*range(-1, len(unread) - 1), *(places[parents[node]] for node in read)),
@@ -208,10 +205,6 @@ class ReplayTarget:
         logits.scatter_(1, torch.from_numpy(ids).long(), torch.from_numpy(values))
         logits[[place for place, node in enumerate(nodes) if node == UNKNOWN]] = torch.nan
         return logits
-
-
-def _num_bytes(caches: Iterable[TreeCache]) -> int:
-    return sum(cache.num_bytes for cache in caches)
 
 
 def refuse_unrecordable(target: TargetModel, longest: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,21 +132,18 @@ class Lab:
         return scores, held_bytes(drafter)
 
     def run_by_half(self, words: Sequence[str]) -> tuple[list[TurnScore], int]:
-        """Run a drafter with other options for each half of the questions; what it knows goes on from question
-        to question. Return the scores of all turns, and the bytes held after the last.
+        """Run a drafter with options of their own for every other question (`questions_of_half`); what it knows
+        goes on from question to question. Return the scores of all turns, and the bytes held after the last.
         """
         drafters = [self._drafter(each) for each in words]
-        halves = [self.questions_of_half(half) for half in range(len(words))]
-        drafter, scores = drafters[0], list[TurnScore]()
-        for question, turns in groupby(self.recording.turns, key=lambda turn: turn.question_id):
-            before = drafter
-            (drafter,) = (
-                each for each, half in zip(drafters, halves, strict=True) if question in half
-            )
-            if drafter is not before:
+        questions = groupby(self.recording.turns, key=lambda turn: turn.question_id)
+        before, scores = None, list[TurnScore]()
+        for (_, turns), drafter in zip(questions, cycle(drafters), strict=False):
+            if before:
                 drafter.load_memory(before.memory())
             scores += score(self._target, drafter, turns)
-        return scores, held_bytes(drafter)
+            before = drafter
+        return scores, held_bytes(before)
 
     def measure(self, words: str, turns: Sequence[RecordedTurn] | None = None) -> Figures:
         """Return the means of a drafter over turns (default: all)."""
