@@ -271,13 +271,21 @@ class TargetModel:
         topology = tree.topology
         masks, positions = None, None
         with self.kernels(topology.num_nodes):
-            # A chain needs no more than the model's own causal mask.
-            if not topology.is_chain and self._attention_shape:
+            if self._needs_mask(topology):
                 masks = self.masks.of_tree(topology, base, self.device, self.dtype)
                 positions = topology.depth_tensor(self.device) + base
             with self._branching(topology, cache):
                 token_ids = uploaded(tree.token_ids, self.device)
                 return self.run(token_ids, base, cache, masks, positions)
+
+    def _needs_mask(self, topology: TreeTopology) -> bool:
+        """Whether a draft is given a mask; the model's own causal mask is enough for a chain.
+
+        On a GPU that mask is boolean, and is made additive and aligned anew in every layer.
+        """
+        if topology.is_chain and (self.device.type != "cuda" or self.chain_only):
+            return False
+        return topology.num_nodes > 1 and self._attention_shape is not None
 
     def read_out(
         self, tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_sketches: bool
