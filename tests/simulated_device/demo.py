@@ -149,16 +149,23 @@ class Run(NamedTuple):
 
 def run(target: TargetModel, setting: Setting, accounts: Accounts) -> Run:
     """Decode two texts; the drafter learns from both."""
-    drafter, texts, costs = setting.drafter(target), [], Costs()
-    for text in (FIRST_TEXT, TEXT):
-        costs = Costs()
-        steps = []
-        for step in decode(
-            target, drafter, prompt_of(text), max_new_tokens=NUM_TOKENS, eos_ids={END}
-        ):
-            if steps:  # the first one reads the prompt, too
-                costs.add(accounts)
-            accounts.clear()
-            steps.append(step.tokens)
-        texts.append(Decoded([token for tokens in steps for token in tokens], [*map(len, steps)]))
+    drafter, costs = setting.drafter(target), Costs()
+    texts = [
+        text_of(target, drafter, FIRST_TEXT, accounts, Costs()),
+        text_of(target, drafter, TEXT, accounts, costs),
+    ]
     return Run(texts, costs)
+
+
+def text_of(
+    target: TargetModel, drafter: Drafter, text: str, accounts: Accounts, costs: Costs
+) -> Decoded:
+    """Decode a text; add what its steps cost, but for the first, which reads the prompt, too."""
+    steps: list[list[int]] = []
+    options: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "eos_ids": {END}}
+    for step in decode(target, drafter, prompt_of(text), **options):
+        if steps:
+            costs.add(accounts)
+        accounts.clear()
+        steps.append(step.tokens)
+    return Decoded([token for tokens in steps for token in tokens], [*map(len, steps)])
