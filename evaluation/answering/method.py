@@ -150,7 +150,11 @@ class MethodAnswerer:
         if not self.drafter.quirks.keeps_warmup:
             self.drafter.reset()
         limit = self.target.context_limit(1) or self._longest_text
-        self.target.warm_up(min(self._longest_text, limit))
+        longest = min(self._longest_text, limit)
+        # A compiled size takes a minute, a captured one a second.
+        sizes = () if self.target.is_compiled else range(1, self.drafter.max_nodes + 1)
+        self.target.warm_up(longest, sizes)
+        self.drafter.warm_up(longest)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the memory that a hot method keeps across questions; empty for a cold one."""

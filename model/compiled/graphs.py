@@ -53,7 +53,7 @@ class GraphedTarget(StaticTarget):
         use_kernels: as for `TargetModel`.
 
     Raises:
-        UnsupportedModelError: as `StaticTarget`.
+        UnsupportedModelError: as `StaticTarget`, and if modules have hooks, which a replay would leave out.
     """
 
     # The first prepares libraries, the second is captured and replayed.
@@ -61,18 +61,26 @@ class GraphedTarget(StaticTarget):
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         super().__init__(model, use_kernels)
+        self._state = ModelState(model)
+        if self._state.has_hooks:
+            raise UnsupportedModelError("its modules have hooks, or a forward of their own")
         self._host_topologies: weakref.WeakKeyDictionary[TreeTopology, PaddedTopology] = (
             weakref.WeakKeyDictionary()
         )
         # Graphs hold the addresses of the rows of one storage.
         self._passes: weakref.WeakKeyDictionary[StaticStorage, Passes] = weakref.WeakKeyDictionary()
-        self._read_out_kinds = {(USUAL_CANDIDATES, False)}  # number of candidates, and sketches
+        # Numbers of candidates, and whether sketches are wanted: without a drafter's wishes, with and without
+        # near-ties, and in measurements.
+        self._read_out_kinds = {(1, False), (2, False), (USUAL_CANDIDATES, False)}
         self._hidden_kinds: set[tuple[int, ...]] = set()
         self._num_prepared = 0
-        self._state = ModelState(model)
         with torch.inference_mode(False):
             limits = torch.tensor([0.0, torch.finfo(self.dtype).min], dtype=self.dtype)
             self._seen, self._blocked = limits.to(self.device)
+
+    def like(self, model: PreTrainedModel) -> TargetModel:
+        """Return a target of another model, with graphs where it can be captured."""
+        return graphed(model, self.use_kernels)
 
     def try_capture(self) -> None:
         """Capture a pass over the root alone, and one over a tree.

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..engine.tree import DraftTree, TreeTopology
+from ..machine.transfer import write
 
 # Rows that one upload can move; longer accepted paths off the draft's first nodes are rare.
 MOST_MOVED = 32
@@ -97,11 +98,3 @@ class PassInputs:
         write(self._place, packed)
         if not is_on_host:
             self.token_ids[:num_nodes].copy_(tree.token_ids)
-
-
-def write(place: torch.Tensor, values: np.ndarray) -> None:
-    """Copy numbers of the host to a tensor on a device; the host does not wait for a GPU."""
-    host = torch.from_numpy(values)
-    if place.device.type == "cuda":
-        host = host.pin_memory()  # torch reuses it only after the copy
-    place.copy_(host, non_blocking=True)

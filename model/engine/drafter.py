@@ -125,6 +125,9 @@ class Drafter:
         """Return the drafter to use with this target model: this one, or a wrapper around it."""
         return self
 
+    def warm_up(self, num_tokens: int) -> None:
+        """Prepare a draft model for texts of up to `num_tokens` tokens, so that no later pass takes longer."""
+
     def check_target(self, target: TargetModel) -> None:
         """Check that this drafter can draft for a target model, as far as its vocabulary does not tell.
 

@@ -123,6 +123,10 @@ class TargetModel:
         # Without attention there are no positions.
         self.chain_reason = why_chain_only(model) if self._attention_shape else ""
 
+    def like(self, model: PreTrainedModel) -> TargetModel:
+        """Return a target whose passes run as those of this one, of another model on the same device."""
+        return TargetModel(model, self.use_kernels)
+
     def check_unchanged(self) -> None:
         """Check that the model is still as it was loaded; switch its attention again if it was changed.
 
@@ -288,9 +292,14 @@ class TargetModel:
         return topology.num_nodes > 1 and self._attention_shape is not None
 
     def read_out(
-        self, tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_sketches: bool
+        self,
+        cache: TreeCache,
+        tree: DraftTree,
+        logits: torch.Tensor,
+        num_candidates: int,
+        with_sketches: bool,
     ) -> ReadOut:
-        """Copy to the host what is read of the last pass, over this tree with these logits (`read_out`)."""
+        """Copy to the host what is read of the last pass with this cache, over this tree (`read_out`)."""
         return read_out(tree, logits, num_candidates, with_sketches)
 
     def _branching(self, topology: TreeTopology, cache: TreeCache) -> AbstractContextManager[None]:

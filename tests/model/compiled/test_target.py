@@ -235,7 +235,7 @@ def test_tokens_do_not_depend_on_what_a_cache_held_before() -> None:
     prompt = random_ids(28)
     first = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
     assert target._storage is not None
-    for tensor in target._storage.tensors:
+    for tensor in target._storage.buffers:
         tensor.fill_(float("nan"))
     second = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
     assert second.token_ids == first.token_ids
