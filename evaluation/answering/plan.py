@@ -33,6 +33,7 @@ from model.commands.files import refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory
 from model.engine.target import TargetModel
+from model.kernels.sdpa import sdpa_backends
 from model.machine.measurements import device_name
 from model.methods.registry import Method
 from model.options import chosen
@@ -273,6 +274,7 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
         "state_order": run.workers.state_order if run.uses_ray else None,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": device_name(model.device),
+        "sdpa_backends": sdpa_backends(model.device),
         "versions": versions(),
         "git_commit": git_commit(),
         "argv": sys.argv[1:],

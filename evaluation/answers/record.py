@@ -73,6 +73,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("model_fingerprint", Use.RESUMED | Use.WARNED | _RERUN),
     Condition("device", Use.RESUMED | Use.COMPARED),
     Condition("dtype", Use.RESUMED | Use.COMPARED | _RERUN),
+    # On a GPU: an older sidecar lacks it and had cuDNN's attention beside the others.
+    Condition("sdpa_backends", Use.RESUMED | Use.COMPARED, default=None),
     Condition("threads", Use.RESUMED | Use.COMPARED),
     Condition("max_new_tokens", _OPTION | Use.COMPARED),
     Condition("temperature", _OPTION | Use.COMPARED | _RERUN),

@@ -133,6 +133,7 @@ CONDITION_WORDS = {
     "temperature": "sampling at temperature {}",
     **dict.fromkeys(("temperature=0", "temperature=0.0"), "greedy"),
     "compile=True": "compiled passes",
+    "sdpa_backends": "attention {}",
     "num_workers": "{} worker processes",
     "num_choices": "{} answers to each question",
     "conv_template": "conversation template {}",
@@ -144,7 +145,7 @@ HEADINGS = {
     "Decoding": ("temperature", "max_new_tokens", "num_choices", "conv_template"),
     "Precision": ("dtype",),
     "Device": ("device", "threads", "num_workers"),
-    "Software": ("compile", "kernels", "commit"),
+    "Software": ("compile", "kernels", "sdpa_backends", "commit"),
 }
 SOFTWARE = ("torch", "transformers")
 IN_OTHER_WORDS = {"model", "bench", "question_file"}

@@ -20,6 +20,7 @@ from ..compiled.target import CompiledTarget
 from ..engine.self_test import self_test
 from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
+from ..kernels.sdpa import turn_off_cudnn
 from .command_line import UserError, first_line
 from .model_options import MODEL_PATHS, ModelOptions
 
@@ -44,7 +45,7 @@ class CheckedModel(NamedTuple):
 def check_model(
     options: ModelOptions, num_processes: int | None = None, is_elsewhere: bool = False
 ) -> CheckedModel:
-    """Check model, device and dtype before the weights load; set torch's threads.
+    """Check model, device and dtype before the weights load; set torch's threads and attention.
 
     Args:
         options: the command's model options.
@@ -59,6 +60,7 @@ def check_model(
         transformers_logging.disable_progress_bar()  # of the weights that load: noise in a log
     device = choose_device(options)
     dtype = choose_dtype(options, device)
+    turn_off_cudnn(device)
     threads = options.threads
     most = MOST_THREADS * (os.cpu_count() or 1)
     if threads and threads > most and not is_elsewhere:

@@ -24,6 +24,7 @@ from transformers import Cache, PreTrainedModel
 
 from ..kernels.attention import Attention, HeadShape, attention
 from ..kernels.linear import LinearKernels, linear_kernels
+from ..kernels.sdpa import without_cudnn
 from ..machine.measurements import machine_key
 from ..states.layers import State, num_state_bytes, num_states_of
 from ..states.mixers import Mixers, find_mixers
@@ -189,7 +190,12 @@ class TargetModel:
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
         """Within the block the model uses the kernels for a pass over `num_rows` rows."""
-        with self.lock, self.attention.exchanged(), self.linear_kernels.for_rows(num_rows):
+        with (
+            self.lock,
+            without_cudnn(self.device),
+            self.attention.exchanged(),
+            self.linear_kernels.for_rows(num_rows),
+        ):
             yield
 
     def is_reference(self, num_rows: int) -> bool:
