@@ -22,6 +22,7 @@ from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
 from ..kernels.sdpa import turn_off_cudnn
 from .command_line import UserError, first_line
+from .device import auto_device
 from .model_options import MODEL_PATHS, ModelOptions
 
 # Most threads per processor: far more exhaust the memory before anything runs.
@@ -79,11 +80,9 @@ def choose_device(options: ModelOptions) -> torch.device:
     """Return the device for the model.
 
     Raises:
-        UserError: if it does not exist here, or contradicts the number of GPUs.
+        UserError: if it does not exist here, cannot be used, or contradicts the number of GPUs.
     """
-    name = options.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = auto_device() if options.device == "auto" else options.device
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # fails for a device without data (meta)
