@@ -79,6 +79,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("max_new_tokens", _OPTION | Use.COMPARED),
     Condition("temperature", _OPTION | Use.COMPARED | _RERUN),
     Condition("compile", _OPTION | Use.COMPARED, default=False),
+    # None where it has no effect, as on a CPU; older sidecars lack it.
+    Condition("graphs", Use.RESUMED | Use.COMPARED, default=None),
     Condition("kernels", _OPTION | Use.COMPARED, default="auto"),
     Condition("num_choices", _OPTION | Use.COMPARED, default=1),
     Condition("num_workers", Use.RESUMED | Use.COMPARED, default=None),
