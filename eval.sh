@@ -25,7 +25,7 @@ Settings (environment variables):
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
   MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model and smollm2-135m, else 1024)
   RUNS            repetitions of the whole             (1)
-  DEVICES         visible GPUs, as "0" or "0,1"        (all; the model is spread over those given)
+  DEVICES         visible GPUs, as "0" or "0,1"; cpu   (all; the model is spread over those given)
   TEMPERATURE     0 is greedy                          (0.0)
   REPORT          the leaderboard as an HTML page      (data/report.html)
   OVERWRITE       1 begins anew; else finished answers are kept and a cut run goes on
@@ -108,13 +108,36 @@ options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE
 if [ -n "$DRAFT_MODEL" ]; then
     options+=(--draft-model "$DRAFT_MODEL")
 fi
-if [ -n "${DEVICES:-}" ]; then
-    export CUDA_VISIBLE_DEVICES=$DEVICES
-    options+=(--device cuda --num-gpus-per-model "$(tr ',' '\n' <<<"$DEVICES" | wc -l)")
+device=
+case "${DEVICES:-}" in
+    "") ;;
+    cpu) device=cpu ;;
+    *)
+        device=cuda
+        export CUDA_VISIBLE_DEVICES=$DEVICES
+        options+=(--num-gpus-per-model "$(tr ',' '\n' <<<"$DEVICES" | wc -l)")
+        ;;
+esac
+if [ -n "$device" ]; then
+    options+=(--device "$device")
 fi
 if [ "$OVERWRITE" = 1 ]; then
     options+=(--overwrite)
 fi
+
+# In float32 a difference is a bug. In half precision each difference is judged: a tie, or a bug. Sampling is compared
+# by evaluation.sampling_check.
+if [ "$DTYPE" = auto ] && [ -z "$device" ]; then
+    device=$("$PYTHON" -c '
+from model.commands.command_line import run_command
+from model.commands.device import auto_device
+run_command(lambda _: print(auto_device()))')
+fi
+judge=()
+case "$DTYPE $device" in
+    float16* | bfloat16* | "auto cuda") judge=(--model-path "$MODEL_PATH") ;;
+esac
+is_sampled=$(sed 's/[0.]//g' <<<"$TEMPERATURE")  # empty: 0, however it is written
 
 # A name that is no path and no hub name stands for a model to download.
 if [[ "$MODEL_PATH" != */* && ! -e "$MODEL_PATH" ]]; then
@@ -136,15 +159,6 @@ for bench in $BENCH; do
         "$PYTHON" -m scripts.download_data "$bench"
     fi
 done
-
-# In float32 a difference is a bug. In half precision each difference is judged: a tie, or a bug. Sampling is compared
-# by evaluation.sampling_check.
-judge=()
-case "$DTYPE" in
-    float16 | bfloat16) judge=(--model-path "$MODEL_PATH") ;;
-    auto) if "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then judge=(--model-path "$MODEL_PATH"); fi ;;
-esac
-is_sampled=$(sed 's/[0.]//g' <<<"$TEMPERATURE")  # empty: 0, however it is written
 
 status=0
 files=()

@@ -170,6 +170,20 @@ def test_gpus_that_are_not_there_are_refused() -> None:
     assert "device: got 'cuda'" in done.stderr
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU that torch can use")
+def test_a_gpu_that_torch_cannot_use_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 470.82.01\n")
+    smi.chmod(0o755)
+    machine = {"CUDA_VISIBLE_DEVICES": "0", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = run_eval(METHODS="vanilla", BENCH="nosuch", **machine)
+    assert done.returncode == 2
+    assert "(driver 470.82.01)" in refusal(done) and "DEVICES=cpu" in refusal(done)
+    assert done.stderr.count("\n") == 1
+    done = run_eval(METHODS="vanilla", BENCH="nosuch", DEVICES="cpu", **machine)
+    assert "nosuch" in refusal(done), "it should have gone on to the questions"
+
+
 def test_there_are_shell_files() -> None:
     assert {"eval.sh", "setup.sh", "test.sh"} <= {file.name for file in SCRIPTS}
 

@@ -20,7 +20,9 @@ from ..compiled.target import CompiledTarget
 from ..engine.self_test import self_test
 from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
+from ..kernels.sdpa import turn_off_cudnn
 from .command_line import UserError, first_line
+from .device import auto_device
 from .model_options import MODEL_PATHS, ModelOptions
 
 # Most threads per processor: far more exhaust the memory before anything runs.
@@ -44,7 +46,7 @@ class CheckedModel(NamedTuple):
 def check_model(
     options: ModelOptions, num_processes: int | None = None, is_elsewhere: bool = False
 ) -> CheckedModel:
-    """Check model, device and dtype before the weights load; set torch's threads.
+    """Check model, device and dtype before the weights load; set torch's threads and attention.
 
     Args:
         options: the command's model options.
@@ -59,6 +61,7 @@ def check_model(
         transformers_logging.disable_progress_bar()  # of the weights that load: noise in a log
     device = choose_device(options)
     dtype = choose_dtype(options, device)
+    turn_off_cudnn(device)
     threads = options.threads
     most = MOST_THREADS * (os.cpu_count() or 1)
     if threads and threads > most and not is_elsewhere:
@@ -77,11 +80,9 @@ def choose_device(options: ModelOptions) -> torch.device:
     """Return the device for the model.
 
     Raises:
-        UserError: if it does not exist here, or contradicts the number of GPUs.
+        UserError: if it does not exist here, cannot be used, or contradicts the number of GPUs.
     """
-    name = options.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = auto_device() if options.device == "auto" else options.device
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # fails for a device without data (meta)

@@ -24,6 +24,7 @@ from transformers import Cache, PreTrainedModel
 
 from ..kernels.attention import Attention, HeadShape, attention
 from ..kernels.linear import LinearKernels, linear_kernels
+from ..kernels.sdpa import without_cudnn
 from ..machine.measurements import machine_key
 from ..machine.transfer import uploaded
 from ..states.layers import State, num_state_bytes, num_states_of
@@ -53,6 +54,9 @@ from .tree import DraftTree, TreeTopology
 # more than the first (their mask is a tensor), so short chunks are slow.
 PREFILL_CHUNK = 2048
 MAX_LOGITS = 2**26
+# Rows of a cache off the CPU are a multiple of this. A GPU's memory comes from an allocator that keeps what is
+# freed by its size: buffers of another size for each text, 0.5 MB a row for 7B, would leave it in pieces.
+CAPACITY_STEP = 512
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
 _LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 
@@ -195,7 +199,12 @@ class TargetModel:
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
         """Within the block the model uses the kernels for a pass over `num_rows` rows."""
-        with self.lock, self.attention.exchanged(), self.linear_kernels.for_rows(num_rows):
+        with (
+            self.lock,
+            without_cudnn(self.device),
+            self.attention.exchanged(),
+            self.linear_kernels.for_rows(num_rows),
+        ):
             yield
 
     def is_reference(self, num_rows: int) -> bool:
@@ -234,7 +243,9 @@ class TargetModel:
         return self._hidden[layers]
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree)."""
+        """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree), or a few more."""
+        if self.device.type != "cpu":
+            capacity = -(-capacity // CAPACITY_STEP) * CAPACITY_STEP
         return self._tree_cache(self.layer_shapes, capacity)
 
     def _tree_cache(self, shapes: Sequence[LayerShape | None], capacity: int) -> TreeCache:
