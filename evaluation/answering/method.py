@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,6 +156,8 @@ class MethodAnswerer:
         sizes = () if self.target.is_compiled else range(1, self.drafter.max_nodes + 1)
         self.target.warm_up(longest, sizes)
         self.drafter.warm_up(longest)
+        if prepared := str(self.target.preparation):
+            print(prepared, file=sys.stderr, flush=True)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the memory that a hot method keeps across questions; empty for a cold one."""

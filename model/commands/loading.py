@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -16,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ..api.gguf import check_gguf, is_gguf, read, read_weights
+from ..compiled.graphs import GraphedTarget, graphed
 from ..compiled.target import CompiledTarget
 from ..engine.self_test import self_test
 from ..engine.support import UnsupportedModelError
@@ -214,6 +214,27 @@ def _is_due_to(error: BaseException | None, kind: type[BaseException]) -> bool:
     return error is not None
 
 
+def target_of(model: Any, options: ModelOptions) -> TargetModel:
+    """Return the target of a loaded model, whose passes run as the options say; not yet tested.
+
+    Raises:
+        UnsupportedModelError: as `TargetModel`, and as `StaticTarget` with `compile`.
+    """
+    use_kernels = options.kernels != "off"
+    if options.compile and model.device.type == "cuda":
+        return GraphedTarget(model, use_kernels, backend="inductor", say=_say)
+    if options.compile:
+        return CompiledTarget(model, use_kernels=use_kernels)
+    if options.graphs == "off":
+        return TargetModel(model, use_kernels)
+    return graphed(model, use_kernels, say=_say)
+
+
+def _say(line: str) -> None:
+    """Tell people what is going on."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
     """Load the weights and run the self-test."""
     placement = {"device_map": "auto"} if options.num_gpus_per_model > 1 else {}
@@ -227,12 +248,8 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
             trust_remote_code=options.trust_remote_code,
             **placement,
         )
-        target_class = CompiledTarget if options.compile else TargetModel
-        target = target_class(
-            model.eval() if placement else model.eval().to(checked.device),
-            use_kernels=options.kernels != "off",
-        )
-        self_test(target, say=partial(print, file=sys.stderr, flush=True))
+        target = target_of(model.eval() if placement else model.eval().to(checked.device), options)
+        self_test(target, say=_say)
     except UnsupportedModelError as error:
         hint = " (with --compile; leave it out)" if options.compile else ""
         raise UserError(f"{error}{hint}") from error

@@ -135,8 +135,7 @@ class StaticStorage:
         layer_shapes: one entry a layer; None for layers that read another layer's cache.
         num_rows: rows of every layer.
         device: device of all layers.
-        has_dynamic_views: whether code compiled for a view of one length serves all lengths. Not
-            for graphs, which hold addresses.
+        is_by_head: whether a layer's rows are stored head by head, for compiled CPU code.
     """
 
     def __init__(
@@ -144,15 +143,14 @@ class StaticStorage:
         layer_shapes: Sequence[LayerShape | None],
         num_rows: int,
         device: torch.device,
-        has_dynamic_views: bool,
+        is_by_head: bool = False,
     ) -> None:
         self.num_rows = num_rows
-        self._has_dynamic_views = has_dynamic_views
         self._views: dict[int, StaticView] = {}
         parts = [part for shape in layer_shapes if shape for part in shape.buffers]
-        # Compiled code takes tensors that share memory for one.
-        counts = [(part, 1) for part in parts] if has_dynamic_views else Counter(parts).items()
-        make = _rows_by_head if has_dynamic_views else _rows
+        # Layers whose heads lie side by side would share memory in pieces.
+        counts = [(part, 1) for part in parts] if is_by_head else Counter(parts).items()
+        make = _rows_by_head if is_by_head else _rows
         free: dict[BufferShape, list[torch.Tensor]] = {part: [] for part in parts}
         # Usable in and out of inference mode.
         with torch.inference_mode(False):
@@ -191,10 +189,7 @@ class StaticStorage:
                 empty = torch.empty(1, 0, num_rows, 0, device=self.start.device)
             torch._dynamo.mark_static_address(self.start)
             for tensor in (empty, *(part for pair in parts if pair for part in pair)):
-                if self._has_dynamic_views:
-                    torch._dynamo.mark_dynamic(tensor, 2)
-                else:
-                    torch._dynamo.mark_static_address(tensor)
+                torch._dynamo.mark_dynamic(tensor, 2)  # code compiled for one length serves all
             layers = [StaticLayer(*(pair or (empty, empty)), self._rows) for pair in parts]
             self._views[num_rows] = StaticView(layers, self._rows, self.buffers)
         return self._views[num_rows]

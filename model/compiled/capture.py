@@ -6,6 +6,7 @@ from call to call is copied to these addresses before.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ class CapturedCalls:
 
     Attributes:
         num_prepared: calls that were no replay, which take far longer.
+        seconds: spent on these.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,6 +45,7 @@ class CapturedCalls:
         self._pool: Any = None
         self._captured: dict[Hashable, Captured | None] = {}
         self.num_prepared = 0
+        self.seconds = 0.0
 
     def __len__(self) -> int:
         """Return the number of graphs."""
@@ -56,11 +59,14 @@ class CapturedCalls:
         """
         captured = self._captured.get(key)
         if captured is None:
+            begin = time.perf_counter()
             self.num_prepared += 1
-            if key not in self._captured:
-                self._captured[key] = None
-                return call()
-            self._captured[key] = captured = self._capture(call)
+            is_first = key not in self._captured
+            self._captured[key] = captured = None if is_first else self._capture(call)
+            output = call() if captured is None else None
+            self.seconds += time.perf_counter() - begin
+            if captured is None:
+                return output
         captured.graph.replay()
         return captured.output
 

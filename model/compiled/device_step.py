@@ -83,7 +83,8 @@ class StaticDeviceStep:
         self.topology = topology
         self._target, self._drafting = target, drafting
         self._tie_margin, self._eos_ids = tie_margin, frozenset(eos_ids)
-        self._functions: dict[tuple[int, int], Any] = {}
+        # By shape: (bucket of nodes, bucket of rows or 0 for any).
+        self.functions: dict[tuple[int, int], Any] = {}
         paths = [topology.path_to(node) for node in range(topology.num_nodes)]
         length = topology.max_depth + 1
         # The deepest accepted node wins; of several, the one that branches off first.
@@ -109,11 +110,6 @@ class StaticDeviceStep:
         for tensor in vars(self).values():
             if isinstance(tensor, torch.Tensor):
                 torch._dynamo.mark_static_address(tensor)
-
-    @property
-    def shapes(self) -> Collection[tuple[int, int]]:
-        """Shapes used so far: (bucket of nodes, bucket of rows or 0 for any)."""
-        return self._functions.keys()
 
     def is_for(self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]) -> bool:
         """Whether these steps belong to this drafter, tie margin and set of end tokens."""
@@ -144,7 +140,7 @@ class StaticDeviceStep:
         self._drafting.begin_step()
         write(self._numbers, np.array([cache.length, root, room]))
         packed = self._target.call(
-            StaticDeviceStep._step, self._functions, (self,), cache, num_padded, self._start
+            StaticDeviceStep._step, self.functions, (self,), cache, num_padded, self._start
         )
         acceptance = self._read(downloaded(packed), room)
         cache.append(len(acceptance.path))

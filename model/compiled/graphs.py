@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from ..engine.cache import TreeCache
 from ..engine.hidden import HiddenStates
 from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
-from ..engine.step import DeviceDrafting
+from ..engine.step import DeviceDrafting, Preparation
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
 from ..engine.tree import DraftTree, TreeTopology
@@ -36,12 +36,15 @@ from .device_step import StaticDeviceStep
 from .graphed_cache import GraphedCache, Passes
 from .inputs import PaddedTopology, PassInputs
 from .model_state import ModelState
+from .shape import copied
 from .target import NODE_STEP, StaticTarget
 
 logger = logging.getLogger(__name__)
 
 # Drafts of the trial: the root alone, and a small tree.
 TRIAL_SIZES = (1, 4)
+# Fewer than for graphs alone, since each takes a minute to compile; 88 holds the paper's 81 nodes.
+COMPILED_BUCKETS = (1, 8, 16, 32, 64, 88, 128)
 READ_OUT = "read-out"  # begins the keys of read-outs
 
 
@@ -51,6 +54,9 @@ class GraphedTarget(StaticTarget):
     Args:
         model: as for `TargetModel`.
         use_kernels: as for `TargetModel`.
+        backend: backend of torch.compile, whose kernels are then captured instead of the model's own; empty:
+            nothing is compiled.
+        say: gets a line before each compilation.
 
     Raises:
         UnsupportedModelError: as `StaticTarget`, and if modules have hooks, which a replay would leave out.
@@ -59,8 +65,18 @@ class GraphedTarget(StaticTarget):
     # The first prepares libraries, the second is captured and replayed.
     calls_to_prepare = 2
 
-    def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        use_kernels: bool = True,
+        backend: str = "",
+        say: Callable[[str], object] = logger.info,
+    ) -> None:
         super().__init__(model, use_kernels)
+        self._say = say
+        self.is_compiled = bool(backend)
+        self._backend = backend
+        self._compiled: dict[int, Callable[..., torch.Tensor]] = {}  # by the bucket of nodes
         self._state = ModelState(model)
         if self._state.has_hooks:
             raise UnsupportedModelError("its modules have hooks, or a forward of their own")
@@ -73,7 +89,7 @@ class GraphedTarget(StaticTarget):
         # near-ties, and in measurements.
         self._read_out_kinds = {(1, False), (2, False), (USUAL_CANDIDATES, False)}
         self._hidden_kinds: set[tuple[int, ...]] = set()
-        self._num_prepared = 0
+        self._num_prepared, self._seconds = 0, 0.0
         with torch.inference_mode(False):
             limits = torch.tensor([0.0, torch.finfo(self.dtype).min], dtype=self.dtype)
             self._seen, self._blocked = limits.to(self.device)
@@ -94,6 +110,8 @@ class GraphedTarget(StaticTarget):
 
     def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
         """Return the capture of these hidden states; a graph leaves them where they were when it was captured."""
+        if self.is_compiled:
+            return super().hidden_states(layers)
         return TargetModel.hidden_states(self, layers)
 
     def cache_over(self, storage: StaticStorage) -> GraphedCache:
@@ -192,6 +210,32 @@ class GraphedTarget(StaticTarget):
         result: torch.Tensor = self._replayed(self._passes_over(cache.storage), key, step)
         return result
 
+    def padded_size(self, num_nodes: int) -> int:
+        """Return the rows of a pass over a draft of this many nodes."""
+        if self.is_compiled:
+            num_nodes = next((size for size in COMPILED_BUCKETS if size >= num_nodes), num_nodes)
+        return super().padded_size(num_nodes)
+
+    def logits_of(
+        self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
+    ) -> torch.Tensor:
+        """Return the logits [P, V] of a padded tree as `StaticTarget.logits_of`."""
+        if not self.is_compiled:
+            return super().logits_of(token_ids, depths, mask, view)
+        num_padded = len(token_ids)
+        if num_padded not in self._compiled:
+            self._say(f"compiling the pass over {num_padded} nodes, which takes a minute or so")
+            self._compiled[num_padded] = torch.compile(
+                copied(StaticTarget.logits_of), backend=self._backend, fullgraph=True
+            )
+        return self._compiled[num_padded](self, token_ids, depths, mask, view)
+
+    @property
+    def preparation(self) -> Preparation:
+        """The functions compiled and the graphs captured so far."""
+        graphs = [passes.calls for passes in self._passes.values()]
+        return Preparation(len(self._compiled), sum(map(len, graphs)), self._seconds)
+
     @property
     def num_compiled(self) -> int:
         """Calls so far that were no replay; their time is not that of a step."""
@@ -250,9 +294,11 @@ class GraphedTarget(StaticTarget):
         if self._state.has_hooks:  # which may do more than launch kernels
             return call()
         with self.lock:
-            num_before = passes.calls.num_prepared
-            output = passes.calls.run(key, call)
-            self._num_prepared += passes.calls.num_prepared - num_before
+            calls = passes.calls
+            num_before, seconds_before = calls.num_prepared, calls.seconds
+            output = calls.run(key, call)
+            self._num_prepared += calls.num_prepared - num_before
+            self._seconds += calls.seconds - seconds_before
         return output
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ..engine.cache import TreeCache
 from ..engine.hidden import HiddenStates
-from ..engine.step import DeviceDrafting
+from ..engine.step import DeviceDrafting, Preparation
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
 from ..engine.tree import DraftTree, TreeTopology
@@ -71,6 +71,8 @@ class StaticTarget(TargetModel):
 
     # Calls of a shape until no later one takes longer for being among the first.
     calls_to_prepare = 1
+    # Whether passes show as many rows of the cache as they need, and not a bucket of them.
+    has_dynamic_lengths = False
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         super().__init__(model, use_kernels)
@@ -88,7 +90,6 @@ class StaticTarget(TargetModel):
             raise UnsupportedModelError(
                 f"{name}: is spread over {len(devices)} devices; static shapes allow one"
             )
-        self._has_dynamic_lengths = False
         self._storage: StaticStorage | None = None
         self._lent: Callable[[], StaticTreeCache | None] = lambda: None
         # Weak keys, since some drafters make a new topology at every step.
@@ -121,7 +122,7 @@ class StaticTarget(TargetModel):
         storage = self._storage
         if storage is None or self._lent() is not None or storage.num_rows < num_rows:
             storage = StaticStorage(
-                self.layer_shapes, num_rows, self.device, self._has_dynamic_lengths
+                self.layer_shapes, num_rows, self.device, self.has_dynamic_lengths
             )
         cache = self.cache_over(storage)
         self._storage, self._lent = storage, weakref.ref(cache)
@@ -160,14 +161,14 @@ class StaticTarget(TargetModel):
         """
         buckets = {
             1,
-            *map(node_bucket, (*num_nodes, *self._expected)),
+            *map(self.padded_size, (*num_nodes, *self._expected)),
             *(nodes for nodes, _ in self.shapes),
         }
         cache = self.new_cache(num_tokens + max(buckets))
         for bucket in sorted(buckets):
             tree = DraftTree.star([0] * bucket)
             length = length_bucket(bucket)
-            longest = length if self._has_dynamic_lengths else length_bucket(num_tokens + bucket)
+            longest = length if self.has_dynamic_lengths else length_bucket(num_tokens + bucket)
             while length <= longest:
                 # The shortest text of its length bucket: a longer one may not fit the context.
                 base = max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0
@@ -194,7 +195,10 @@ class StaticTarget(TargetModel):
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """Shapes used so far by passes and whole steps: (bucket of nodes, bucket of rows or 0 for any)."""
-        return [*self._functions, *(shape for step in self._device_steps for shape in step.shapes)]
+        return [
+            *self._functions,
+            *(shape for step in self._device_steps for shape in step.functions),
+        ]
 
     def will_draft(self, num_nodes: Collection[int]) -> None:
         """Note sizes of drafts that may come; the next warm-up runs them."""
@@ -235,7 +239,7 @@ class StaticTarget(TargetModel):
             cache.storage.start.fill_(cache.length)
         else:
             cache.storage.start.copy_(start)
-        shape = (num_padded, 0 if self._has_dynamic_lengths else view.num_rows)
+        shape = (num_padded, 0 if self.has_dynamic_lengths else view.num_rows)
         if shape not in functions:
             functions[shape] = self.as_one(function)
         result: torch.Tensor = self._run(functions[shape], arguments, view, num_padded)
@@ -254,7 +258,7 @@ class StaticTarget(TargetModel):
 
     def _length_shown(self, num_rows: int) -> int:
         """Return the cache rows shown to a pass that reads and writes `num_rows`."""
-        if self._has_dynamic_lengths:
+        if self.has_dynamic_lengths:
             return -(-num_rows // NODE_STEP) * NODE_STEP
         return length_bucket(num_rows)
 
@@ -298,7 +302,7 @@ class StaticTarget(TargetModel):
 
 
 class CompiledTarget(StaticTarget):
-    """A target model whose steps are compiled, and on a GPU replayed as CUDA graphs.
+    """A target model on a CPU whose steps are compiled.
 
     A shape is compiled at its first use, which takes seconds to minutes: see `warm_up`. Later
     changes of weights, buffers and attributes are noticed; hooks added later are not.
@@ -306,29 +310,21 @@ class CompiledTarget(StaticTarget):
     Args:
         model: as for `TargetModel`.
         backend: backend of torch.compile; "eager" and "aot_eager" trace without generating code.
-        has_dynamic_lengths: whether code compiled for one length of the text serves all lengths.
-            None: yes on a CPU, where every row shown takes time; no on a GPU, whose graphs need
-            length buckets.
         use_kernels: as for `TargetModel`.
     """
 
     is_compiled = True
+    has_dynamic_lengths = True  # code compiled for one serves all, and every row shown takes time
 
     def __init__(
         self,
         model: PreTrainedModel,
         backend: str = "inductor",
-        has_dynamic_lengths: bool | None = None,
         use_kernels: bool = True,
     ) -> None:
         super().__init__(model, use_kernels)
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, MAX_SHAPES)
-        is_cuda = self.device.type == "cuda"
-        self._has_dynamic_lengths = (
-            not is_cuda if has_dynamic_lengths is None else has_dynamic_lengths
-        )
-        self._has_graphs = is_cuda and backend == "inductor"
         self._backend = backend
         self._moves: dict[int, CompiledShape] = {}  # by the number of rows
         # Calls that this text may repeat: torch has checked their function and view.
@@ -351,9 +347,16 @@ class CompiledTarget(StaticTarget):
         """Functions compiled so far."""
         return len(self.shapes) + len(self._moves)
 
+    @property
+    def preparation(self) -> Preparation:
+        """The functions compiled so far."""
+        of_steps = [step.functions for step in self._device_steps]
+        functions = [*self._moves.values(), *chain(*map(dict.values, (self._functions, *of_steps)))]
+        return Preparation(self.num_compiled, seconds=sum(one.seconds for one in functions))
+
     def as_one(self, function: Callable[..., torch.Tensor | None]) -> CompiledShape:
         """Return the function to compile for one shape."""
-        return CompiledShape(function, self._backend, self._has_dynamic_lengths, self._has_graphs)
+        return CompiledShape(function, self._backend)
 
     def _run(
         self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int

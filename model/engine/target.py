@@ -34,7 +34,7 @@ from .cache import BufferShape, LayerShape, OwnStatesCache, TreeCache
 from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
 from .read_out import ReadOut, read_out
-from .step import DeviceDrafting, DeviceStep
+from .step import DeviceDrafting, DeviceStep, Preparation
 from .support import (
     UnsupportedModelError,
     cache_argument,
@@ -360,6 +360,11 @@ class TargetModel:
     def num_compiled(self) -> int:
         """Functions compiled so far (a step that compiles is not used to learn costs); here: 0."""
         return 0
+
+    @property
+    def preparation(self) -> Preparation:
+        """What was compiled and captured so far; here: nothing."""
+        return Preparation()
 
     def device_step(
         self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]

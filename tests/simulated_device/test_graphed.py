@@ -146,7 +146,7 @@ def shapes() -> list[LayerShape]:
 @pytest.mark.parametrize("length", [2, MOST_MOVED, MOST_MOVED + 3])
 def test_rows_move_as_in_any_cache(length: int) -> None:
     path = [0, *range(2, length + 1)]
-    ours = GraphedCache(StaticStorage(shapes(), 256, CUDA, has_dynamic_views=False), 256)
+    ours = GraphedCache(StaticStorage(shapes(), 256, CUDA), 256)
     plain = TreeCache(shapes(), 256)
     rows = torch.arange(2 * 2 * 256 * 2 * 3).view(4, 256, 2, 3).float()
     ours.storage.buffers[0].copy_(rows)
