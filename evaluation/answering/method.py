@@ -152,9 +152,9 @@ class MethodAnswerer:
             self.drafter.reset()
         limit = self.target.context_limit(1) or self._longest_text
         longest = min(self._longest_text, limit)
-        # A compiled size takes a minute, a captured one a second.
-        sizes = () if self.target.is_compiled else range(1, self.drafter.max_nodes + 1)
-        self.target.warm_up(longest, sizes)
+        # On a CPU each size takes its share of a minute to compile: only those that came so far.
+        is_cpu = self.target.device.type == "cpu"
+        self.target.warm_up(longest, () if is_cpu else self.drafter.draft_sizes)
         self.drafter.warm_up(longest)
         if prepared := str(self.target.preparation):
             print(prepared, file=sys.stderr, flush=True)

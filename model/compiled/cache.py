@@ -187,7 +187,6 @@ class StaticStorage:
             with torch.inference_mode(False):
                 parts = self.parts(num_rows)
                 empty = torch.empty(1, 0, num_rows, 0, device=self.start.device)
-            torch._dynamo.mark_static_address(self.start)
             for tensor in (empty, *(part for pair in parts if pair for part in pair)):
                 torch._dynamo.mark_dynamic(tensor, 2)  # code compiled for one length serves all
             layers = [StaticLayer(*(pair or (empty, empty)), self._rows) for pair in parts]

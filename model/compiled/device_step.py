@@ -105,11 +105,9 @@ class StaticDeviceStep:
             self._paths = torch.tensor(
                 [[*path, *range(len(path), length)] for path in paths], device=device
             )
+        with torch.inference_mode():  # as those of other passes, which are compiled once for both
             depths, mask = target.padded_topology(topology)
             self._padded_depths, self._mask = depths.clone(), mask.clone()  # [P], [P, P]
-        for tensor in vars(self).values():
-            if isinstance(tensor, torch.Tensor):
-                torch._dynamo.mark_static_address(tensor)
 
     def is_for(self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]) -> bool:
         """Whether these steps belong to this drafter, tie margin and set of end tokens."""

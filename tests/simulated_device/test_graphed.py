@@ -99,7 +99,7 @@ def test_no_measured_step_captures(setting: Setting, target: GraphedTarget) -> N
     drafter = setting.drafter(target)
     prompt, options = prompt_of(TEXT), {"max_new_tokens": 12, "eos_ids": {END}}
     generate(target, drafter, prompt, **options)
-    target.warm_up(len(prompt) + 12, range(1, drafter.max_nodes + 1))
+    target.warm_up(len(prompt) + 12, drafter.draft_sizes)
     drafter.warm_up(len(prompt) + 12)
     draft_model = getattr(drafter, "_model", target)
     num_before = draft_model.num_compiled

@@ -52,7 +52,6 @@ class MirroredArray:
             with torch.inference_mode(False):
                 host = torch.from_numpy(self._host)
                 self._device = host.to(self._place, copy=not self._is_shared)
-            torch._dynamo.mark_static_address(self._device)
         elif not self._is_on_device and not self._is_shared:
             write(self._device, self._host)
         self._is_on_device = True
@@ -203,8 +202,6 @@ class DeviceTemplate:
             # Where each node is, level by level; and the nodes' numbers.  [N]
             self._places = torch.tensor(by_level, device=device).argsort()
             self._order = torch.arange(len(by_level), device=device)
-        for tensor in (*self._levels, self._places, self._order):
-            torch._dynamo.mark_static_address(tensor)
 
     def begin_step(self) -> None:
         """Copy rows that the host has written to the device."""

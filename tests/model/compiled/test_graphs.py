@@ -1,4 +1,4 @@
-"""Compiled passes for graphs: few functions serve all drafts and lengths. Capture itself is tested in tests/simulated_device.
+"""Compiled passes for graphs: few functions serve all drafts and lengths (capture: tests/simulated_device).
 
 Run: pytest tests/model/compiled/test_graphs.py
 """
@@ -55,7 +55,7 @@ def test_few_functions_are_compiled_for_a_method(method: str, target: GraphedTar
     for prompt in (random_ids(9), random_ids(40)):
         answer = generate(target, drafter, prompt, max_new_tokens=40)
         assert answer.token_ids == referee(target, prompt, 40)
-    target.warm_up(150)
+    target.warm_up(150, drafter.draft_sizes)
     num_compiled = counters["stats"]["unique_graphs"] - before
     assert target.preparation.num_functions == num_compiled <= 8
     lengths = {length for _, length in target.shapes}
