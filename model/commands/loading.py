@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -31,6 +32,8 @@ MOST_THREADS = 8
 # Weights as the hub has them, in one file or several.
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+# They read a tokenizer.model, where a model has no tokenizer.json.
+TOKENIZER_PACKAGES = ("sentencepiece", "protobuf")
 
 
 class CheckedModel(NamedTuple):
@@ -152,7 +155,7 @@ def load_config_and_tokenizer(
                 "and give --trust-remote-code if you trust it"
             ) from error
         raise UserError(
-            f"model_path {model_path}: cannot be loaded: {first_line(error)}"
+            f"model_path {model_path}: cannot be loaded: {first_line(error)}{_packages_hint(error)}"
         ) from error
     if not (allow_pickle or is_gguf(model_path) or Path(model_path).is_dir()):
         _refuse_pickles_of_hub(model_path)
@@ -161,6 +164,20 @@ def load_config_and_tokenizer(
             f"model_path {model_path}: is of type {config.model_type}; allowed: causal language models"
         )
     return config, tokenizer
+
+
+def _packages_hint(error: BaseException) -> str:
+    """Return what to install where a tokenizer could not be read for want of it; else nothing."""
+    missing = [name for name in TOKENIZER_PACKAGES if not _is_installed(name)]
+    is_of_tokenizer = any(word in str(error) for word in ("tokenizer.model", *TOKENIZER_PACKAGES))
+    return f"; pip install {' '.join(missing)}" if missing and is_of_tokenizer else ""
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
 
 
 def _check_place(model_path: str, allow_pickle: bool) -> None:
