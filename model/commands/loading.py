@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import has_file
 from transformers.utils import logging as transformers_logging
 
 from ..api.gguf import check_gguf, is_gguf, read, read_weights
@@ -27,6 +29,11 @@ from .model_options import MODEL_PATHS, ModelOptions
 
 # Most threads per processor: far more exhaust the memory before anything runs.
 MOST_THREADS = 8
+# Weights as the hub has them, in one file or several.
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+# They read a tokenizer.model, where a model has no tokenizer.json.
+TOKENIZER_PACKAGES = ("sentencepiece", "protobuf")
 
 
 class CheckedModel(NamedTuple):
@@ -148,13 +155,29 @@ def load_config_and_tokenizer(
                 "and give --trust-remote-code if you trust it"
             ) from error
         raise UserError(
-            f"model_path {model_path}: cannot be loaded: {first_line(error)}"
+            f"model_path {model_path}: cannot be loaded: {first_line(error)}{_packages_hint(error)}"
         ) from error
+    if not (allow_pickle or is_gguf(model_path) or Path(model_path).is_dir()):
+        _refuse_pickles_of_hub(model_path)
     if not _is_causal(config):
         raise UserError(
             f"model_path {model_path}: is of type {config.model_type}; allowed: causal language models"
         )
     return config, tokenizer
+
+
+def _packages_hint(error: BaseException) -> str:
+    """Return what to install where a tokenizer could not be read for want of it; else nothing."""
+    missing = [name for name in TOKENIZER_PACKAGES if not _is_installed(name)]
+    is_of_tokenizer = any(word in str(error) for word in ("tokenizer.model", *TOKENIZER_PACKAGES))
+    return f"; pip install {' '.join(missing)}" if missing and is_of_tokenizer else ""
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
 
 
 def _check_place(model_path: str, allow_pickle: bool) -> None:
@@ -186,10 +209,29 @@ def _refuse_pickles(folder: Path) -> None:
         file.name for file in folder.glob("*.pt*")
     )
     if pickles and not any(folder.glob("*.safetensors")):
-        raise UserError(
-            f"model_path {folder}: has its weights in {pickles[0]}, a pickle; convert it to safetensors, or "
-            "give --allow-pickle, which reads its tensors and runs none of its code"
-        )
+        _refuse_pickle(str(folder), pickles[0])
+
+
+def _refuse_pickles_of_hub(name: str) -> None:
+    """Refuse a repository of the hub that has its weights only as pickles.
+
+    Transformers would ask a bot to convert them, wait for it, and load what it made.
+    """
+    try:
+        if any(has_file(name, file) for file in SAFETENSORS):
+            return
+        pickles = [file for file in PICKLES if has_file(name, file)]
+    except OSError:  # what is wrong with the repository is said where its weights load
+        return
+    if pickles:
+        _refuse_pickle(name, pickles[0])
+
+
+def _refuse_pickle(model_path: str, pickle: str) -> NoReturn:
+    raise UserError(
+        f"model_path {model_path}: has its weights in {pickle}, a pickle; convert it to safetensors, or give "
+        "--allow-pickle (eval.sh: ALLOW_PICKLE=1), which reads its tensors and runs none of its code"
+    )
 
 
 def _is_causal(config: Any) -> bool:
@@ -238,6 +280,8 @@ def _say(line: str) -> None:
 def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
     """Load the weights and run the self-test."""
     placement = {"device_map": "auto"} if options.num_gpus_per_model > 1 else {}
+    # Or transformers asks the hub's bot to convert pickles, in a thread beside the answers that are timed.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
     try:
         model = read_weights(
             options.model_path,

@@ -151,7 +151,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repetitions", type=int, default=3, help="measured answers to each question (%(default)s)"
     )
-    add_options(parser, ModelOptions, ("dtype", "device", "threads", "graphs"))
+    add_options(parser, ModelOptions, ("dtype", "device", "threads", "graphs", "allow_pickle"))
     parser.add_argument(
         "--compile", action="store_true", help="static shapes through torch.compile"
     )
