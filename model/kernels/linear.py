@@ -74,7 +74,9 @@ class LinearKernels:
         forward: Forward = few_rows,
     ) -> None:
         # Methods: a deep copy of the model gets functions of its own layers.
-        self._forwards = {layer: MethodType(forward, layer) for layer in layers}
+        self._forwards: dict[nn.Module, MethodType] = {
+            layer: MethodType(forward, layer) for layer in layers
+        }
         self._most_rows = most_rows
         self._is_compiled = is_compiled
         self._is_off = False
