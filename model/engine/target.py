@@ -199,7 +199,7 @@ class TargetModel:
         """Within the block the model uses the kernels for a pass over `num_rows` rows."""
         with (
             self.lock,
-            self.attention.exchanged(),
+            self.attention.exchanged(num_rows),
             self.linear_kernels.for_rows(num_rows),
             self.norms.exchanged(),
         ):
