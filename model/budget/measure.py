@@ -232,9 +232,9 @@ def draft_of(target: TargetModel, num_nodes: int) -> DraftTree:
     tokens = [1] * num_nodes
     if target.mixers and not target.chain_only:
         parents = (-1, *((node - 1) // 2 for node in range(1, num_nodes)))
-        return DraftTree.from_lists(tokens, parents, target.device)
+        return DraftTree.from_lists(tokens, parents)
     make = DraftTree.chain if target.chain_only else DraftTree.star
-    return make(tokens, target.device)
+    return make(tokens)
 
 
 def has_room(target: TargetModel, num_nodes: int, context: int) -> bool:

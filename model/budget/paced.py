@@ -74,7 +74,7 @@ class PacedDrafter(Drafter):
         self.num_candidates = 0 if self._is_resting else self._drafter.num_candidates
         self.wants_sketches = self._drafter.wants_sketches and not self._is_resting
         if self._is_resting:
-            return DraftTree.chain(context[-1:], self.device)
+            return DraftTree.chain(context[-1:])
         cost_curve = self._costs.at(self._num_cached)
         return self._drafter.propose(context, replace(budget, cost_curve=cost_curve))
 

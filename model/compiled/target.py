@@ -155,7 +155,7 @@ class StaticTarget(TargetModel):
         }
         cache = self.new_cache(num_tokens + max(buckets))
         for bucket in sorted(buckets):
-            tree = DraftTree.star([0] * bucket, self.device)
+            tree = DraftTree.star([0] * bucket)
             length = length_bucket(bucket)
             longest = length if self._has_dynamic_lengths else length_bucket(num_tokens + bucket)
             while length <= longest:

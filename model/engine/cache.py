@@ -24,6 +24,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from ..machine.transfer import uploaded
 from ..states.layers import CONTAINERS, State, StateLayer, copied
 from ..states.mixers import Branches, Mixers
 from ..states.own_cache import REPLACED, Container
@@ -363,8 +364,8 @@ class TreeCache(Cache):
     def _move(self, rows: Sequence[int], start: int) -> None:
         """Copy rows to `start` and onward."""
         for buffer in self.buffers.values():
-            index = torch.tensor(rows, device=buffer.device)
-            buffer[:, :, start : start + len(rows)] = buffer.index_select(2, index)
+            kept = buffer.index_select(2, uploaded(rows, buffer.device))
+            buffer[:, :, start : start + len(rows)] = kept
 
 
 class OwnStatesCache(TreeCache):

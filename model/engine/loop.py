@@ -119,6 +119,7 @@ def _steps(
                 num_candidates=drafter.num_candidates,
                 stop=request.stop,
                 with_sketches=drafter.wants_sketches,
+                read=target.read_out,
             )
             laps.end("verify")
             cache.keep(base, acceptance.path)

@@ -18,6 +18,11 @@ UNLIMITED = ("full_attention", "indexed_attention", "deepseek_sparse_attention")
 WITH_MASK = (*UNLIMITED, "sliding_attention", "chunked_attention")
 
 
+# A GPU's attention kernels take masks whose rows begin at multiples of this many numbers, and else copy
+# the mask in every layer.
+ROW_STEP = 8
+
+
 class TreeMasks:
     """The masks that a model takes.
 
@@ -42,7 +47,9 @@ class TreeMasks:
     ) -> Masks:
         """Return the mask(s) [1, 1, N, base + N] of a tree after `base` cached tokens."""
         tree = topology.additive_mask(device, dtype)  # [N, N]
-        full = torch.nn.functional.pad(tree, (base, 0))
+        num_keys = base + topology.num_nodes
+        room = -num_keys % ROW_STEP if device.type == "cuda" else 0
+        full = torch.nn.functional.pad(tree, (base, room))[:, :num_keys]
         depths = keys = topology.depth_tensor(device) + base
         if self._kinds != ["full_attention"]:  # which does not ask where its keys stand
             keys = torch.cat((torch.arange(base, device=device), depths))

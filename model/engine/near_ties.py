@@ -88,6 +88,6 @@ class ReferenceRows:
             for _ in target.prefill(text[: self._prompt_length], cache, with_logits=False):
                 pass  # nothing is left of the prompt where its rows are plain decoding's
             for token in text[cache.length :]:
-                logits = target.forward(DraftTree.chain([token], target.device), cache)
+                logits = target.forward(DraftTree.chain([token]), cache)
         chosen = None if rule is None else rule.choose(logits[-1], text)
         return int(logits[-1].argmax()) if chosen is None else chosen

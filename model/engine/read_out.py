@@ -8,11 +8,13 @@ Shapes: N nodes, V vocabulary, k candidates, S sketches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from ..kernels.largest_logits import top_k
+from ..machine.transfer import downloaded
 from .tree import DraftTree
 
 # Tokens of a sketch; a smaller vocabulary is used whole.
@@ -34,52 +36,87 @@ class Candidates(NamedTuple):
     logits: list[list[float]]
 
 
+class ReadOut(NamedTuple):
+    """What the host reads of a pass.
+
+    Attributes:
+        node_tokens: token of every node [N].
+        candidates: of every node.
+        sketches: of every node, float32 [N, S]; None if they are not wanted.
+    """
+
+    node_tokens: list[int]
+    candidates: Candidates
+    sketches: torch.Tensor | None
+
+
+# A function such as `read_out`, with all its arguments.
+Reader = Callable[[DraftTree, torch.Tensor, int, bool], ReadOut]
+
+
 def read_out(
     tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_sketches: bool = False
-) -> tuple[list[int], Candidates, torch.Tensor | None]:
-    """Copy a tree's tokens [N], candidates and sketches to the host in one transfer.
+) -> ReadOut:
+    """Copy a tree's tokens, candidates and sketches to the host in one transfer.
 
     Args:
         tree: N nodes.
         logits: [N, V].
         num_candidates: k; for k = 1 the first of equal logits wins, else any of them.
         with_sketches: whether sketches are wanted.
-
-    Returns:
-        Tokens, candidates of N nodes, and their sketches, float32 [N, S], None if there are none.
     """
+    if logits.device.type != "cpu":
+        tokens = None if tree.token_ids.device.type == "cpu" else tree.token_ids
+        packed = packed_read_out(logits, num_candidates, with_sketches, tokens)
+        count = min(num_candidates, logits.shape[-1])
+        return unpacked(tree, downloaded(packed), count, tokens is not None)
+    values, token_ids = _likeliest(logits, num_candidates)
+    sketches = state_sketch(logits) if with_sketches else None
+    found = Candidates(token_ids.tolist(), values.tolist())
+    return ReadOut(tree.token_ids.tolist(), found, sketches)
+
+
+def packed_read_out(
+    logits: torch.Tensor,
+    num_candidates: int,
+    with_sketches: bool = False,
+    token_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what `unpacked` takes, on the device of the logits [N, V], as one int32 tensor with a row a node.
+
+    Columns: candidates [N, k], their logits [N, k], sketches [N, S] if wanted, and the nodes' tokens [N]
+    if they are given.
+    """
+    values, candidates = _likeliest(logits, num_candidates)
+    numbers = values.float()
+    if with_sketches:
+        numbers = torch.cat((numbers, state_sketch(logits)), dim=1)
+    parts = [candidates.int(), numbers.view(torch.int32)]
+    if token_ids is not None:
+        parts.append(token_ids[:, None].int())
+    return torch.cat(parts, dim=1)
+
+
+def unpacked(
+    tree: DraftTree, packed: torch.Tensor, num_candidates: int, has_tokens: bool
+) -> ReadOut:
+    """Undo `packed_read_out` on the host; the rows of the tree's nodes are the first ones."""
+    count, end = num_candidates, packed.shape[1] - has_tokens
+    packed = packed[: tree.topology.num_nodes]
+    tokens = packed[:, end] if has_tokens else tree.token_ids
+    values = packed[:, count : 2 * count].view(torch.float32)
+    sketches = packed[:, 2 * count : end].view(torch.float32)
+    found = Candidates(packed[:, :count].tolist(), values.tolist())
+    return ReadOut(tokens.tolist(), found, sketches if sketches.shape[1] else None)
+
+
+def _likeliest(logits: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest logits of every row and their columns, each [N, k]."""
     count = min(num_candidates, logits.shape[-1])
     if count == 1:
-        values, token_ids = logits.max(dim=-1, keepdim=True)  # [N, 1], [N, 1]
-    else:
-        values, token_ids = top_k(logits, count)  # [N, k], [N, k]
-    sketches = state_sketch(logits) if with_sketches else None
-    if logits.device.type == "cpu":  # nothing to transfer
-        found = Candidates(token_ids.tolist(), values.tolist())
-        return tree.token_ids.tolist(), found, sketches
-    return _unpacked(_packed(tree, token_ids, values, sketches).cpu(), count)
-
-
-def _packed(
-    tree: DraftTree,
-    token_ids: torch.Tensor,
-    values: torch.Tensor,
-    sketches: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return tokens [N], candidates and their logits [N, k] and sketches [N, S] as one int32 tensor."""
-    numbers = values.float() if sketches is None else torch.cat((values.float(), sketches), dim=1)
-    tokens = tree.token_ids[:, None].int()
-    return torch.cat((tokens, token_ids.int(), numbers.view(torch.int32)), dim=1)
-
-
-def _unpacked(
-    packed: torch.Tensor, num_candidates: int
-) -> tuple[list[int], Candidates, torch.Tensor | None]:
-    """Undo `_packed`: return tokens, candidates and sketches."""
-    tokens, token_ids, bits = packed.tensor_split((1, 1 + num_candidates), dim=1)
-    values, sketches = bits.view(torch.float32).tensor_split((num_candidates,), dim=1)
-    found = Candidates(token_ids.tolist(), values.tolist())
-    return tokens[:, 0].tolist(), found, sketches if sketches.shape[1] else None
+        values, token_ids = logits.max(dim=-1, keepdim=True)
+        return values, token_ids
+    return top_k(logits, count)
 
 
 def sketch_ids(vocab_size: int) -> range:

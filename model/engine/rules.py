@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from ..kernels.linear import is_exact
+from ..machine.transfer import uploaded
 
 # Two logits closer than this many rounding steps of the larger may change places with the shape of
 # a forward pass; the noise measured on the demo model in float32 is 6 such steps.
@@ -31,6 +32,8 @@ TIE_STEPS = 256
 # which may be near 0. The margin leaves room for sums some forty times as large.
 LEAST_SIZE = 1.0
 # They count their calls, and in float32 a near-tie asks twice about one token.
+# They read no prefix, so that the whole text need not go to the device for every token.
+WITHOUT_PREFIX = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
 STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
 
 
@@ -125,7 +128,8 @@ def _processed(
     """Return the scores [1, V] after all processors; float32 as in transformers' own generation."""
     with as_in_transformers():
         scores = logits[None].to(dtype=torch.float32, copy=True)
-        input_ids = torch.tensor([list(prefix)], device=logits.device)  # [1, P]
+        read = prefix if any(type(one) not in WITHOUT_PREFIX for one in processors) else prefix[-1:]
+        input_ids = uploaded(read, logits.device)[None]  # [1, P]
         for processor in processors:
             scores = processor(input_ids, scores)
     return scores

@@ -261,7 +261,7 @@ def verified_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
     tree = DraftTree(torch.tensor(probe.nodes, device=target.device), probe.topology)
     logits = target.forward(tree, cache)
     cache.keep(len(probe.prefix), probe.path)
-    step = target.forward(DraftTree.chain([probe.extra], target.device), cache)
+    step = target.forward(DraftTree.chain([probe.extra]), cache)
     return torch.cat((logits, step)).float()
 
 

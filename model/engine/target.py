@@ -26,12 +26,14 @@ from ..kernels.attention import Attention, HeadShape, attention
 from ..kernels.linear import LinearKernels, linear_kernels
 from ..kernels.norms import FusedNorms, fused_norms
 from ..machine.measurements import machine_key
+from ..machine.transfer import uploaded
 from ..states.layers import State, num_state_bytes, num_states_of
 from ..states.mixers import Mixers, find_mixers
 from ..states.own_cache import first_states, has_read, own_cache_class, rows_in
 from .cache import BufferShape, LayerShape, OwnStatesCache, TreeCache
 from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
+from .read_out import ReadOut, read_out
 from .step import DeviceDrafting, DeviceStep
 from .support import (
     UnsupportedModelError,
@@ -278,17 +280,32 @@ class TargetModel:
         return (base + 1) // step != (base + num_nodes) // step
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
-        """Append all nodes to the cache and return the logits after every node [N, V]."""
+        """Append all nodes to the cache; return the logits after every node [N, V], valid until the next pass."""
         base = cache.length
         topology = tree.topology
         masks, positions = None, None
         with self.kernels(topology.num_nodes):
-            # A chain needs no more than the model's own causal mask.
-            if not topology.is_chain and self._attention_shape:
+            if self._needs_mask(topology):
                 masks = self.masks.of_tree(topology, base, self.device, self.dtype)
                 positions = topology.depth_tensor(self.device) + base
             with self._branching(topology, cache):
-                return self.run(tree.token_ids, base, cache, masks, positions)
+                token_ids = uploaded(tree.token_ids, self.device)
+                return self.run(token_ids, base, cache, masks, positions)
+
+    def _needs_mask(self, topology: TreeTopology) -> bool:
+        """Whether a draft is given a mask; the model's own causal mask is enough for a chain.
+
+        On a GPU that mask is boolean, and is made additive and aligned anew in every layer.
+        """
+        if topology.is_chain and (self.device.type != "cuda" or self.chain_only):
+            return False
+        return topology.num_nodes > 1 and self._attention_shape is not None
+
+    def read_out(
+        self, tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_sketches: bool
+    ) -> ReadOut:
+        """Copy to the host what is read of the last pass, over this tree with these logits (`read_out`)."""
+        return read_out(tree, logits, num_candidates, with_sketches)
 
     def _branching(self, topology: TreeTopology, cache: TreeCache) -> AbstractContextManager[None]:
         """Return the block to read a draft in: states are read from each node's parent on."""
@@ -310,7 +327,7 @@ class TargetModel:
             size = max(1, len(read))
         for begin in range(cache.length, len(read), size):
             chunk = read[begin : begin + size]
-            token_ids = torch.tensor(chunk, device=self.device)
+            token_ids = uploaded(chunk, self.device)
             logits = self.read(token_ids, begin, cache, last_logits_only=not with_logits)
             yield PromptChunk(chunk, logits if with_logits else None)
 

@@ -17,6 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
+from ..machine.transfer import uploaded
 from ..states.tree import LevelTree
 
 
@@ -131,7 +132,7 @@ class TreeTopology:
         """Return the depths as int64 [N] on `device`; the same tensor on every call."""
         key = ("depths", device, None)
         if key not in self._on_device:
-            self._on_device[key] = torch.tensor(self.depths, device=device)
+            self._on_device[key] = uploaded(self.depths, device)
         return self._on_device[key]
 
     def by_level(self, device: torch.device) -> LevelTree:
@@ -147,7 +148,7 @@ class TreeTopology:
         key = ("mask", device, dtype)
         if key not in self._on_device:
             mask = np.where(self.ancestor_mask.numpy(), 0.0, torch.finfo(dtype).min)
-            self._on_device[key] = torch.from_numpy(mask).to(device, dtype)
+            self._on_device[key] = uploaded(torch.from_numpy(mask).to(dtype), device)
         return self._on_device[key]
 
 
@@ -156,7 +157,8 @@ class DraftTree:
     """Token ids over a topology.
 
     Attributes:
-        token_ids: int64 [N] on the model's device; `token_ids[0]` is the last committed token.
+        token_ids: int64 [N], on the host, or on the model's device if they were drafted there;
+            `token_ids[0]` is the last committed token.
         topology: the shape of the tree, N nodes.
         sources: name of each node's source [N], unused for the root; None if the drafter has one source.
     """
@@ -170,18 +172,21 @@ class DraftTree:
         cls,
         tokens: Sequence[int],
         parents: tuple[int, ...],
-        device: torch.device,
         sources: tuple[str, ...] | None = None,
     ) -> DraftTree:
         """Build a tree from host lists of equal length N (root first)."""
-        return cls(torch.tensor(tokens, device=device), TreeTopology.from_parents(parents), sources)
+        return cls(_on_host(tokens), TreeTopology.from_parents(parents), sources)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], device: torch.device) -> DraftTree:
+    def chain(cls, tokens: Sequence[int]) -> DraftTree:
         """Build a chain: the root token followed by its guessed continuation."""
-        return cls(torch.tensor(tokens, device=device), TreeTopology.chain(len(tokens)))
+        return cls(_on_host(tokens), TreeTopology.chain(len(tokens)))
 
     @classmethod
-    def star(cls, tokens: Sequence[int], device: torch.device) -> DraftTree:
+    def star(cls, tokens: Sequence[int]) -> DraftTree:
         """Build a star: all nodes but the root hang from it, so that any number fits every context."""
-        return cls.from_lists(tokens, (-1, *[0] * (len(tokens) - 1)), device)
+        return cls.from_lists(tokens, (-1, *[0] * (len(tokens) - 1)))
+
+
+def _on_host(tokens: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(tokens, device="cpu")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .read_out import Candidates, read_out
+from .read_out import Candidates, Reader, read_out
 from .rules import TokenRule, tie_gap
 from .tree import DraftTree, TreeTopology
 
@@ -76,6 +76,7 @@ def verify(
     num_candidates: int = 0,
     stop: Callable[[Sequence[int]], bool] | None = None,
     with_sketches: bool = False,
+    read: Reader = read_out,
 ) -> Acceptance:
     """Accept the longest path whose tokens the target model would have emitted.
 
@@ -95,13 +96,14 @@ def verify(
         num_candidates: candidates k that the drafter wants after every node.
         stop: asked after every emitted token, with the whole text, whether the text ends there.
         with_sketches: whether the drafter wants the sketches of every node.
+        read: copies to the host what is read of the pass, as `read_out`.
 
     Raises:
         InvalidLogitsError: if the largest logit of a node on the path is not a finite number.
     """
     # Near-ties need the two largest logits.
     num_read = max(num_candidates, 2 if tie_margin else 1)
-    node_tokens, candidates, sketches = read_out(tree, logits, num_read, with_sketches)
+    node_tokens, candidates, sketches = read(tree, logits, num_read, with_sketches)
     found = (node_tokens, [ids[0] for ids in candidates.token_ids], candidates, sketches)
     topology, emitted = tree.topology, list[int]()
     frontier = [0]  # nodes with the same, accepted, path of tokens

@@ -19,7 +19,7 @@ import torch
 
 from model.commands.command_line import UserError
 from model.engine.cache import TreeCache
-from model.engine.read_out import sketch_ids, state_sketch
+from model.engine.read_out import ReadOut, read_out, sketch_ids, state_sketch
 from model.engine.target import PREFILL_CHUNK, PromptChunk, TargetModel
 from model.engine.tree import DraftTree, TreeTopology
 from model.kernels.largest_logits import top_k
@@ -144,9 +144,15 @@ class ReplayTarget:
         """Append all nodes and return the logits after every node [N, V]."""
         return self._logits(self._append(tree, cache))
 
+    def read_out(
+        self, tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_sketches: bool
+    ) -> ReadOut:
+        """Return what is read of a pass."""
+        return read_out(tree, logits, num_candidates, with_sketches)
+
     def _chain(self, tokens: Sequence[int], cache: ReplayCache) -> torch.Tensor:
         """Append tokens and return the logits after each."""
-        return self.forward(DraftTree.chain(tokens, self.device), cache)
+        return self.forward(DraftTree.chain(tokens), cache)
 
     def _append(self, tree: DraftTree, cache: ReplayCache) -> list[int]:
         """Append a tree's nodes to the cache; return their texts, -1 for those without a row."""
@@ -186,7 +192,6 @@ class ReplayTarget:
         drafted = DraftTree.from_lists(
             [*unread, *(tokens[node] for node in read)],
             (*range(-1, len(unread) - 1), *(places[parents[node]] for node in read)),
-            target.device,
         )
         base = live.length
         logits = target.forward(drafted, live)[[places[node] for node in asked]]

@@ -33,7 +33,7 @@ def test_every_attention_call_is_timed_and_the_kernels_are_put_back(has_kernel: 
     with torch.inference_mode(), context_cost._timed_attention(target) as seconds:
         list(target.prefill([1, 2, 3], cache, with_logits=False))
         assert len(seconds) == target.config.num_hidden_layers
-        target.forward(DraftTree.chain([3, 4], target.device), cache)
+        target.forward(DraftTree.chain([3, 4]), cache)
         assert len(seconds) == 2 * target.config.num_hidden_layers
     assert (functional.scaled_dot_product_attention, few_rows.attend) == kernels
 

@@ -170,9 +170,9 @@ class HeadDrafter(Drafter):
         """Return the tree that the draft network guesses."""
         draft = self._text.draft() if self._text and budget.max_depth else None
         if draft is None:  # such as after a prompt of one token: no hidden states come before it
-            return DraftTree.chain(context[-1:], self.device)
+            return DraftTree.chain(context[-1:])
         grown = self.grow(draft, budget)
-        return DraftTree.from_lists([context[-1], *grown.tokens], (-1, *grown.parents), self.device)
+        return DraftTree.from_lists([context[-1], *grown.tokens], (-1, *grown.parents))
 
     def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
         """Return a tree without its root; `budget.max_depth` is at least 1."""

@@ -110,7 +110,7 @@ class GooseDrafter(Drafter):
         self._is_tree, self._num_spine = self._table.knows(before, root), 0
         if not self._is_tree:
             tokens = chain[: min(self.config.num_nodes, budget.max_depth)]
-            return DraftTree.chain([root, *tokens], self.device)
+            return DraftTree.chain([root, *tokens])
         chain = self._text.extended(chain, confidence)
         limits = self._limits(confidence, budget.max_depth)
         if budget.chain_only:
@@ -120,7 +120,7 @@ class GooseDrafter(Drafter):
         tree = SpineTree(self._table, before, root, limits)
         tree.grow(chain)
         self._is_tree, self._num_spine = len(tree.tokens) > 1, tree.num_spine
-        return DraftTree.from_lists(tree.tokens, tuple(tree.parents), self.device, tree.sources)
+        return DraftTree.from_lists(tree.tokens, tuple(tree.parents), tree.sources)
 
     def observe(self, step: VerifiedStep) -> None:
         """Write rows for every node in the tree's order, rate the spine, and index the new tokens."""

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-import torch
-
 from ...engine.budget import MARGIN, DraftBudget
 from ...engine.tree import DraftTree
 from ...machine.build import BuildError, built
@@ -79,7 +77,6 @@ class Growth:
         root: int,
         num_drafted: int,
         budget: DraftBudget,
-        device: torch.device,
         sources: Sequence[str] | None = None,
     ) -> DraftTree:
         """Return the tree of the most probable nodes: as many as are worth their cost, at most `num_drafted`.
@@ -88,7 +85,6 @@ class Growth:
             root: the last committed token.
             num_drafted: most drafted nodes.
             budget: limits; without a cost curve the tree grows to `num_drafted`.
-            device: device of the token ids.
             sources: the source of each kind of guess; None if there is only one.
         """
         if len(self.tokens) <= num_drafted:
@@ -104,7 +100,7 @@ class Growth:
         )
         parents = tuple(self.parents[:count])
         names = tuple([sources[kind] for kind in self._kinds[:count]]) if sources else None
-        return DraftTree.from_lists(self.tokens[:count].tolist(), parents, device, names)
+        return DraftTree.from_lists(self.tokens[:count].tolist(), parents, names)
 
 
 def flat(kind: str, rows: Sequence[Sequence[float]]) -> array[float]:

@@ -168,13 +168,11 @@ class CandidatePool:
             *_places(sketches),
         )
 
-    def grow(
-        self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
-    ) -> DraftTree:
+    def grow(self, root: int, num_nodes: int, budget: DraftBudget) -> DraftTree:
         """Return the tree of the most probable nodes: as many as are worth their cost, at most
         `num_nodes` drafted.
         """
-        return self._growth.grow(root, num_nodes, budget, device, KIND_SOURCES)
+        return self._growth.grow(root, num_nodes, budget, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn from the last tree: acceptance of its guesses, rows (the accepted path's last), and new tokens."""

@@ -113,7 +113,7 @@ class HybridDrafter(CostAwareDrafter):
         """Grow the tree of the most probable nodes."""
         depth = min(budget.max_depth, MAX_DEPTH)
         limits = DraftBudget(depth, budget.chain_only, budget.cost_curve)
-        return self._pool.grow(context[-1], self.config.num_nodes, limits, self.device)
+        return self._pool.grow(context[-1], self.config.num_nodes, limits)
 
     def observe(self, step: VerifiedStep) -> None:
         """Write rows for every node, the accepted path last, and index the new tokens."""

@@ -26,6 +26,7 @@ from ...engine.hidden import FINAL
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
+from ...machine.transfer import uploaded
 from ...options import check_options, option
 from ..growth.decoder_layer import LayerShape, Rows
 from ..growth.head_files import called, heads_option, required
@@ -123,8 +124,8 @@ class HydraDrafter(Drafter):
         """Fill the tree; the root alone after a prompt of one token, which leaves no state."""
         tree = self._tree.within(budget)
         if self._prefix is None or tree.topology.max_depth == 0:
-            return DraftTree.chain(context[-1:], self.device)
-        root = torch.tensor([context[-1]], device=self.device)
+            return DraftTree.chain(context[-1:])
+        root = uploaded(context[-1:], self.device)
         return DraftTree(self._fill(root, levels_of(tree, self.device)), tree.topology)
 
     def observe(self, step: VerifiedStep) -> None:

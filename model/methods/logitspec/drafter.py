@@ -90,7 +90,7 @@ class LogitSpecDrafter(Drafter):
             first = len(tokens)
             tokens += branch
             parents += [0, *range(first, first + len(branch) - 1)]
-        return DraftTree.from_lists(tokens, tuple(parents), self.device)
+        return DraftTree.from_lists(tokens, tuple(parents))
 
     def observe(self, step: VerifiedStep) -> None:
         """Index the text up to the next root, and keep the likeliest tokens of the logits that chose it."""

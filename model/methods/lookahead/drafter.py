@@ -108,7 +108,7 @@ class LookaheadDrafter(CostAwareDrafter):
         if cost_curve and not self._backoff.allow(self._pays(len(tokens), cost_curve)):
             tokens, parents, last_nodes = tokens[:1], parents[:1], []
         self._last_nodes = last_nodes
-        return DraftTree.from_lists(tokens, tuple(parents), self.device)
+        return DraftTree.from_lists(tokens, tuple(parents))
 
     def _nodes(self, root: int, budget: DraftBudget) -> _Nodes:
         """Return the nodes of window and guesses, the root first."""

@@ -26,6 +26,7 @@ from ...engine.hidden import FINAL
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
+from ...machine.transfer import uploaded
 from ...options import check_options, option
 from ..growth.head_files import called, heads_option, required
 from ..growth.tree_choices import NUM_NODES, NUM_RANKS, tree_of
@@ -105,10 +106,10 @@ class MedusaDrafter(Drafter):
         tree = self._tree.within(budget)
         depth = tree.topology.max_depth
         if self._state is None or depth == 0:
-            return DraftTree.chain(context[-1:], self.device)
+            return DraftTree.chain(context[-1:])
         logits = self._logits(self._state, depth)  # [depth, V]
         _, guesses = top_k(logits, self._num_ranks)  # [depth, k]
-        root = torch.tensor([context[-1]], device=self.device)
+        root = uploaded(context[-1:], self.device)
         token_ids = torch.cat((root, guesses.flatten()))[self._places_of(tree)]
         return DraftTree(token_ids, tree.topology)
 

@@ -85,7 +85,7 @@ class PldDrafter(CostAwareDrafter):
         drafted = len(self._guess)
         if budget.cost_curve:
             drafted = self._rates.paying(self._ngram_size - 1, drafted, budget.cost_curve)
-        return DraftTree.chain([text[-1], *self._guess[:drafted]], self.device)
+        return DraftTree.chain([text[-1], *self._guess[:drafted]])
 
     def observe(self, step: VerifiedStep) -> None:
         """Index the new tokens and learn how far the guess was right, drafted or not."""

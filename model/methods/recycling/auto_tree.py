@@ -110,11 +110,11 @@ class AutoTree:
         new = array("i", tokens)
         self._library.rows_append(self._rows, address(new), len(new))
 
-    def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
+    def grow(self, root: int, budget: DraftBudget) -> DraftTree:
         """Return the tree of the most probable nodes that are worth their cost."""
         self._check(root)
         self._is_grown = True
-        return self._growth.grow(root, MAX_MEASURED_NODES - 1, budget, device)
+        return self._growth.grow(root, MAX_MEASURED_NODES - 1, budget)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
         """Learn acceptance from the last tree, append the new tokens, and write the rows of nodes in this order."""

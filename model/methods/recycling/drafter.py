@@ -165,15 +165,15 @@ class RecyclingDrafter(CostAwareDrafter):
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Fill the template from the matrix, level by level, or grow a tree while it pays."""
         if context[-1] >= self.vocab_size:  # some prompt tokens have no logit and no row
-            return DraftTree.chain(context[-1:], self.device)
+            return DraftTree.chain(context[-1:])
         if self._guesses:  # --tree-version auto
-            return self._guesses.grow(context[-1], budget, self.device)
+            return self._guesses.grow(context[-1], budget)
         template = self._template.within(budget)
         token_ids = np.empty(template.topology.num_nodes, dtype=np.int64)
         token_ids[0] = context[-1]
         for level in self._levels_of(template):
             token_ids[level.nodes] = self._matrix[token_ids[level.parents], level.ranks]
-        return DraftTree(torch.from_numpy(token_ids).to(self.device), template.topology)
+        return DraftTree(torch.from_numpy(token_ids), template.topology)
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""

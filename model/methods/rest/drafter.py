@@ -98,7 +98,7 @@ class RestDrafter(Drafter):
             nodes[path] = len(nodes)
         parents = (-1, *(nodes[path[:-1]] for path in paths))
         tokens = [context[-1], *(path[-1] for path in paths)]
-        return DraftTree.from_lists(tokens, parents, self.device)
+        return DraftTree.from_lists(tokens, parents)
 
     def _paths(self, context: Sequence[int], length: int) -> list[Path]:
         """Return the drafted nodes as paths from the root, the most frequent first."""

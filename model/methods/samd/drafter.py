@@ -174,12 +174,12 @@ class SamdDrafter(CostAwareDrafter):
         if drafted and budget.cost_curve and self.config.budget == "auto":
             drafted = self._rates.paying(chain.length - 1, drafted, budget.cost_curve)
         if drafted:
-            tree = DraftTree.chain([context[-1], *chain.tokens[:drafted]], self.device)
+            tree = DraftTree.chain([context[-1], *chain.tokens[:drafted]])
             return replace(tree, sources=(chain.source,) * (1 + drafted))
         if self._fallback:
             tree = self._fallback.propose(context, budget)
             return replace(tree, sources=(self.config.fallback,) * tree.topology.num_nodes)
-        return DraftTree.chain([context[-1]], self.device)
+        return DraftTree.chain([context[-1]])
 
     def observe(self, step: VerifiedStep) -> None:
         """Append the new tokens; the fallback learns from chains too."""

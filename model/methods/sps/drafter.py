@@ -30,6 +30,7 @@ from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
 from ...engine.cache import TreeCache
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree, TreeTopology
+from ...machine.transfer import uploaded
 from ...options import DTYPES, budget_option, check_options, option
 from ..growth.backoff import Backoff
 from ..growth.chain_acceptance import ChainAcceptance
@@ -109,13 +110,13 @@ class SpsDrafter(CostAwareDrafter):
         if length >= 1 and budget.cost_curve and self.wants_costs:
             length = self._paying(length, budget.cost_curve)
         if length < 1:
-            return DraftTree.chain([context[-1]], self.device)
+            return DraftTree.chain([context[-1]])
         cache = self._roomy_cache(len(context) + length)
         cache.keep(min(cache.length, len(context) - 1), ())
         if len(context) - cache.length > MOST_UNREAD:
             self._read(context, cache)
-        unread = DraftTree.chain(context[cache.length :], self.device)
-        guesses = [unread.token_ids[-1:]]
+        unread = DraftTree.chain(context[cache.length :])
+        guesses = [uploaded(context[-1:], self.device)]
         for _ in range(length):
             # Stays on the device, so that the next guess does not wait for the host.
             guess = self._model.forward(unread, cache)[-1:].argmax(dim=-1)

@@ -119,7 +119,7 @@ class SuffixDrafter(Drafter):
             other = self._best(self._answer_tree.places(known), grow, budget.max_depth)
             best = other if other.score > best.score else best
         parents = [-1, *(1 + parent for parent in best.parents)]
-        return DraftTree.from_lists([context[-1], *best.tokens], tuple(parents), self.device)
+        return DraftTree.from_lists([context[-1], *best.tokens], tuple(parents))
 
     def _best(self, places: Iterator[Place], grow: Grow, max_depth: int) -> Continuation:
         """Return the continuation with the largest score, of equals that of the longest match."""

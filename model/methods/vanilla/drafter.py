@@ -23,4 +23,4 @@ class VanillaDrafter(Drafter):
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the root alone."""
-        return DraftTree.chain([context[-1]], self.device)
+        return DraftTree.chain([context[-1]])

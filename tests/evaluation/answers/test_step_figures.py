@@ -30,14 +30,14 @@ PARENTS = (-1, 0, 0, 0, 2, 2, 5)
 
 
 def _step(path: list[int], num_tokens: int, sources: tuple[str, ...] | None = None) -> StepRecord:
-    tree = DraftTree.from_lists(list(range(7)), PARENTS, CPU)
+    tree = DraftTree.from_lists(list(range(7)), PARENTS)
     tree = DraftTree(tree.token_ids, tree.topology, sources)
     times = range(1, 1 + len(PARTS))
     return StepRecord([9] * num_tokens, tree, path, None, 0, *(10**9 * time for time in times))
 
 
 def test_counts_of_a_hand_made_tree() -> None:
-    chain = StepRecord([9, 9], DraftTree.chain([1, 2], CPU), [0, 1])
+    chain = StepRecord([9, 9], DraftTree.chain([1, 2]), [0, 1])
     sources = ("", "a", "a", "b", "a", "b", "b")
     details = step_counts([_step([0, 2, 5], 3, sources), _step([0], 1, sources), chain])
     assert details == {

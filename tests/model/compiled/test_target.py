@@ -322,7 +322,7 @@ def test_near_ties_fall_as_in_plain_decoding() -> None:
 @torch.inference_mode()
 def test_two_texts_at_a_time_have_rows_of_their_own() -> None:
     target = StaticTarget(known(LLAMA).build())
-    tree = DraftTree.chain([3], target.device)
+    tree = DraftTree.chain([3])
     first, second = target.new_cache(40), target.new_cache(40)
     alone = target.forward(tree, first)
     for _ in target.prefill(random_ids(9), second, with_logits=False):

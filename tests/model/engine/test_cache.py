@@ -37,7 +37,7 @@ def test_kept_rows_equal_a_fresh_prefill(name: str, path: list[int]) -> None:
     target = target_of(name)
     prefix, nodes = random_ids(9), random_ids(len(PARENTS), seed=1)
     cache = filled(target, prefix)
-    target.forward(DraftTree.from_lists(nodes, PARENTS, target.device), cache)
+    target.forward(DraftTree.from_lists(nodes, PARENTS), cache)
     assert cache.length == len(prefix) + len(PARENTS)
     cache.keep(len(prefix), path)
     expected = filled(target, prefix + [nodes[node] for node in path])
@@ -51,7 +51,7 @@ def test_a_wrong_kept_row_is_no_fresh_prefill() -> None:
     prefix, nodes = random_ids(9), random_ids(len(PARENTS), seed=1)
     with torch.inference_mode():
         cache = filled(target, prefix)
-        target.forward(DraftTree.from_lists(nodes, PARENTS, target.device), cache)
+        target.forward(DraftTree.from_lists(nodes, PARENTS), cache)
         cache.keep(len(prefix), [0, 2, 4])
         expected = filled(target, prefix + [nodes[node] for node in (0, 2, 5)])
     pairs = zip(contents(cache), contents(expected), strict=True)

@@ -64,12 +64,12 @@ class Watcher(CostAwareDrafter):
         """Return two right tokens and wrong ones beside them."""
         right = self.answer[len(context) - self.prompt_length :][: min(2, budget.max_depth)]
         if len(right) < 2:
-            return DraftTree.chain(context[-1:], self.device)
+            return DraftTree.chain(context[-1:])
         if budget.chain_only:
-            return DraftTree.chain([context[-1], *right], self.device)
+            return DraftTree.chain([context[-1], *right])
         wrong = [self.source.randrange(self.vocab_size) for _ in range(3)]
         tokens = [context[-1], wrong[0], right[0], wrong[1], right[1], wrong[2]]
-        return DraftTree.from_lists(tokens, (-1, 0, 0, 1, 2, 2), self.device)
+        return DraftTree.from_lists(tokens, (-1, 0, 0, 1, 2, 2))
 
     def observe(self, step: VerifiedStep) -> None:
         """Note every node."""

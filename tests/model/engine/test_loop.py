@@ -46,7 +46,7 @@ class Oracle(Drafter):
         """Return the continuation as a chain."""
         begin = len(context) - self.prompt_length
         depth = min(self.depth, budget.max_depth)
-        return DraftTree.chain([context[-1], *self.text[begin : begin + depth]], self.device)
+        return DraftTree.chain([context[-1], *self.text[begin : begin + depth]])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -167,7 +167,7 @@ class Fork(Drafter):
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the siblings."""
-        return DraftTree.from_lists([context[-1], 2, 3], (-1, 0, 0), self.device)
+        return DraftTree.from_lists([context[-1], 2, 3], (-1, 0, 0))
 
 
 def test_a_drafter_that_exceeds_its_budget_is_stopped() -> None:

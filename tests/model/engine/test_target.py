@@ -155,7 +155,7 @@ def test_a_draft_that_reaches_over_a_step_of_scaling_is_a_chain() -> None:
     assert not target.chain_only_at(base=20, num_nodes=11)
     assert not target.chain_only_at(base=31, num_nodes=32)
     prefix = random_ids(30)
-    siblings = DraftTree.from_lists([prefix[-1], 7, 8], (-1, 0, 0), target.device)
+    siblings = DraftTree.from_lists([prefix[-1], 7, 8], (-1, 0, 0))
     with torch.inference_mode():
         cache = target.new_cache(40)
         for _ in target.prefill(prefix, cache, with_logits=False):

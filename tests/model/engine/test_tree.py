@@ -83,9 +83,9 @@ def test_parents_that_make_no_tree_are_named(parents: tuple[int, ...], text: str
 
 
 def test_trees_are_built_from_lists_and_chains() -> None:
-    tree = DraftTree.from_lists([7, 8, 9], (-1, 0, 0), CPU)
+    tree = DraftTree.from_lists([7, 8, 9], (-1, 0, 0))
     assert tree.token_ids.tolist() == [7, 8, 9] and tree.topology.parents == (-1, 0, 0)
-    chain = DraftTree.chain([4, 5], CPU)
+    chain = DraftTree.chain([4, 5])
     assert chain.token_ids.dtype == torch.int64 and chain.topology.parents == (-1, 0)
 
 

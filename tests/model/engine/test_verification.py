@@ -12,8 +12,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from model.engine import read_out as module
-from model.engine.read_out import read_out, state_sketch
+from model.engine.read_out import packed_read_out, read_out, state_sketch, unpacked
 from model.engine.rules import GreedyRule, SamplingRule
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, InvalidLogitsError, verify
@@ -27,7 +26,7 @@ def random_case(seed: int) -> tuple[DraftTree, torch.Tensor]:
     source = random.Random(seed)
     num_nodes = 1 + seed % 17
     parents = (-1, *(source.randrange(node) for node in range(1, num_nodes)))
-    tree = DraftTree.from_lists([source.randrange(VOCAB) for _ in parents], parents, CPU)
+    tree = DraftTree.from_lists([source.randrange(VOCAB) for _ in parents], parents)
     tokens = tree.token_ids.tolist()
     rows = []
     for node in range(num_nodes):
@@ -89,7 +88,7 @@ class Script:
 
 
 def test_a_rule_sees_the_logits_and_the_true_prefix_of_every_node() -> None:
-    tree = DraftTree.from_lists([9, 1, 2, 1, 3], (-1, 0, 0, 2, 3), CPU)
+    tree = DraftTree.from_lists([9, 1, 2, 1, 3], (-1, 0, 0, 2, 3))
     logits = torch.arange(20.0).reshape(5, 4)
     rule = Script([2, 1, 0])
     acceptance = verify(tree, logits, rule, prefix=[7, 9])
@@ -99,7 +98,7 @@ def test_a_rule_sees_the_logits_and_the_true_prefix_of_every_node() -> None:
 
 
 def test_one_draw_is_made_for_each_emitted_token_and_none_beyond_the_end() -> None:
-    tree = DraftTree.chain([0, 1, 1, 1], CPU)
+    tree = DraftTree.chain([0, 1, 1, 1])
     logits = torch.full((4, 2), -torch.inf)
     logits[:, 1] = 0
     for eos_ids, num_draws in (((), 4), ({1}, 1)):
@@ -112,7 +111,7 @@ def test_one_draw_is_made_for_each_emitted_token_and_none_beyond_the_end() -> No
 
 
 def test_duplicate_siblings_are_all_followed() -> None:
-    tree = DraftTree.from_lists([0, 1, 1, 2], (-1, 0, 0, 2), CPU)
+    tree = DraftTree.from_lists([0, 1, 1, 2], (-1, 0, 0, 2))
     logits = torch.eye(4)[[1, 2, 2, 3]]
     acceptance = verify(tree, logits)
     assert acceptance.path == [0, 2, 3], "the second sibling has the longer path"
@@ -120,11 +119,11 @@ def test_duplicate_siblings_are_all_followed() -> None:
 
 
 def test_rejected_nodes_are_learned_from_level_by_level_before_the_accepted_ones() -> None:
-    tree = DraftTree.from_lists([0, 1, 2, 3, 1], (-1, 0, 1, 0, 3), CPU)
+    tree = DraftTree.from_lists([0, 1, 2, 3, 1], (-1, 0, 1, 0, 3))
     acceptance = verify(tree, torch.eye(4)[[3, 0, 0, 0, 0]])
     assert acceptance.path == [0, 3]
     assert acceptance.accepted_last(tree.topology) == [1, 2, 4, 0, 3]
-    swapped = DraftTree.from_lists([0, 1, 2, 3, 1], (-1, 0, 1, 0, 0), CPU)
+    swapped = DraftTree.from_lists([0, 1, 2, 3, 1], (-1, 0, 1, 0, 0))
     acceptance = verify(swapped, torch.eye(4)[[2, 0, 0, 0, 0]])
     assert acceptance.accepted_last(swapped.topology) == [1, 3, 4, 2, 0]
 
@@ -133,7 +132,7 @@ def test_rejected_nodes_are_learned_from_level_by_level_before_the_accepted_ones
 def test_equal_logits_go_to_the_first_as_in_plain_decoding(num_candidates: int) -> None:
     logits = torch.zeros(1, 50, dtype=torch.bfloat16)
     logits[0, 7:45] = 2.0
-    tree = DraftTree.chain([0], CPU)
+    tree = DraftTree.chain([0])
     assert verify(tree, logits, num_candidates=num_candidates).tokens == [7]
 
 
@@ -141,14 +140,14 @@ def test_equal_logits_go_to_the_first_as_in_plain_decoding(num_candidates: int) 
 @pytest.mark.parametrize("level", [100.0, -100.0])
 def test_a_near_tie_is_left_open_at_any_level(level: float, rule: GreedyRule | None) -> None:
     logits = torch.tensor([[0.0, -1e-3, -50.0]]) + level
-    tree = DraftTree.chain([0], CPU)
+    tree = DraftTree.chain([0])
     assert not verify(tree, logits, rule, tie_margin=3e-5).is_decided
     assert verify(tree, logits, rule, tie_margin=3e-6).tokens == [0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_logits_without_a_largest_number_are_refused_not_read(value: float) -> None:
-    tree = DraftTree.chain([0, 1], CPU)
+    tree = DraftTree.chain([0, 1])
     logits = torch.eye(VOCAB)[[1, 2]]
     logits[1] = value
     with pytest.raises(InvalidLogitsError, match="allowed: a finite number"):
@@ -157,18 +156,19 @@ def test_logits_without_a_largest_number_are_refused_not_read(value: float) -> N
     assert verify(tree, logits).tokens == [3]
 
 
+@pytest.mark.parametrize("has_tokens", [False, True])
 @pytest.mark.parametrize("with_sketches", [False, True])
 @pytest.mark.parametrize("num_candidates", [1, 3])
 def test_what_travels_from_a_device_is_what_the_host_reads(
-    num_candidates: int, with_sketches: bool
+    num_candidates: int, with_sketches: bool, has_tokens: bool
 ) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    tree = DraftTree.from_lists([7, 1, 2, 3, 299], (-1, 0, 0, 1, 3), CPU)
+    tree = DraftTree.from_lists([7, 1, 2, 3, 299], (-1, 0, 0, 1, 3))
     tokens, candidates, sketches = read_out(tree, logits, num_candidates, with_sketches)
     assert (sketches is not None) == with_sketches
-    values = torch.tensor(candidates.logits, dtype=torch.bfloat16)
-    packed = module._packed(tree, torch.tensor(candidates.token_ids), values, sketches)
-    found = module._unpacked(packed, num_candidates)
+    ids = tree.token_ids if has_tokens else None
+    packed = packed_read_out(logits, num_candidates, with_sketches, ids)
+    found = unpacked(tree, packed, num_candidates, has_tokens)
     assert found[:2] == (tokens, candidates)
     if sketches is None:
         assert found[2] is None

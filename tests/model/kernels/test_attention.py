@@ -147,15 +147,15 @@ def test_a_draft_has_the_bits_of_single_steps_with_our_kernels(
     cache = target.new_cache(80)
     list(target.prefill(text[:21], cache, False))
     base = cache.length
-    steps = [target.forward(DraftTree.chain([token], target.device), cache) for token in text[20:]]
+    steps = [target.forward(DraftTree.chain([token]), cache) for token in text[20:]]
     for count in (2, 3, 8, 17, 40):
         cache.keep(base, ())
-        draft = DraftTree.chain(text[20 : 20 + count], target.device)
+        draft = DraftTree.chain(text[20 : 20 + count])
         assert torch.equal(target.forward(draft, cache), torch.cat(steps[:count])), count
     # A tree's nodes too: here the draft's tokens under two children of the root.
     cache.keep(base, ())
     tokens = [text[20], *text[21:25], *text[21:25]]
-    tree = DraftTree.from_lists(tokens, (-1, 0, 1, 2, 3, 0, 5, 6, 7), target.device)
+    tree = DraftTree.from_lists(tokens, (-1, 0, 1, 2, 3, 0, 5, 6, 7))
     logits = target.forward(tree, cache)
     assert torch.equal(logits[:5], torch.cat(steps[:5]))
     assert torch.equal(logits[5:], torch.cat(steps[1:5]))

@@ -44,7 +44,7 @@ def emit(pld: PldDrafter, tokens: list[int]) -> None:
     """Let a drafter observe a step that emitted these tokens."""
     path = list(range(len(tokens)))
     acceptance = Acceptance(path, tokens, [0], [0], Candidates([[0, 0]], [[0.0, 0.0]]))
-    pld.observe(VerifiedStep(DraftTree.chain([0], CPU), acceptance, None))
+    pld.observe(VerifiedStep(DraftTree.chain([0]), acceptance, None))
 
 
 @pytest.mark.parametrize("match", ["first", "latest"])

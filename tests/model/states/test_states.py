@@ -54,7 +54,7 @@ def filled(target: TargetModel, text: list[int], num_single: int = 0) -> TreeCac
     for _ in target.prefill([*text[: len(text) - num_single], 0], cache, with_logits=False):
         pass
     for token in text[len(text) - num_single :]:
-        target.forward(DraftTree.chain([token], target.device), cache)
+        target.forward(DraftTree.chain([token]), cache)
     return cache
 
 
@@ -85,7 +85,7 @@ def test_kept_states_are_those_of_plain_decoding(
     parents = tuple(range(-1, len(NODES) - 1)) if is_chain else PARENTS
     for path in CHAIN_PATHS if is_chain else PATHS:
         cache = filled(target, PREFIX)
-        target.forward(DraftTree.from_lists(NODES, parents, target.device), cache)
+        target.forward(DraftTree.from_lists(NODES, parents), cache)
         cache.keep(len(PREFIX), path)
         text = PREFIX + [NODES[node] for node in path]
         assert is_close(cache, filled(target, text, num_single=len(path))), path
@@ -101,7 +101,7 @@ def test_a_draft_that_is_not_kept_leaves_no_trace() -> None:
     target = target_of("Qwen3.5")
     with torch.inference_mode():
         cache, other = filled(target, PREFIX), filled(target, PREFIX)
-        target.forward(DraftTree.from_lists(NODES, PARENTS, target.device), cache)
+        target.forward(DraftTree.from_lists(NODES, PARENTS), cache)
         cache.keep(len(PREFIX), ())
     for one, two in zip(states(cache), states(other), strict=True):
         assert torch.equal(one, two)
@@ -112,8 +112,8 @@ def test_states_go_back_to_marks_alone() -> None:
     with torch.inference_mode():
         cache = filled(target, PREFIX)
         cache.mark()
-        target.forward(DraftTree.chain([3], target.device), cache)
-        target.forward(DraftTree.chain([4], target.device), cache)
+        target.forward(DraftTree.chain([3]), cache)
+        target.forward(DraftTree.chain([4]), cache)
         assert [cache.nearest(number) for number in (5, 9, 10, 11, 20)] == [0, 9, 9, 11, 11]
         with pytest.raises(ValueError, match="rows: got 10 of 11; allowed: 0, 9, since states"):
             cache.keep(10, ())

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
-import torch
-
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
 from model.methods.growth.acceptance_rates import AcceptanceRates
@@ -66,14 +64,11 @@ class Growth(Generic[Context]):
         self._chain_only = chain_only
         self._order: list[int] = []  # of each node of the tree, its number here
 
-    def tree(
-        self, num_drafted: int, device: torch.device, sources: Sequence[str] | None = None
-    ) -> DraftTree:
+    def tree(self, num_drafted: int, sources: Sequence[str] | None = None) -> DraftTree:
         """Return the tree of the root and the first drafted nodes.
 
         Args:
             num_drafted: drafted nodes.
-            device: of the token ids.
             sources: where guesses of each kind come from; None where all have one source.
         """
         # Depth first: the same shape, grown in another order, is the same topology, and the likeliest path stays
@@ -94,7 +89,7 @@ class Growth(Generic[Context]):
         self._order = order
         tokens = [self.tokens[node] for node in order]
         names = tuple([sources[self._kinds[node]] for node in order]) if sources else None
-        return DraftTree.from_lists(tokens, tuple(parents), device, names)
+        return DraftTree.from_lists(tokens, tuple(parents), names)
 
     def teach(self, rates: AcceptanceRates, acceptance: Acceptance) -> None:
         """Teach the rates every guess after an accepted node, drafted or only considered."""

@@ -81,7 +81,7 @@ def test_the_first_n_nodes_are_the_n_most_probable_paths(seed: int, max_depth: i
     gains = list(growth)
     expected = sorted(all_paths(guesses, max_depth).values(), reverse=True)
     assert gains == pytest.approx(expected)
-    tree = growth.tree(len(gains), CPU)
+    tree = growth.tree(len(gains))
     assert tree.topology.max_depth <= max_depth
     paths = [tree.topology.path_to(node)[1:] for node in range(1, len(gains) + 1)]
     tokens = tree.token_ids.tolist()
@@ -94,7 +94,7 @@ def test_a_chain_takes_the_best_child_of_every_node(seed: int) -> None:
     guesses = random_guesses(seed)
     growth = grown(guesses, 3, chain_only=True)
     num_drafted = len(list(growth))
-    assert growth.tree(num_drafted, CPU).topology.is_chain
+    assert growth.tree(num_drafted).topology.is_chain
     assert growth.tokens == [99] + [0] * num_drafted
 
 
@@ -105,7 +105,7 @@ def test_trees_of_one_shape_are_one_topology_whichever_node_came_first() -> None
     for guesses in (first, second):
         growth = grown(guesses, 3)
         assert len(list(growth)) == 3
-        trees.append((growth.tokens, growth.tree(3, CPU)))
+        trees.append((growth.tokens, growth.tree(3)))
     assert trees[0][0] == [99, 1, 2, 3] and trees[1][0] == [99, 1, 3, 2]
     assert trees[0][1].topology is trees[1][1].topology
     assert trees[0][1].token_ids.tolist() == [99, 1, 3, 2], "the likeliest path first"
@@ -122,7 +122,7 @@ def test_only_as_much_is_grown_as_is_read() -> None:
     )
     assert list(islice(growth, 3)) == [0.5, 0.25, 0.125]
     assert len(asked) == 3, "the last node's guesses are not looked up"
-    assert growth.tree(2, CPU).token_ids.tolist() == [1, 7, 7]
+    assert growth.tree(2).token_ids.tolist() == [1, 7, 7]
 
 
 def test_rates_go_from_the_prior_to_what_is_seen_and_follow_a_change() -> None:
@@ -147,7 +147,7 @@ def test_guesses_after_accepted_nodes_teach_their_kinds() -> None:
     rates = AcceptanceRates([0.5] * 4, strength=1)
     logits = torch.zeros(2, 9)
     logits[0, 3] = logits[1, 8] = 1.0
-    growth.teach(rates, verify(growth.tree(1, CPU), logits))
+    growth.teach(rates, verify(growth.tree(1), logits))
     assert list(rates.rates) == [0.75, 0.25, 0.25, 0.5], (
         "right, wrong, wrong and not drafted, unseen"
     )
@@ -157,7 +157,7 @@ def test_of_a_tree_in_another_order_the_right_kinds_are_taught() -> None:
     growth = grown({(): [(0.9, 1, 0), (0.5, 2, 1)], (1,): [(0.4, 3, 2)], (2,): [(0.1, 4, 3)]}, 3)
     assert len(list(growth)) == 4
     assert growth.tokens == [99, 1, 2, 3, 4]
-    tree = growth.tree(4, CPU)
+    tree = growth.tree(4)
     assert tree.token_ids.tolist() == [99, 1, 3, 2, 4]
     logits = torch.zeros(5, 9)
     logits[0, 2] = logits[3, 4] = logits[4, 8] = 1.0

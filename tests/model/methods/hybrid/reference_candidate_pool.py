@@ -104,9 +104,7 @@ class ReferencePool:
             self._add(text[begin:], range(-1, len(rows) - 1), states, rows)
             self._end = states[-1]
 
-    def grow(
-        self, root: int, num_nodes: int, budget: DraftBudget, device: torch.device
-    ) -> DraftTree:
+    def grow(self, root: int, num_nodes: int, budget: DraftBudget) -> DraftTree:
         """Return the tree of the most probable nodes: as many as are worth their cost, at most
         `num_nodes` drafted.
         """
@@ -118,7 +116,7 @@ class ReferencePool:
         num_drafted = (
             budget.cost_curve.best_size(gains) if budget.cost_curve else sum(1 for _ in gains)
         )
-        return growth.tree(num_drafted, device, KIND_SOURCES)
+        return growth.tree(num_drafted, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn from the last tree: acceptance of its guesses, rows (the accepted path's last), and new tokens."""

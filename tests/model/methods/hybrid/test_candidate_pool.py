@@ -81,7 +81,7 @@ class Pair:
         root, num_nodes = self.tokens(1)[0], self.source.choice((1, 3, 7, 30))
         max_depth, chain_only = self.source.choice((0, 1, 3, 24)), self.source.random() < 0.2
         budget = DraftBudget(max_depth, chain_only, self.cost_curve())
-        trees = [pool.grow(root, num_nodes, budget, CPU) for pool in self.pools]
+        trees = [pool.grow(root, num_nodes, budget) for pool in self.pools]
         assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
         assert trees[0].topology is trees[1].topology
         assert trees[0].sources == trees[1].sources

@@ -53,7 +53,7 @@ def test_greedy_text_is_that_of_generate_and_drafts_are_accepted(
 def test_sources_agree_on_a_higher_probability_than_each_has_alone() -> None:
     pool = ReferencePool(2**8, 8, 67)
     pool.start([10, 11, 12, 13, 10])
-    tree = pool.grow(10, 4, DraftBudget(9, chain_only=True), CPU)
+    tree = pool.grow(10, 4, DraftBudget(9, chain_only=True))
     assert tree.token_ids.tolist() == [10, 11, 12, 13, 10], "the text's own continuation"
     rows = [[token, token + 1, *range(50, 56)] for token in (11, 12, 13, 14)]
     pool.write_rows([10, 11, 12, 13], 0, rows, [[3.0, 2.0, *[-9.0] * 6]] * 4)

@@ -88,13 +88,13 @@ class ReferenceRowGuesses:
         """Append new tokens of the text, whose successors are unknown."""
         self._text.append(tokens)
 
-    def grow(self, root: int, budget: DraftBudget, device: torch.device) -> DraftTree:
+    def grow(self, root: int, budget: DraftBudget) -> DraftTree:
         """Return the tree of the most probable nodes that are worth their cost."""
         assert budget.cost_curve is not None
         self._growth = growth = Growth(
             root, root, self._at, lambda _, token: token, budget.max_depth, budget.chain_only
         )
-        return growth.tree(budget.cost_curve.best_size(growth), device)
+        return growth.tree(budget.cost_curve.best_size(growth))
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
         """Learn acceptance from the last tree, append the new tokens, and write the rows of nodes in this order."""

@@ -43,7 +43,7 @@ def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> N
         depth, chain_only = source.choice((0, 1, 3, 24)), source.random() < 0.2
         budget = DraftBudget(depth, chain_only, CostCurve(SIZES, tuple(costs)))
         root = source.randrange(VOCAB)
-        trees = [guesses.grow(root, budget, CPU) for guesses in both]
+        trees = [guesses.grow(root, budget) for guesses in both]
         assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
         assert trees[0].topology is trees[1].topology
         num_nodes = trees[0].topology.num_nodes
@@ -75,7 +75,7 @@ def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> N
 def test_a_token_without_a_row_is_refused() -> None:
     guesses = AutoTree(np.zeros((9, 2), dtype=np.int32), True)
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
-        guesses.grow(9, DraftBudget(3, cost_curve=CostCurve((1, 2), (1.0, 1.1))), CPU)
+        guesses.grow(9, DraftBudget(3, cost_curve=CostCurve((1, 2), (1.0, 1.1))))
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
         guesses.write([3, 9], [[1, 2]] * 2, [[0.0, -1.0]] * 2)
 

@@ -52,7 +52,7 @@ def logits_for(best: Sequence[tuple[int, int]]) -> torch.Tensor:
 def step(path: list[int], stop_reason: str | None = None, num_tokens: int = 0) -> VerifiedStep:
     """Return a step over five nodes; nodes 0, 2 and 4 hold token 3, nodes 1 and 3 token 5."""
     tokens = [3, 5, 3, 5, 3]
-    tree = DraftTree.from_lists(tokens, (-1, 0, 0, 1, 1), CPU)
+    tree = DraftTree.from_lists(tokens, (-1, 0, 0, 1, 1))
     logits = logits_for([(1, 2), (3, 4), (5, 6), (7, 8), (9, 0)])
     emitted = [0] * (num_tokens or len(path))
     candidates = verify(tree, logits, num_candidates=2).candidates

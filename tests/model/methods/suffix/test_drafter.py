@@ -33,7 +33,7 @@ def emit(drafter: SuffixDrafter, tokens: list[int]) -> None:
     """Let a drafter observe a step that emitted these tokens."""
     path = list(range(len(tokens)))
     acceptance = Acceptance(path, tokens, [0], [0], Candidates([[0]], [[0.0]]))
-    drafter.observe(VerifiedStep(DraftTree.chain([0], CPU), acceptance, None))
+    drafter.observe(VerifiedStep(DraftTree.chain([0]), acceptance, None))
 
 
 def draft(

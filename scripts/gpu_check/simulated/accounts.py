@@ -1,0 +1,75 @@
+"""Accounts of a simulated GPU: launches, copies, and waits of the host with their places in the project.
+
+Tables are kept by file and function, so that they outlive edits; messages have the line, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+# Where installed packages are, which a checkout may hold.
+PACKAGES = "site-packages"
+
+
+class Place(NamedTuple):
+    """A place in the project; the file is relative to its root."""
+
+    file: str
+    function: str
+    line: int
+
+    @property
+    def name(self) -> str:
+        """File and function: what tables are kept by."""
+        return f"{self.file}:{self.function}"
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.function}"
+
+
+def place() -> Place:
+    """Return the innermost place in the project that led here, this package left out."""
+    frame = sys._getframe(1)
+    root, here = f"{ROOT}/", f"{HERE}/"
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(root) and not file.startswith(here) and PACKAGES not in file:
+            return Place(file[len(root) :], frame.f_code.co_name, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return Place("elsewhere", "", 0)
+
+
+class Accounts:
+    """Counters, all since the last `clear`.
+
+    Attributes:
+        launches: kernels by operation; a replayed graph is one.
+        waits: waits of the host for the device, by kind and place.
+        copies: copies by direction ("H2D", "D2H", "D2D") and place.
+        copied_bytes: bytes copied, by direction.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.launches = Counter[str]()
+        self.waits = Counter[tuple[str, str]]()
+        self.copies = Counter[tuple[str, str]]()
+        self.copied_bytes = Counter[str]()
+
+    @property
+    def num_launches(self) -> int:
+        """Launches of all operations."""
+        return self.launches.total()
+
+    @property
+    def num_waits(self) -> int:
+        """Waits of all kinds."""
+        return self.waits.total()

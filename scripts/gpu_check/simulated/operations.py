@@ -1,0 +1,115 @@
+"""Operations as a GPU sees them: which launch a kernel, which make the host wait, what they write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from .tensor import SimulatedTensor, leaves
+
+# They allocate or describe, and launch nothing.
+FREE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "is_pinned"}
+# The schema of this one does not say that it is a view.
+HIDDEN_VIEWS = {"_unsafe_view"}
+# The size of their result, or the result itself, is a number on the host.
+WAITS = {
+    *("_local_scalar_dense", "equal", "is_nonzero"),
+    *("nonzero", "masked_select", "bincount", "unique_consecutive", "unique_dim", "_unique2"),
+}
+COPIES = {"_to_copy", "copy_"}
+# Their indices may be on the host: they are copied first.
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+
+
+class Traits(NamedTuple):
+    """What is fixed about an operation.
+
+    Attributes:
+        name: without its overload.
+        is_composite: whether it is made of others, which a GPU launches in its place.
+        is_view: whether its result is memory of its argument.
+        written: positions and names of the arguments that it writes.
+    """
+
+    name: str
+    is_composite: bool
+    is_view: bool
+    written: tuple[tuple[int, str], ...]
+
+
+def traits_of(func: Any) -> Traits:
+    """Return the traits of an operation of ATen."""
+    name = func.overloadpacket.__name__
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+    returned = [value.alias_info for value in func._schema.returns]
+    is_view = bool(returned) and all(alias and not alias.is_write for alias in returned)
+    written = tuple(
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info and argument.alias_info.is_write
+    )
+    return Traits(name, is_composite, is_view or name in HIDDEN_VIEWS, written)
+
+
+@dataclass
+class Operation:
+    """One call of an operation."""
+
+    func: Any
+    traits: Traits
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The operation's name without its overload."""
+        return self.traits.name
+
+    @cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        """All arguments that are tensors."""
+        return [
+            value for value in leaves((self.args, self.kwargs)) if isinstance(value, torch.Tensor)
+        ]
+
+    @cached_property
+    def ours(self) -> list[SimulatedTensor]:
+        """The arguments on simulated devices."""
+        return [value for value in self.tensors if isinstance(value, SimulatedTensor)]
+
+    @property
+    def on_host(self) -> list[torch.Tensor]:
+        """The other tensors."""
+        return [value for value in self.tensors if not isinstance(value, SimulatedTensor)]
+
+    @property
+    def indices(self) -> list[torch.Tensor]:
+        """The indices of an operation in `INDEXING`."""
+        return [value for value in self.args[1] if isinstance(value, torch.Tensor)]
+
+    @property
+    def launches(self) -> bool:
+        """Whether it launches a kernel."""
+        return not self.traits.is_view and self.name not in FREE
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for a result of this operation."""
+        if self.name == "repeat_interleave":  # without its size the device must be asked
+            return self.kwargs.get("output_size") is None
+        return self.name in WAITS
+
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """The tensors that it writes."""
+        found = (
+            self.args[position] if position < len(self.args) else self.kwargs.get(name)
+            for position, name in self.traits.written
+        )
+        return [value for value in leaves(list(found)) if isinstance(value, torch.Tensor)]
