@@ -92,8 +92,8 @@ def measured_choice(
     def inputs(num_rows: int, num_keys: int) -> Inputs:
         query = _waves((1, num_rows, heads.num_heads, heads.key_size), dtype, device)
         num_seen = num_keys - NOT_ROUND
-        mask = torch.zeros(1, 1, num_rows, num_seen, dtype=dtype, device=device)
-        # As in a draft: a node does not see the ones after it.
+        # As of a draft: its rows begin at round places, and a node does not see the ones after it.
+        mask = torch.zeros(1, 1, num_rows, num_keys, dtype=dtype, device=device)[..., :num_seen]
         mask[..., num_seen - num_rows :].fill_(torch.finfo(dtype).min).triu_(1)
         scale = heads.key_size**-0.5
         shown = key[:, :, :num_seen], value[:, :, :num_seen]

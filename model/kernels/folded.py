@@ -5,8 +5,8 @@ keys and values for every query head, in every layer. Here the queries of all he
 are the rows of one matrix instead. Two ways to attend then, of which a GPU's choice is measured
 (`model.kernels.choice`):
 
-- `folded_sdpa`: torch's attention. Four launches and no copy of the cache. Transformers' way has three,
-  two of which copy the cache, and two more for most lengths, at which torch pads the mask.
+- `folded_sdpa`: torch's attention. Four launches and no copy of the cache; transformers' way has three,
+  two of which copy the cache.
 - `folded_products`: two batched products around a softmax. Seven launches in half precision, five
   without groups. Torch's kernel with a mask gives one block all keys of some queries, so after a long
   text few blocks work; products share the keys among blocks.
