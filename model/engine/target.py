@@ -196,6 +196,15 @@ class TargetModel:
                 return shape.keys, shape.values
         return None
 
+    @property
+    def kernel_names(self) -> dict[str, str]:
+        """Names of the kernels in use, by what they compute."""
+        return {
+            "linear": self.linear_kernels.name,
+            "attention": self.attention.name,
+            "norms": self.norms.name,
+        }
+
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
         """Within the block the model uses the kernels for a pass over `num_rows` rows."""
