@@ -85,6 +85,11 @@ class Plan:
         self.threads = torch.get_num_threads()
         self.log.note(threads=self.threads)
 
+    def note_kernels(self, target: TargetModel) -> None:
+        """Write the kernels of the model's passes into the sidecar; a referee uses none."""
+        if isinstance(self.setup.method, Method):
+            self.log.note(kernel_names=target.kernel_names)
+
     def memory(self) -> dict[str, torch.Tensor] | None:
         """Return the memory before the first question; None if every worker has a memory of its own.
 

@@ -106,6 +106,7 @@ CIRCUMSTANCES = frozenset(
         "git_commit",
         "versions",
         "argv",
+        "kernel_names",
         "resumed",
         "interleaved_with",
         "interleaved_run",

@@ -64,7 +64,10 @@ def read_or_measure(target: TargetModel) -> CostModel:
 
     A measurement that other work disturbed serves this process only.
     """
-    key = "-".join((target.machine_key, target.linear_kernels.name, target.attention.name))
+    names = [target.linear_kernels.name, target.attention.name]
+    if target.norms:
+        names.append(target.norms.name)
+    key = "-".join((target.machine_key, *names))
     kept = Measurement.read(read_measured(NAME, key))
     if kept is not None and kept.is_steady and agrees(target, kept.costs):
         return kept.costs

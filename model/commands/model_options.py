@@ -39,7 +39,7 @@ class ModelOptions:
     )
     kernels: str = option(
         "auto",
-        "auto: kernels of our own on a CPU that they are made for; off: the model's own arithmetic alone",
+        "auto: faster kernels for passes over a few rows; off: the model's own arithmetic alone",
         choices=KERNELS,
     )
     num_gpus_per_model: int = option(1, "GPUs that one model is spread over", least=1)

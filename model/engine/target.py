@@ -24,6 +24,7 @@ from transformers import Cache, PreTrainedModel
 
 from ..kernels.attention import Attention, HeadShape, attention
 from ..kernels.linear import LinearKernels, linear_kernels
+from ..kernels.norms import FusedNorms, fused_norms
 from ..kernels.sdpa import without_cudnn
 from ..machine.measurements import machine_key
 from ..machine.transfer import uploaded
@@ -181,6 +182,13 @@ class TargetModel:
         return linear_kernels(self.model, self.dtype, self.is_compiled)
 
     @cached_property
+    def norms(self) -> FusedNorms:
+        """The norms of passes; found at the first call."""
+        if not self.use_kernels:
+            return FusedNorms({}, self.dtype)
+        return fused_norms(self.model, self.dtype, self.is_compiled)
+
+    @cached_property
     def attention(self) -> Attention:
         """The attention of passes; built at the first call."""
         if not self.use_kernels or not self._attention_shape:
@@ -196,25 +204,36 @@ class TargetModel:
                 return shape.keys, shape.values
         return None
 
+    @property
+    def kernel_names(self) -> dict[str, str]:
+        """Names of the kernels in use, by what they compute."""
+        return {
+            "linear": self.linear_kernels.name,
+            "attention": self.attention.name,
+            "norms": self.norms.name,
+        }
+
     @contextmanager
     def kernels(self, num_rows: int) -> Iterator[None]:
         """Within the block the model uses the kernels for a pass over `num_rows` rows."""
         with (
             self.lock,
             without_cudnn(self.device),
-            self.attention.exchanged(),
+            self.attention.exchanged(num_rows),
             self.linear_kernels.for_rows(num_rows),
+            self.norms.exchanged(),
         ):
             yield
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt chunk of this length, or a single row, has reference arithmetic as it is."""
-        return self.linear_kernels.is_reference(num_rows) and self.attention.is_reference
+        is_reference = self.attention.is_reference and self.norms.is_reference
+        return is_reference and self.linear_kernels.is_reference(num_rows)
 
     @contextmanager
     def reference(self) -> Iterator[None]:
         """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
-        with self.linear_kernels.reference(), self.attention.reference():
+        with self.linear_kernels.reference(), self.attention.reference(), self.norms.reference():
             yield
 
     @cached_property

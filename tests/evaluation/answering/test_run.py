@@ -336,6 +336,8 @@ def test_the_sidecar_says_what_was_run_with_what(
     assert meta["options"] == {name: getattr(config, name) for name in config.__slots__}
     assert meta["options"]["harvest_prompt"] is True, "resolved, though it was not given"
     assert meta["device"].startswith("cpu")
+    kernels = meta["kernel_names"]
+    assert kernels.keys() == {"linear", "attention", "norms"} and kernels["norms"] == "as-they-are"
     assert meta["versions"]["torch"] == torch.__version__
     assert {"python", "transformers", "tokenizers", "fschat"} <= set(meta["versions"])
     assert meta["git_commit"] is None or len(meta["git_commit"].removesuffix("-dirty")) == 12
