@@ -21,7 +21,7 @@ from model.kernels.norms import has_fused_rms_norm
 from model.kernels.registered import USUAL
 from scripts.gpu_check.simulated.device import SimulatedCuda
 from tests.model.decoded import known
-from tests.simulated_device.demo import Setting, decoded, demo_model, step_costs
+from tests.simulated_device.demo import Setting, demo_model, run
 
 RECYCLING = Setting("recycling")
 # Launches of a norm beyond one: squares, their mean, epsilon, root, two products; in half precision two casts.
@@ -55,8 +55,8 @@ def test_norms_are_one_launch_each(gpu: SimulatedCuda, dtype: torch.dtype) -> No
             target = TargetModel(model, use_kernels)
             self_test(target)
             if dtype == torch.float32:  # in which near-ties are decided
-                texts.append(decoded(target, RECYCLING))
-            costs.append(step_costs(target, RECYCLING, gpu.accounts))
+                texts.append(run(target, RECYCLING, gpu.accounts).texts)
+            costs.append(run(target, RECYCLING, gpu.accounts).costs)
         num_norms = len(target.norms)
     assert texts[:1] == texts[1:]
     assert num_norms == 2 * model.config.num_hidden_layers + 1
@@ -71,7 +71,7 @@ def test_an_eager_step_of_7b_has_few_launches(gpu: SimulatedCuda) -> None:
         for num_layers in (len(model.model.layers), 1):
             model.model.layers = model.model.layers[:num_layers]
             model.config.num_hidden_layers = num_layers
-            costs.append(step_costs(TargetModel(model), RECYCLING, gpu.accounts).launches)
+            costs.append(run(TargetModel(model), RECYCLING, gpu.accounts).costs.launches)
     num_layers = demo_model().config.num_hidden_layers
     of_a_layer = (costs[0] - costs[1]) / (num_layers - 1)
     assert costs[1] + (LAYERS_7B - 1) * of_a_layer <= MOST_LAUNCHES
