@@ -145,6 +145,8 @@ def _answer(asked: Asked, runs: Sequence[Sequence[Plan]]) -> None:
     memories = {plan.setup.model_id: plan.memory() for plan in plans if not plan.is_answered}
     target = load_target(plans[0].setup.run.model, asked.model)
     _settle_threads(plans, target)
+    for plan in plans:
+        plan.note_kernels(target)
     num_rows = len(asked.questions) * len(plans)
     num_done = sum(len(plan.questions) - len(plan.log.remaining(plan.questions)) for plan in plans)
     record(_finished(asked, runs, target, memories), num_rows, num_done)

@@ -42,6 +42,7 @@ def answer_with_method(
             else:
                 answerer = load_answerer(plan.setup)
                 plan.settle_threads(answerer.target)
+                plan.note_kernels(answerer.target)
                 print("".join(note + "\n" for note in answerer.notes()), end="", file=sys.stderr)
                 _answer(plan, answerer, memory)
                 if save_matrix:

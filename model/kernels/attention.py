@@ -15,8 +15,11 @@ attention (`reference`), as with `model.kernels.linear`.
 
 Where ours cannot be used, torch's is. When there is a mask, transformers' sdpa attention first repeats
 keys and values for every query head of a group: a copy of the whole cache, times the group size, in
-every layer. Torch's CPU kernel reads grouped heads as they are, with the same bits. On a GPU,
-grouped heads with a mask would fall back to matrix products, so transformers' own way stays there.
+every layer. Torch's CPU kernel reads grouped heads as they are, with the same bits.
+
+On a GPU grouped heads with a mask would fall back to matrix products in torch's kernel. What is fastest
+there for the rows of a draft, transformers' own way or one of `model.kernels.folded`, is measured at a
+target's first pass (`model.kernels.choice`): it depends on the device more than on anything known here.
 
 Shapes: n queries in each of H heads, T keys and values in each of K heads, D and E numbers in a key and a value.
 """
@@ -28,17 +31,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from . import short_pass as few_rows
+from .choice import ROWS, Choice, LayerHeads, bucket
 from .linear import FEWEST_WEIGHTS, is_exact
+from .measured_attention import choice_on_gpu, letters, registered
+from .registered import USUAL, is_special, register
 from .short_pass import DTYPES, short_pass_kernel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
-# Arguments of transformers' attention functions that the kernels do not support.
-SPECIAL = ("position_bias", "softcap", "cache", "head_mask", "output_attentions")
 # Most queries of a pass with a mask that the kernel is made for.
 MOST_WITH_MASK = 128
 
@@ -71,7 +74,7 @@ def grouped_attention(
     is_grouped = key.shape[1] < query.shape[1]
     # Transformers 5 itself groups the heads of a single query, unless it is compiled.
     is_left_alone = query.shape[2] == 1 and not torch.compiler.is_compiling()
-    if attention_mask is None or is_left_alone or not is_grouped or _is_special(kwargs):
+    if attention_mask is None or is_left_alone or not is_grouped or is_special(kwargs):
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
@@ -104,7 +107,7 @@ def few_queries_attention(
         is_known = num_queries <= MOST_WITH_MASK and attention_mask.shape == shape
     else:
         is_known = not is_causal or (num_queries == num_keys and _is_decoder(module, kwargs))
-    if not is_known or dropout or key.dtype != query.dtype or _is_special(kwargs):
+    if not is_known or dropout or key.dtype != query.dtype or is_special(kwargs):
         return grouped_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
@@ -118,15 +121,8 @@ def _is_decoder(module: torch.nn.Module, options: dict[str, Any]) -> bool:
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
-def _is_special(options: dict[str, Any]) -> bool:
-    return any(all(options.get(name) is not off for off in (None, False)) for name in SPECIAL)
-
-
-AttentionInterface.register(GROUPED, grouped_attention)
-AttentionInterface.register(FEW_QUERIES, few_queries_attention)
-for name in (GROUPED, FEW_QUERIES):
-    # Register the mask function too, or passes without our mask would lose their windows.
-    AttentionMaskInterface.register(name, sdpa_mask)
+register(GROUPED, grouped_attention)
+register(FEW_QUERIES, few_queries_attention)
 
 
 class Attention:
@@ -138,32 +134,46 @@ class Attention:
         has_kernel: whether passes use `few_queries_attention`.
         is_reference: whether every function counts as reference: in compiled passes, which round in
             their own way, and in half precision, where near-ties may fall either way.
+        choice: what was measured on a GPU.
 
     Attributes:
-        name: name of the functions in use.
+        name: name of the functions in use; for a choice, for each of `choice.ROWS` the first letters of
+            the names for `choice.KEYS`.
     """
 
     def __init__(
-        self, config: Any, groups_heads: bool, has_kernel: bool, is_reference: bool = False
+        self,
+        config: Any,
+        groups_heads: bool,
+        has_kernel: bool,
+        is_reference: bool = False,
+        choice: Choice = (),
     ) -> None:
         self._config = config
         self._groups_heads = groups_heads
         self._has_kernel = has_kernel
         self._is_always_reference = is_reference
         self._is_off = False
-        self.name = "few-queries" if has_kernel else "sdpa"
+        self.name = "few-queries" if has_kernel else USUAL
+        self._by_rows = [registered(names) for names in choice]
+        self._has_choice = any(self._by_rows)
+        if self._has_choice:
+            self.name = "-".join(("measured", *map(letters, choice)))
 
-    def exchanged(self) -> AbstractContextManager[None]:
-        """Return the block to run a pass in."""
+    def exchanged(self, num_rows: int) -> AbstractContextManager[None]:
+        """Return the block to run a pass over `num_rows` rows in."""
         if self._has_kernel and not self._is_off:
             return exchanged(self._config, FEW_QUERIES)
+        if self._has_choice and num_rows <= ROWS[-1] and not self._is_off:
+            name = self._by_rows[bucket(num_rows, ROWS)]
+            return exchanged(self._config, name) if name else nullcontext()
         # For a single query without a mask no heads are repeated, unless compiled.
         return exchanged(self._config, GROUPED) if self._groups_heads else nullcontext()
 
     @property
     def is_reference(self) -> bool:
         """Whether passes attend as plain decoding does, bit for bit."""
-        return self._is_always_reference or not self._has_kernel
+        return self._is_always_reference or not (self._has_kernel or self._has_choice)
 
     @contextmanager
     def reference(self) -> Iterator[None]:
@@ -187,12 +197,11 @@ def exchanged(config: Any, name: str) -> Iterator[None]:
 
 
 def can_exchange(model: PreTrainedModel) -> bool:
-    """Whether the model accepts registered attention functions, uses sdpa, and runs on the CPU."""
+    """Whether the model accepts registered attention functions, and uses sdpa."""
     config = model.config.get_text_config(decoder=True)
     return (
         getattr(model, "_supports_attention_backend", False)
-        and getattr(config, "_attn_implementation", None) == "sdpa"
-        and model.device.type == "cpu"
+        and getattr(config, "_attn_implementation", None) == USUAL
     )
 
 
@@ -214,11 +223,16 @@ def attention(
         is_compiled: whether passes are compiled.
     """
     config = model.config.get_text_config(decoder=True)
-    if not can_exchange(model):
-        return Attention(config, groups_heads=False, has_kernel=False)
     num_heads = getattr(config, "num_attention_heads", 0)
-    num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
     is_reference = is_compiled or not is_exact(model.dtype)
+    if can_exchange(model) and model.device.type == "cuda" and not is_compiled:
+        keys, values = shapes
+        heads = LayerHeads(num_heads, keys.num_heads, keys.head_dim, values.head_dim)
+        choice = choice_on_gpu(heads, model.dtype, model.device)
+        return Attention(config, False, False, is_reference, choice)
+    if not can_exchange(model) or model.device.type != "cpu":
+        return Attention(config, groups_heads=False, has_kernel=False)
+    num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
     has_kernel = _has_kernel(model, num_heads, shapes)
     return Attention(config, num_heads != num_key_value_heads, has_kernel, is_reference)
 

@@ -32,6 +32,7 @@ from types import MethodType
 import torch
 from torch import nn
 
+from .forwards import exchanged_forwards
 from .short_pass import DTYPES, has_bfloat16_units, short_pass_kernel
 
 # Smaller models spend their time elsewhere.
@@ -73,7 +74,9 @@ class LinearKernels:
         forward: Forward = few_rows,
     ) -> None:
         # Methods: a deep copy of the model gets functions of its own layers.
-        self._functions = [MethodType(forward, layer) for layer in layers]
+        self._forwards: dict[nn.Module, MethodType] = {
+            layer: MethodType(forward, layer) for layer in layers
+        }
         self._most_rows = most_rows
         self._is_compiled = is_compiled
         self._is_off = False
@@ -82,12 +85,12 @@ class LinearKernels:
 
     def __bool__(self) -> bool:
         """Whether any layer uses a kernel."""
-        return bool(self._functions)
+        return bool(self._forwards)
 
     def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
         """Return the block to run a pass over `num_rows` rows in."""
-        is_used = self._functions and num_rows <= self._most_rows and not self._is_off
-        return _exchanged(self._functions) if is_used else nullcontext()
+        is_used = self._forwards and num_rows <= self._most_rows and not self._is_off
+        return exchanged_forwards(self._forwards) if is_used else nullcontext()
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt of this length, or a single row, has reference arithmetic as it is."""
@@ -143,19 +146,6 @@ def _is_plain(layer: nn.Linear) -> bool:
         and weight.is_floating_point()
         and weight.is_contiguous()
     )
-
-
-@contextmanager
-def _exchanged(functions: Sequence[MethodType]) -> Iterator[None]:
-    """Within the block layers compute with these functions."""
-    # Bypasses `nn.Module.__setattr__`, which takes longer than a small layer.
-    for function in functions:
-        function.__self__.__dict__["forward"] = function
-    try:
-        yield
-    finally:
-        for function in functions:
-            del function.__self__.__dict__["forward"]
 
 
 def is_exact(dtype: torch.dtype) -> bool:

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from model.budget.measure import NAME as COSTS
+from model.compiled.graphs import GraphedTarget
 from model.compiled.target import StaticTarget
 from model.engine.drafter import Drafter
 from model.engine.loop import decode
@@ -25,7 +26,7 @@ from scripts.gpu_check.simulated.accounts import Accounts
 from tests.conftest import GivenCosts
 
 DEMO = Path(__file__).resolve().parents[2] / "data/demo"
-KINDS = {"eager": TargetModel, "static": StaticTarget}
+KINDS = {"eager": TargetModel, "static": StaticTarget, "graphed": GraphedTarget}
 FIRST_TEXT = "USER: Tell me about the sea and its animals. ASSISTANT:"
 TEXT = "USER: Write a list of ten animals and tell me about the sea. ASSISTANT:"
 NUM_TOKENS = 16
@@ -48,7 +49,7 @@ class Setting:
 
     def runs_on(self, kind: str) -> bool:
         """Whether a kind of target model shows what the method reads."""
-        return kind == "eager" or not drafter_class(self.method).drafts_with_heads()
+        return kind != "static" or not drafter_class(self.method).drafts_with_heads()
 
     def drafter(self, target: TargetModel) -> Drafter:
         """Return a fresh drafter for a target model."""
@@ -152,11 +153,11 @@ class Run(NamedTuple):
 def run(target: TargetModel, setting: Setting, accounts: Accounts) -> Run:
     """Decode two texts; the drafter learns from both."""
     drafter, costs = setting.drafter(target), Costs()
-    texts = [
-        text_of(target, drafter, FIRST_TEXT, accounts, Costs()),
-        text_of(target, drafter, TEXT, accounts, costs),
-    ]
-    return Run(texts, costs)
+    first = text_of(target, drafter, FIRST_TEXT, accounts, Costs())
+    length = len(prompt_of(TEXT)) + NUM_TOKENS
+    target.warm_up(length, drafter.draft_sizes)
+    drafter.warm_up(length)
+    return Run([first, text_of(target, drafter, TEXT, accounts, costs)], costs)
 
 
 def text_of(

@@ -236,6 +236,8 @@ class SimulatedCuda(TorchDispatchMode):
         func = operation.func
         if operation.name == "histc" and not args[0].is_floating_point():
             func = _histogram_of_integers  # which a CPU does not count
+        if func == torch.ops.aten.bmm.dtype:
+            func = _wide_products  # which a CPU has not
         written = [held_by(tensor) for tensor in operation.written]
         result = self._call(func, args, kwargs, written, operation.launches)
         outer = [value for value in operation.tensors if isinstance(value, torch.Tensor)]
@@ -271,3 +273,9 @@ class SimulatedCuda(TorchDispatchMode):
 
 def _histogram_of_integers(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.histc(values.float(), *args, **kwargs).to(values.dtype)
+
+
+def _wide_products(
+    rows: torch.Tensor, columns: torch.Tensor, out_dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.bmm(rows.to(out_dtype), columns.to(out_dtype))

@@ -24,6 +24,8 @@ WAITS = {
     *("nonzero", "masked_select", "bincount", "unique_consecutive", "unique_dim", "_unique2"),
 }
 COPIES = {"_to_copy", "copy_"}
+# Made of others on a CPU alone: a GPU has a kernel for each.
+ONE_KERNEL = {"_fused_rms_norm"}
 # Their indices may be on the host: they are copied first.
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
@@ -47,7 +49,7 @@ class Traits(NamedTuple):
 def traits_of(func: Any) -> Traits:
     """Return the traits of an operation of ATen."""
     name = func.overloadpacket.__name__
-    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+    is_composite = name not in ONE_KERNEL and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), "CompositeImplicitAutograd"
     )
     returned = [value.alias_info for value in func._schema.returns]

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 from .graph import SimulatedCapture, SimulatedGraph
+from .operations import ONE_KERNEL
 from .tensor import active_device, set_data
 
 # Of the card whose figures are shown; nothing depends on them but names and printed shares.
@@ -26,6 +27,14 @@ def stand_ins(device: Any) -> Iterator[None]:
     with ExitStack() as block:
         block.enter_context(mock.patch.multiple(torch.cuda, **_of_cuda(device)))
         block.enter_context(mock.patch.object(torch, "Generator", SimulatedGenerator))
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+        def has_kernel_here(name: str, key: str) -> bool:
+            is_simulated = key == "CUDA" and name.partition("::")[2] in ONE_KERNEL
+            return is_simulated or bool(has_kernel(name, key))
+
+        patch = mock.patch.object(torch._C, has_kernel.__name__, has_kernel_here)
+        block.enter_context(patch)
         # torch.tensor makes numbers on the CPU and copies them by an operation that modes see.
         block.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)

@@ -179,7 +179,7 @@ def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatc
         assert calls
     always = Attention(target.config, True, True, is_reference=True)
     assert always.is_reference
-    with always.reference(), always.exchanged():
+    with always.reference(), always.exchanged(1):
         assert target.config._attn_implementation == FEW_QUERIES, "compiled passes have one way"
 
 
@@ -187,7 +187,7 @@ def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatc
 def test_other_models_keep_their_attention(name: str) -> None:
     target = TargetModel(known(name).build())
     stock = target.config._attn_implementation
-    with target.attention.exchanged():
+    with target.attention.exchanged(1):
         assert target.config._attn_implementation == stock
     assert not can_exchange(target.model)
 

@@ -1,0 +1,91 @@
+"""The attention of passes over a few rows on a GPU: transformers' own, or a faster one, by measurement.
+
+Which one is faster depends on the device and on the lengths (`model.kernels.choice`), and a pass says
+only its rows beforehand. So for each number of rows a function is registered that holds the names for
+all numbers of keys; the same names are the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .choice import KEYS, Attend, Choice, LayerHeads, bucket, measured_choice
+from .folded import can_fold, folded_products, folded_sdpa
+from .registered import USUAL, is_special, register, usual_attention
+
+# Beside the usual one; names differ in their first letters.
+FOLDED: dict[str, Attend] = {"folded": folded_sdpa, "products": folded_products}
+
+
+def measured_attention(
+    names: tuple[str, ...],
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend by the function that was fastest for so many keys.
+
+    Unsupported cases go to transformers' function: passes without a mask, masks that differ by head,
+    dropout, gradients, special arguments.
+
+    The first argument has the names of the functions, for each of `choice.KEYS`; the others and the
+    result are those of transformers' attention functions.
+    """
+    function = FOLDED.get(names[bucket(key.shape[2], KEYS)])
+    is_refused = dropout or is_special(kwargs) or torch.is_grad_enabled()
+    if (
+        function is None
+        or is_refused
+        or attention_mask is None
+        or not can_fold(query, key, value, attention_mask)
+    ):
+        return usual_attention(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return function(query, key, value, attention_mask, scale), None
+
+
+def letters(names: Sequence[str]) -> str:
+    """Return names in short."""
+    return "".join(name[0] for name in names)
+
+
+def registered(names: tuple[str, ...]) -> str:
+    """Return the name of `measured_attention` with these names; "" if all are the usual one."""
+    if set(names) == {USUAL}:
+        return ""
+    return register(f"measured_{letters(names)}", partial(measured_attention, names))
+
+
+@cache
+def choice_on_gpu(heads: LayerHeads, dtype: torch.dtype, device: torch.device) -> Choice:
+    """Return the fastest attention on a GPU: measured once a process; () if nothing can be folded."""
+    if not heads.num_heads or heads.num_heads % heads.num_key_heads:
+        return ()
+    num_groups = heads.num_heads // heads.num_key_heads
+    layer = SimpleNamespace(num_key_value_groups=num_groups, is_causal=True)
+
+    def usual(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        return usual_attention(layer, query, key, value, mask, scaling=scale)[0]
+
+    # Without groups nothing is folded, and torch's attention is the usual one.
+    others = {name: FOLDED[name] for name in FOLDED if num_groups > 1 or name != "folded"}
+    synchronize = partial(torch.cuda.synchronize, device)
+    return measured_choice({USUAL: usual, **others}, heads, dtype, device, synchronize)
