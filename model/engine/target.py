@@ -92,6 +92,8 @@ class TargetModel:
 
     # Whether passes are compiled: these round in their own way.
     is_compiled = False
+    # Whether they are replayed as CUDA graphs of the model's own kernels: launches cost nothing then.
+    is_replayed = False
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         self.model = model
@@ -186,7 +188,7 @@ class TargetModel:
         if not self.use_kernels or not self._attention_shape:
             return Attention(self.config, groups_heads=False, has_kernel=False)
         keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
-        return attention(self.model, (keys, values), self.is_compiled)
+        return attention(self.model, (keys, values), self.is_compiled, self.is_replayed)
 
     @cached_property
     def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:
