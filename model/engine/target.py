@@ -185,7 +185,9 @@ class TargetModel:
     @cached_property
     def attention(self) -> Attention:
         """The attention of passes; built at the first call."""
-        if not self.use_kernels or not self._attention_shape:
+        # Models that choose among keys do so themselves only for transformers' attention.
+        chooses_keys = any(shape and shape.index_keys for shape in self.layer_shapes)
+        if not self.use_kernels or not self._attention_shape or chooses_keys:
             return Attention(self.config, groups_heads=False, has_kernel=False)
         keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
         return attention(self.model, (keys, values), self.is_compiled, self.is_replayed)
