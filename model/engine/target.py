@@ -96,6 +96,8 @@ class TargetModel:
 
     # Whether passes are compiled: these round in their own way.
     is_compiled = False
+    # Whether they are replayed as CUDA graphs of the model's own kernels: launches cost nothing then.
+    is_replayed = False
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         self.model = model
@@ -191,10 +193,12 @@ class TargetModel:
     @cached_property
     def attention(self) -> Attention:
         """The attention of passes; built at the first call."""
-        if not self.use_kernels or not self._attention_shape:
+        # Models that choose among keys do so themselves only for transformers' attention.
+        chooses_keys = any(shape and shape.index_keys for shape in self.layer_shapes)
+        if not self.use_kernels or not self._attention_shape or chooses_keys:
             return Attention(self.config, groups_heads=False, has_kernel=False)
         keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
-        return attention(self.model, (keys, values), self.is_compiled)
+        return attention(self.model, (keys, values), self.is_compiled, self.is_replayed)
 
     @cached_property
     def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:

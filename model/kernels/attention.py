@@ -213,7 +213,10 @@ class HeadShape(NamedTuple):
 
 
 def attention(
-    model: PreTrainedModel, shapes: tuple[HeadShape, HeadShape], is_compiled: bool
+    model: PreTrainedModel,
+    shapes: tuple[HeadShape, HeadShape],
+    is_compiled: bool,
+    is_replayed: bool = False,
 ) -> Attention:
     """Return the attention of a model's passes on this machine.
 
@@ -221,6 +224,7 @@ def attention(
         model: the model.
         shapes: heads of keys and of values.
         is_compiled: whether passes are compiled.
+        is_replayed: whether they are replayed as CUDA graphs of the model's own kernels.
     """
     config = model.config.get_text_config(decoder=True)
     num_heads = getattr(config, "num_attention_heads", 0)
@@ -228,7 +232,7 @@ def attention(
     if can_exchange(model) and model.device.type == "cuda" and not is_compiled:
         keys, values = shapes
         heads = LayerHeads(num_heads, keys.num_heads, keys.head_dim, values.head_dim)
-        choice = choice_on_gpu(heads, model.dtype, model.device)
+        choice = choice_on_gpu(heads, model.dtype, model.device, is_replayed)
         return Attention(config, False, False, is_reference, choice)
     if not can_exchange(model) or model.device.type != "cpu":
         return Attention(config, groups_heads=False, has_kernel=False)

@@ -2,8 +2,9 @@
 
 Candidates take the same inputs: heads as in a model's layers, keys and values as a cache's first rows,
 an additive mask. One that fails, or whose numbers are not those of the first, is left out with a line
-on standard error. Calls are timed in a row, with the device idle before and after: an eager pass waits
-for launches, so time on the host counts too. Of equals the first is taken.
+on standard error. Calls are timed in a row, with the device idle before and after: as a pass makes
+them, from the host, whose time for launches counts then, or replayed as a CUDA graph. Of equals the
+first is taken.
 
 A choice is made once a process: at a target's first pass, which is the self-test's.
 
@@ -29,7 +30,7 @@ from ..machine.timing import seconds_of
 # are prompts, and more keys are taken for the most.
 ROWS = (1, 8, 32, 64, 128)
 KEYS = (512, 1024, 2048, 4096)
-# Keys of a text are no round number, and kernels treat those otherwise.
+# Keys of a text are no round number, and kernels treat those otherwise; in graphs they are round.
 NOT_ROUND = 5
 ROUNDS, IN_A_ROW = 5, 10
 # From which factor on another one is faster than the first: less is noise.
@@ -76,6 +77,7 @@ def measured_choice(
     dtype: torch.dtype,
     device: torch.device,
     synchronize: Callable[[], object],
+    is_replayed: bool = False,
 ) -> Choice:
     """Return the fastest candidate for each number of queries and of keys.
 
@@ -85,13 +87,14 @@ def measured_choice(
         dtype: of queries, keys and values.
         device: where they are.
         synchronize: waits for the device.
+        is_replayed: whether passes are replayed as CUDA graphs.
     """
     key = _waves((1, heads.num_key_heads, KEYS[-1], heads.key_size), dtype, device)
     value = _waves((1, heads.num_key_heads, KEYS[-1], heads.value_size), dtype, device)
 
     def inputs(num_rows: int, num_keys: int) -> Inputs:
         query = _waves((1, num_rows, heads.num_heads, heads.key_size), dtype, device)
-        num_seen = num_keys - NOT_ROUND
+        num_seen = num_keys - (0 if is_replayed else NOT_ROUND)
         # As of a draft: its rows begin at round places, and a node does not see the ones after it.
         mask = torch.zeros(1, 1, num_rows, num_keys, dtype=dtype, device=device)[..., :num_seen]
         mask[..., num_seen - num_rows :].fill_(torch.finfo(dtype).min).triu_(1)
@@ -102,10 +105,15 @@ def measured_choice(
     usable = _usable(candidates, inputs(ROWS[1], KEYS[0]))
     if len(usable) == 1:
         return ((*usable,) * len(KEYS),) * len(ROWS)
-    return tuple(
-        tuple(_fastest(usable, inputs(num_rows, num_keys), synchronize) for num_keys in KEYS)
-        for num_rows in ROWS
-    )
+
+    def fastest(num_rows: int, num_keys: int) -> str:
+        given = inputs(num_rows, num_keys)
+        calls = {name: partial(_in_a_row, attend, given) for name, attend in usable.items()}
+        if is_replayed:
+            return _fastest({name: _replay(call) for name, call in calls.items()}, synchronize)
+        return _fastest(calls, synchronize)
+
+    return tuple(tuple(fastest(num_rows, num_keys) for num_keys in KEYS) for num_rows in ROWS)
 
 
 def _waves(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -136,18 +144,16 @@ def _usable(candidates: Mapping[str, Attend], inputs: Inputs) -> dict[str, Atten
     return usable
 
 
-def _fastest(
-    candidates: Mapping[str, Attend], inputs: Inputs, synchronize: Callable[[], object]
-) -> str:
-    """Return the name of the fastest candidate, or of the first if it is as fast."""
-    times: dict[str, list[float]] = {name: [] for name in candidates}
+def _fastest(calls: Mapping[str, Callable[[], object]], synchronize: Callable[[], object]) -> str:
+    """Return the name of the fastest call, or of the first if it is as fast."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for index in range(ROUNDS + 1):
-        for name, attend in candidates.items():
-            seconds = seconds_of(partial(_in_a_row, attend, inputs), synchronize)
+        for name, call in calls.items():
+            seconds = seconds_of(call, synchronize)
             if index:  # the first is a warm-up
                 times[name].append(seconds)
     medians = {name: statistics.median(found) for name, found in times.items()}
-    usual = next(iter(candidates))
+    usual = next(iter(calls))
     fastest = min(medians, key=medians.__getitem__)
     return usual if medians[usual] <= FASTER * medians[fastest] else fastest
 
@@ -155,3 +161,12 @@ def _fastest(
 def _in_a_row(attend: Attend, inputs: Inputs) -> None:
     for _ in range(IN_A_ROW):
         attend(*inputs)
+
+
+def _replay(call: Callable[[], object]) -> Callable[[], object]:
+    """Return the replay of a call as a CUDA graph."""
+    call()  # what the first call sets up cannot be captured
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay

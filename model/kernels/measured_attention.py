@@ -69,8 +69,17 @@ def registered(names: tuple[str, ...]) -> str:
 
 
 @cache
-def choice_on_gpu(heads: LayerHeads, dtype: torch.dtype, device: torch.device) -> Choice:
-    """Return the fastest attention on a GPU: measured once a process; () if nothing can be folded."""
+def choice_on_gpu(
+    heads: LayerHeads, dtype: torch.dtype, device: torch.device, is_replayed: bool
+) -> Choice:
+    """Return the fastest attention on a GPU: measured once a process; () if nothing can be folded.
+
+    Args:
+        heads: of the model's first attention layer.
+        dtype: of its weights.
+        device: the GPU.
+        is_replayed: whether passes are replayed as CUDA graphs.
+    """
     if not heads.num_heads or heads.num_heads % heads.num_key_heads:
         return ()
     num_groups = heads.num_heads // heads.num_key_heads
@@ -88,4 +97,5 @@ def choice_on_gpu(heads: LayerHeads, dtype: torch.dtype, device: torch.device) -
     # Without groups nothing is folded, and torch's attention is the usual one.
     others = {name: FOLDED[name] for name in FOLDED if num_groups > 1 or name != "folded"}
     synchronize = partial(torch.cuda.synchronize, device)
-    return measured_choice({USUAL: usual, **others}, heads, dtype, device, synchronize)
+    candidates = {USUAL: usual, **others}
+    return measured_choice(candidates, heads, dtype, device, synchronize, is_replayed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 import model.kernels.attention as attention_module
 import model.kernels.choice as choice_module
+from model.engine.loop import decode
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.kernels.choice import KEYS, ROWS
@@ -21,12 +23,12 @@ from model.kernels.norms import has_fused_rms_norm
 from model.kernels.registered import USUAL
 from scripts.gpu_check.simulated.device import SimulatedCuda
 from tests.model.decoded import known
-from tests.simulated_device.demo import Setting, demo_model, run
+from tests.simulated_device.demo import FIRST_TEXT, TEXT, Setting, demo_model, prompt_of
 
-RECYCLING = Setting("recycling")
 # Launches of a norm beyond one: squares, their mean, epsilon, root, two products; in half precision two casts.
 SAVED = {torch.float32: 5, torch.float16: 7}
-# Launches of a 7B model's eager step, 32 layers, and what is allowed.
+NUM_TOKENS = 12
+# Layers of a 7B model, and the launches that are allowed for an eager step.
 LAYERS_7B, MOST_LAUNCHES = 32, 900
 
 
@@ -45,36 +47,54 @@ def moved(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copy.deepcopy(model).to(dtype).to("cuda")
 
 
+class Steps(NamedTuple):
+    """The tokens of a text, and the most that a step costs after the first one."""
+
+    tokens: list[int]
+    launches: int
+    waits: Counter[tuple[str, str]]
+
+
+def decoded_on(gpu: SimulatedCuda, target: TargetModel) -> Steps:
+    """Decode a text by recycling, after another one."""
+    drafter = Setting("recycling").drafter(target)
+    for text in (FIRST_TEXT, TEXT):
+        tokens: list[int] = []
+        launches, waits = 0, Counter[tuple[str, str]]()
+        for step in decode(target, drafter, prompt_of(text), max_new_tokens=NUM_TOKENS):
+            if tokens:  # the first step reads the prompt, too
+                launches = max(launches, gpu.accounts.num_launches)
+                waits |= gpu.accounts.waits
+            gpu.accounts.clear()
+            tokens += step.tokens
+    return Steps(tokens, launches, waits)
+
+
 @pytest.mark.parametrize("dtype", SAVED)
 def test_norms_are_one_launch_each(gpu: SimulatedCuda, dtype: torch.dtype) -> None:
     assert not has_fused_rms_norm()
-    costs, texts = [], []
     with gpu, always(USUAL):
         model = moved(demo_model(), dtype)
-        for use_kernels in (False, True):
-            target = TargetModel(model, use_kernels)
-            self_test(target)
-            if dtype == torch.float32:  # in which near-ties are decided
-                texts.append(run(target, RECYCLING, gpu.accounts).texts)
-            costs.append(run(target, RECYCLING, gpu.accounts).costs)
-        num_norms = len(target.norms)
-    assert texts[:1] == texts[1:]
-    assert num_norms == 2 * model.config.num_hidden_layers + 1
-    assert costs[0].launches - costs[1].launches == SAVED[dtype] * num_norms
-    assert costs[0].waits == costs[1].waits
+        usual, fused = (
+            decoded_on(gpu, TargetModel(model, use_kernels)) for use_kernels in (False, True)
+        )
+    if dtype == torch.float32:  # in which near-ties are decided
+        assert usual.tokens == fused.tokens
+    num_norms = 2 * model.config.num_hidden_layers + 1
+    assert usual.launches - fused.launches == SAVED[dtype] * num_norms
+    assert usual.waits == fused.waits
 
 
 def test_an_eager_step_of_7b_has_few_launches(gpu: SimulatedCuda) -> None:
-    costs = []
+    launches = []
     with gpu, always(USUAL):
         model = moved(demo_model(), torch.float16)
         for num_layers in (len(model.model.layers), 1):
             model.model.layers = model.model.layers[:num_layers]
             model.config.num_hidden_layers = num_layers
-            costs.append(run(TargetModel(model), RECYCLING, gpu.accounts).costs.launches)
-    num_layers = demo_model().config.num_hidden_layers
-    of_a_layer = (costs[0] - costs[1]) / (num_layers - 1)
-    assert costs[1] + (LAYERS_7B - 1) * of_a_layer <= MOST_LAUNCHES
+            launches.append(decoded_on(gpu, TargetModel(model)).launches)
+    of_a_layer = (launches[0] - launches[1]) / (demo_model().config.num_hidden_layers - 1)
+    assert launches[1] + (LAYERS_7B - 1) * of_a_layer <= MOST_LAUNCHES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -114,6 +134,27 @@ def test_attention_is_measured_at_the_first_pass_and_never_again(
         read(TargetModel(model))
         assert len(timed) == num_timed, "measured within an answer"
         assert not [kind for kind, _ in gpu.accounts.waits if kind == "synchronize"]
+    choice_on_gpu.cache_clear()
+
+
+def test_passes_that_are_replayed_are_measured_as_graphs(
+    gpu: SimulatedCuda, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed: list[Any] = []
+    monkeypatch.setattr(choice_module, "seconds_of", lambda call, wait: timed.append(call()) or 1.0)
+    monkeypatch.setattr(TargetModel, "is_replayed", True)
+    monkeypatch.setattr(choice_module, "ROWS", ROWS[:2])
+    monkeypatch.setattr(choice_module, "KEYS", KEYS[:1])
+    choice_on_gpu.cache_clear()
+    with gpu:
+        target = TargetModel(moved(known("Llama, grouped heads").build(), torch.float16))
+        gpu.accounts.clear()
+        assert target.attention.name == USUAL, "a tie"
+        assert len(timed) == (choice_module.ROUNDS + 1) * 3 * 2
+        # One run to see whether it works, then a warm-up before each capture; replays launch nothing.
+        num_runs = 1 + choice_module.IN_A_ROW * 2
+        assert gpu.accounts.launches["_softmax"] == num_runs
+    assert not capsys.readouterr().err
     choice_on_gpu.cache_clear()
 
 

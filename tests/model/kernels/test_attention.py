@@ -183,6 +183,16 @@ def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatc
         assert target.config._attn_implementation == FEW_QUERIES, "compiled passes have one way"
 
 
+def test_models_that_choose_among_keys_keep_their_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They ask whether the attention has one of transformers' names, and else leave the choice to it."""
+    monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
+    target = TargetModel(known("DeepSeek-V3.2").build())
+    self_test(target)
+    assert target.attention.name == "sdpa"
+
+
 @pytest.mark.parametrize("name", NOT_EXCHANGED)
 def test_other_models_keep_their_attention(name: str) -> None:
     target = TargetModel(known(name).build())

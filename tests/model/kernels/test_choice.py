@@ -129,7 +129,7 @@ def test_it_is_measured_once_a_process_at_the_first_use_and_on_a_gpu_alone(
 ) -> None:
     asked: list[LayerHeads] = []
 
-    def choice(heads: LayerHeads, dtype: torch.dtype, device: torch.device) -> module.Choice:
+    def choice(heads: LayerHeads, *given: Any) -> module.Choice:
         asked.append(heads)
         return (("folded",) * len(KEYS),) * len(ROWS)
 
@@ -152,7 +152,7 @@ def test_it_is_measured_once_a_process_at_the_first_use_and_on_a_gpu_alone(
 
 def test_heads_that_are_not_shared_evenly_leave_nothing_to_choose() -> None:
     for heads in (HEADS._replace(num_heads=0), HEADS._replace(num_heads=5)):
-        assert choice_on_gpu(heads, torch.float32, CPU) == ()
+        assert choice_on_gpu(heads, torch.float32, CPU, False) == ()
 
 
 @pytest.mark.parametrize(("num_heads", "names"), [(4, {USUAL, *FOLDED}), (2, {USUAL, "products"})])
@@ -163,7 +163,7 @@ def test_folding_is_no_choice_without_groups(
 
     seen: list[Any] = []
     monkeypatch.setattr(measured, "measured_choice", lambda *given: seen.append(given) or ())
-    choice_on_gpu.__wrapped__(HEADS._replace(num_heads=num_heads), torch.float32, CPU)
+    choice_on_gpu.__wrapped__(HEADS._replace(num_heads=num_heads), torch.float32, CPU, False)
     candidates = seen[0][0]
     assert candidates.keys() == names
     with torch.inference_mode():
