@@ -129,17 +129,19 @@ class Costs:
     """The most that a step costs.
 
     Attributes:
-        launches: of kernels.
+        launches: of kernels; a graph is one.
+        kernels: those within graphs, too.
         waits: by kind and place.
     """
 
     def __init__(self) -> None:
-        self.launches = 0
+        self.launches = self.kernels = 0
         self.waits: Counter[str] = Counter()
 
     def add(self, accounts: Accounts) -> None:
         """Add a step."""
         self.launches = max(self.launches, accounts.num_launches)
+        self.kernels = max(self.kernels, accounts.num_kernels)
         self.waits |= Counter({" at ".join(key): count for key, count in accounts.waits.items()})
 
 
