@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .masks import WINDOWS
 from .prefix_cache import Weights
 from .support import UnsupportedModelError, new_cache
 from .target import TargetModel
@@ -340,11 +341,7 @@ def _said_if_slow(kind: str, say: Callable[[str], object]) -> Iterator[None]:
 @contextmanager
 def _short_windows(config: Any) -> Iterator[None]:
     """Shorten the config's sliding windows within the block."""
-    names = [
-        name
-        for name in ("sliding_window", "attention_chunk_size")
-        if (getattr(config, name, None) or 0) > SHORT_WINDOW
-    ]
+    names = [name for name in WINDOWS if (getattr(config, name, None) or 0) > SHORT_WINDOW]
     saved = {name: getattr(config, name) for name in names}
     try:
         for name in names:

@@ -88,6 +88,7 @@ class TargetModel:
         num_state_bytes: memory of the states of one text; 0 for attention alone.
         is_same_in_parts: whether a text has the same rows and states in whatever parts it is read, but
             for rounding, so that a known beginning may be kept; the self-test finds out.
+        is_in_reference: whether a block of `reference` is under way.
 
     Raises:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
@@ -124,6 +125,7 @@ class TargetModel:
         self._rope_border = rope_border(self.config)
         self.layer_shapes, self.mixers, self.num_state_bytes, self.vocab_size = self._probe()
         self.is_same_in_parts = True
+        self.is_in_reference = False
         self._hidden: dict[tuple[int, ...], HiddenStates] = {}
         # Measurements of this model by other rooms, by name.
         self.measured: dict[str, Any] = {}
@@ -238,7 +240,11 @@ class TargetModel:
     def reference(self) -> Iterator[None]:
         """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
         with self.linear_kernels.reference(), self.attention.reference(), self.norms.reference():
-            yield
+            self.is_in_reference = True
+            try:
+                yield
+            finally:
+                self.is_in_reference = False
 
     @cached_property
     def head_share(self) -> float:
