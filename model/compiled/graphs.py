@@ -61,7 +61,7 @@ class GraphedTarget(StaticTarget):
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         super().__init__(model, use_kernels)
-        self._state = ModelState(model, self.config)
+        self._state = ModelState(model)
         if self._state.has_hooks:
             raise UnsupportedModelError("its modules have hooks, or a forward of their own")
         self._host_topologies: weakref.WeakKeyDictionary[TreeTopology, PaddedTopology] = (
@@ -110,7 +110,7 @@ class GraphedTarget(StaticTarget):
         """Read the prompt as `TargetModel.prefill`; forgets graphs of a model that has changed since."""
         assert isinstance(cache, GraphedCache)
         cache.flush()
-        state = ModelState(self.model, self.config)
+        state = ModelState(self.model)
         if state != self._state:
             self._passes.clear()
             self._state = state

@@ -29,7 +29,7 @@ DEMO = Path(__file__).resolve().parents[2] / "data/demo"
 KINDS = {"eager": TargetModel, "static": StaticTarget, "graphed": GraphedTarget}
 FIRST_TEXT = "USER: Tell me about the sea and its animals. ASSISTANT:"
 TEXT = "USER: Write a list of ten animals and tell me about the sea. ASSISTANT:"
-NUM_TOKENS = 16
+NUM_TOKENS = 12
 END = 2
 # Nodes of a step, and its milliseconds after short and long texts: drafting always pays.
 NEARLY_FLAT = ((1, 4, 8, 16), (1.0, 1.02, 1.05, 1.1), (1.1, 1.2, 1.3, 1.4))
