@@ -302,9 +302,17 @@ def plain_logits(
     for part in parts:
         if part:
             ids = torch.tensor(part, device=target.device)
-            logits.append(target.run(ids, read, cache, None))
+            logits.append(_run_plainly(target, ids, read, cache))
             read += len(part)
     return torch.cat(logits).float()
+
+
+def _run_plainly(
+    target: TargetModel, token_ids: torch.Tensor, base: int, cache: Any
+) -> torch.Tensor:
+    """Run the model as transformers does; in half precision with the norms of plain decoding."""
+    with target.norms.plain():
+        return target.run(token_ids, base, cache, None)
 
 
 def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float) -> bool:
@@ -313,9 +321,9 @@ def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float)
     alone = plain_logits(target, token_ids, len(token_ids) - 1)
     cache, half = new_cache(target.model), len(token_ids) // 2
     ids = torch.tensor(token_ids, device=target.device)
-    target.run(ids[:half], 0, cache, None)
+    _run_plainly(target, ids[:half], 0, cache)
     try:
-        last = target.run(ids[half:], half, cache, None).float()
+        last = _run_plainly(target, ids[half:], half, cache).float()
     except (IndexError, RuntimeError, ValueError):  # Mamba's, in older versions of transformers 5
         return False
     differences = (whole - alone, whole[half:] - last)
