@@ -200,6 +200,17 @@ class TargetModel:
                 return shape.keys, shape.values
         return None
 
+    def switch_kernels(self, use_kernels: bool) -> None:
+        """Use kernels from now on, or none."""
+        self.use_kernels = use_kernels
+        for part in ("linear_kernels", "attention", "norms"):
+            self.__dict__.pop(part, None)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether passes compute anything by other functions than the model's."""
+        return bool(self.linear_kernels or self.attention or self.norms)
+
     @property
     def kernel_names(self) -> dict[str, str]:
         """Names of the kernels in use, by what they compute."""
