@@ -25,7 +25,10 @@ Settings (environment variables):
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
   MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model and smollm2-135m, else 1024)
   RUNS            repetitions of the whole             (1)
-  DEVICES         visible GPUs, as "0" or "0,1"        (all; the model is spread over those given)
+  DEVICES         visible GPUs, as "0" or "0,1"; cpu   (all; the model is spread over those given)
+  GRAPHS          auto, off: kernels one by one        (auto: on one GPU passes are replayed as CUDA graphs)
+  COMPILE         1: passes compiled, for minutes      (0; without methods that read hidden states, as heads do)
+  ALLOW_PICKLE    1: weights may be pickles (.bin)     (0; code that these name is not run)
   TEMPERATURE     0 is greedy                          (0.0)
   REPORT          the leaderboard as an HTML page      (data/report.html)
   OVERWRITE       1 begins anew; else finished answers are kept and a cut run goes on
@@ -34,7 +37,7 @@ Examples:
   bash eval.sh
   METHODS="vanilla recycling" RUNS=3 OVERWRITE=1 bash eval.sh
   MODEL_PATH=smollm2-135m bash eval.sh
-  MODEL_PATH=lmsys/vicuna-7b-v1.3 BENCH="spec_bench mbpp" bash eval.sh
+  MODEL_PATH=lmsys/vicuna-7b-v1.3 ALLOW_PICKLE=1 BENCH="spec_bench mbpp" bash eval.sh
 HELP
 }
 
@@ -57,6 +60,9 @@ RUNS=${RUNS:-1}
 TEMPERATURE=${TEMPERATURE:-0.0}
 REPORT=${REPORT:-data/report.html}
 OVERWRITE=${OVERWRITE:-0}
+GRAPHS=${GRAPHS:-auto}
+COMPILE=${COMPILE:-0}
+ALLOW_PICKLE=${ALLOW_PICKLE:-0}
 DRAFT_MODEL=${DRAFT_MODEL:-}
 sps=${DRAFT_MODEL:+sps}
 DATASTORE=${DATASTORE:-}
@@ -67,7 +73,7 @@ if [ "$MODEL_PATH" = data/demo/model ]; then
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
     sps=sps
     rest=rest
-    heads="medusa hydra eagle eagle2 eagle3"
+    if [ "$COMPILE" = 0 ]; then heads="medusa hydra eagle eagle2 eagle3"; fi
     published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
@@ -79,7 +85,11 @@ given_methods=${METHODS:-}
 others="pld lookahead samd suffix $sps $rest racer logitspec goose $heads"
 METHODS=${given_methods:-vanilla recycling recycling-auto $others hybrid}
 [ -n "${BENCH// /}" ] || refuse "BENCH: got no name; give one or more, or leave it out"
-[[ $OVERWRITE =~ ^[01]$ ]] || refuse "OVERWRITE: got $OVERWRITE; allowed: 1, or 0 to keep finished answers"
+for name in OVERWRITE COMPILE ALLOW_PICKLE; do
+    [[ ${!name} =~ ^[01]$ ]] || refuse "$name: got ${!name}; allowed: 1, or 0, see bash eval.sh --help"
+done
+[[ $GRAPHS =~ ^(auto|off)$ ]] || refuse "GRAPHS: got $GRAPHS; allowed: auto, off"
+if [ "$COMPILE$GRAPHS" = 1off ]; then refuse "GRAPHS: got off with COMPILE=1, which has graphs of its own; leave one out"; fi
 if [ -n "$DATASTORE" ] && [[ ! " $METHODS " =~ \ rest\  ]]; then
     refuse "DATASTORE: got $DATASTORE; only rest drafts from it, add it to METHODS"
 fi
@@ -104,17 +114,39 @@ except ValueError as error:
 fi
 
 options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE" --max-new-tokens "$MAX_NEW_TOKENS"
-    --model-id "$MODEL_NAME" --runs "$RUNS")
+    --model-id "$MODEL_NAME" --runs "$RUNS" --graphs "$GRAPHS")
 if [ -n "$DRAFT_MODEL" ]; then
     options+=(--draft-model "$DRAFT_MODEL")
 fi
-if [ -n "${DEVICES:-}" ]; then
-    export CUDA_VISIBLE_DEVICES=$DEVICES
-    options+=(--device cuda --num-gpus-per-model "$(tr ',' '\n' <<<"$DEVICES" | wc -l)")
+device=
+case "${DEVICES:-}" in
+    "") ;;
+    cpu) device=cpu ;;
+    *)
+        device=cuda
+        export CUDA_VISIBLE_DEVICES=$DEVICES
+        options+=(--num-gpus-per-model "$(tr ',' '\n' <<<"$DEVICES" | wc -l)")
+        ;;
+esac
+if [ "$COMPILE" = 1 ]; then options+=(--compile); fi
+if [ "$OVERWRITE" = 1 ]; then options+=(--overwrite); fi
+loading=(${device:+--device "$device"})  # of the model that answers, and of the one that judges
+if [ "$ALLOW_PICKLE" = 1 ]; then loading+=(--allow-pickle); fi
+options+=("${loading[@]}")
+
+# In float32 a difference is a bug. In half precision each difference is judged: a tie, or a bug. Sampling is compared
+# by evaluation.sampling_check.
+if [ "$DTYPE" = auto ] && [ -z "$device" ]; then
+    device=$("$PYTHON" -c '
+from model.commands.command_line import run_command
+from model.commands.device import auto_device
+run_command(lambda _: print(auto_device()))')
 fi
-if [ "$OVERWRITE" = 1 ]; then
-    options+=(--overwrite)
-fi
+judge=()
+case "$DTYPE $device" in
+    float16* | bfloat16* | "auto cuda") judge=(--model-path "$MODEL_PATH" "${loading[@]}") ;;
+esac
+is_sampled=$(sed 's/[0.]//g' <<<"$TEMPERATURE")  # empty: 0, however it is written
 
 # A name that is no path and no hub name stands for a model to download.
 if [[ "$MODEL_PATH" != */* && ! -e "$MODEL_PATH" ]]; then
@@ -136,15 +168,6 @@ for bench in $BENCH; do
         "$PYTHON" -m scripts.download_data "$bench"
     fi
 done
-
-# In float32 a difference is a bug. In half precision each difference is judged: a tie, or a bug. Sampling is compared
-# by evaluation.sampling_check.
-judge=()
-case "$DTYPE" in
-    float16 | bfloat16) judge=(--model-path "$MODEL_PATH") ;;
-    auto) if "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then judge=(--model-path "$MODEL_PATH"); fi ;;
-esac
-is_sampled=$(sed 's/[0.]//g' <<<"$TEMPERATURE")  # empty: 0, however it is written
 
 status=0
 files=()

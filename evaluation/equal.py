@@ -25,6 +25,11 @@ from evaluation.answers.answer_file import read_answers
 from evaluation.checking.differences import Comparison, compare
 from evaluation.reporting.tables import json_line
 from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.model_options import ModelOptions
+from model.commands.options import add_options, config_of
+
+# Options of the model that judges; its dtype is that of the answers.
+JUDGING = ("device", "trust_remote_code", "allow_pickle")
 
 EXAMPLES = """\
 examples:
@@ -59,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.model_path is not None and differences:
         from evaluation.checking.rerun import Replay, judge, judged_text  # imported late: torch
 
-        replay = Replay((paths[0], paths[1]), rows, options.model_path, options.question_file)
+        model = config_of(ModelOptions, vars(options))
+        replay = Replay((paths[0], paths[1]), rows, model, options.question_file)
         judged = judge(replay, differences, comparison.num_questions)
         print(judged_text(judged, differences))
         is_harmless = judged["ties"] == len(differences)
@@ -127,9 +133,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="the questions that were answered (default: those of the sidecar's benchmark)",
     )
+    add_options(parser, ModelOptions, JUDGING)
     options = parser.parse_args(argv)
-    if options.question_file is not None and options.model_path is None:
-        raise UserError("question_file: got without --model-path; leave it out, or give both")
+    for name in ("question_file", *JUDGING):
+        if getattr(options, name, None) is not None and options.model_path is None:
+            raise UserError(f"{name}: got without --model-path; leave it out, or give both")
     if options.file_path is not None and not Path(options.file_path).is_dir():
         raise UserError(f"file_path: got {options.file_path}; allowed: a folder that is there")
     return options

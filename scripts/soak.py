@@ -26,6 +26,7 @@ from evaluation.reporting.tables import markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
+from model.commands.options import add_options, config_of
 from model.engine.support import eos_ids_of
 from scripts.benchmark.methods import Method, check_draft_models, first_prompts, ready
 
@@ -98,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-questions", type=int, default=1000, help="(%(default)s)")
     parser.add_argument("--block", type=int, default=100, help="questions of a line (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    add_options(parser, ModelOptions, ("threads", "allow_pickle"))
     return parser
 
 
@@ -111,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     entrants = entrants_of(args.methods, args.model_path, args.draft_model, needs_baseline=False)
     with user_errors():
-        options = ModelOptions(model_path=args.model_path, threads=args.threads)
+        options = config_of(ModelOptions, vars(args))
         sampling = SamplingOptions(max_new_tokens=args.max_new_tokens)
     questions = load_questions(question_file_of(args.bench_name, args.question_file))
     model = check_model(options)

@@ -22,6 +22,15 @@ def cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_unusable_gpu() -> Iterator[None]:
+    """Run on the CPU, in other processes too, beside a GPU that torch cannot use: commands refuse it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """Begin every test with the same random numbers, whichever ran before."""

@@ -21,6 +21,9 @@ SETTINGS = (
     "MAX_NEW_TOKENS",
     "RUNS",
     "DEVICES",
+    "GRAPHS",
+    "COMPILE",
+    "ALLOW_PICKLE",
     "TEMPERATURE",
     "REPORT",
     "OVERWRITE",
@@ -118,6 +121,8 @@ def test_a_draft_model_that_no_method_drafts_with_is_refused() -> None:
     [
         *(("RUNS", value, "") for value in ("0", "-1", "2.5", "two", "1 2")),
         *(("OVERWRITE", value, "allowed: 1, or 0") for value in ("yes", "true", "2")),
+        *(("COMPILE", "yes", "allowed: 1, or 0"), ("ALLOW_PICKLE", "2", "allowed: 1, or 0")),
+        *(("GRAPHS", value, "allowed: auto, off") for value in ("on", "1", "auto off")),
         ("REPORT", "/nowhere/report.html", "a folder that is there"),
         ("REPORT", "/", "a folder that is there"),
         ("BENCH", "  ", "got no name"),
@@ -163,11 +168,69 @@ def test_without_a_compiler_a_method_that_was_given_is_refused(tmp_path: Path) -
     assert "install g++" in refusal(done)
 
 
+def commands_of(folder: Path, **settings: str) -> dict[str, list[str]]:
+    """Run eval.sh with commands that answer nothing; return the words that each was given, by its name."""
+    python, log = folder / "python", folder / "commands"
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in
+    *" evaluation."*) echo "$2 $*" >> {log} ;;
+    *) exec {sys.executable} "$@" ;;
+esac
+echo "1 answers in vanilla.jsonl"
+echo "1 answers in recycling.jsonl"
+"""
+    )
+    python.chmod(0o755)
+    done = run_eval(PYTHON=str(python), METHODS="vanilla recycling", **settings)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in log.read_text().splitlines()]
+    return {name.removeprefix("evaluation."): words for name, *words in lines}
+
+
+def test_settings_reach_the_commands(tmp_path: Path) -> None:
+    given = {"GRAPHS": "off", "ALLOW_PICKLE": "1", "DTYPE": "bfloat16", "DEVICES": "cpu"}
+    commands = commands_of(tmp_path, **given)
+    assert commands.keys() == {"compare", "equal", "leaderboard"}
+    for name in ("compare", "equal"):
+        words = " ".join(commands[name])
+        assert "--allow-pickle" in words and "--device cpu" in words, name
+    assert "--graphs off" in " ".join(commands["compare"])
+    assert "--compile" not in commands["compare"]
+
+
+def test_settings_that_are_not_given_reach_no_command(tmp_path: Path) -> None:
+    commands = commands_of(tmp_path, COMPILE="1", DTYPE="bfloat16")
+    for name in ("compare", "equal"):
+        assert {"--allow-pickle", "--device"}.isdisjoint(commands[name])
+    assert "--compile" in commands["compare"]
+
+
+def test_graphs_cannot_be_off_where_passes_are_compiled() -> None:
+    done = run_eval(COMPILE="1", GRAPHS="off")
+    assert done.returncode == 2
+    assert refusal(done).startswith("error: GRAPHS: got off with COMPILE=1")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_gpus_that_are_not_there_are_refused() -> None:
     done = run_eval(METHODS="vanilla", MAX_NEW_TOKENS="1", DEVICES="0")
     assert done.returncode == 2
     assert "device: got 'cuda'" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU that torch can use")
+def test_a_gpu_that_torch_cannot_use_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 470.82.01\n")
+    smi.chmod(0o755)
+    machine = {"CUDA_VISIBLE_DEVICES": "0", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = run_eval(METHODS="vanilla", BENCH="nosuch", **machine)
+    assert done.returncode == 2
+    assert "(driver 470.82.01)" in refusal(done) and "DEVICES=cpu" in refusal(done)
+    assert done.stderr.count("\n") == 1
+    done = run_eval(METHODS="vanilla", BENCH="nosuch", DEVICES="cpu", **machine)
+    assert "nosuch" in refusal(done), "it should have gone on to the questions"
 
 
 def test_there_are_shell_files() -> None:

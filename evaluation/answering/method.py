@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,7 +151,13 @@ class MethodAnswerer:
         if not self.drafter.quirks.keeps_warmup:
             self.drafter.reset()
         limit = self.target.context_limit(1) or self._longest_text
-        self.target.warm_up(min(self._longest_text, limit))
+        longest = min(self._longest_text, limit)
+        # On a CPU each size takes its share of a minute to compile: only those that came so far.
+        is_cpu = self.target.device.type == "cpu"
+        self.target.warm_up(longest, () if is_cpu else self.drafter.draft_sizes)
+        self.drafter.warm_up(longest)
+        if prepared := str(self.target.preparation):
+            print(prepared, file=sys.stderr, flush=True)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the memory that a hot method keeps across questions; empty for a cold one."""

@@ -32,7 +32,9 @@ from model.commands.command_line import UserError, user_errors
 from model.commands.files import refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory
+from model.commands.model_options import ModelOptions
 from model.engine.target import TargetModel
+from model.kernels.sdpa import sdpa_backends
 from model.machine.measurements import device_name
 from model.methods.registry import Method
 from model.options import chosen
@@ -278,12 +280,20 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
         "state_order": run.workers.state_order if run.uses_ray else None,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": device_name(model.device),
+        "sdpa_backends": sdpa_backends(model.device),
+        "graphs": _graphs(run.model, model.device),
         "versions": versions(),
         "git_commit": git_commit(),
         "argv": sys.argv[1:],
         "start_time": time.time(),
         "end_time": None,
     }
+
+
+def _graphs(options: ModelOptions, device: torch.device) -> str | None:
+    """Return the option `graphs` where it has an effect; else None."""
+    is_used = device.type == "cuda" and options.num_gpus_per_model == 1 and not options.compile
+    return options.graphs if is_used else None
 
 
 def _longest_text(

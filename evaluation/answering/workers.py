@@ -32,6 +32,7 @@ from evaluation.answering.question import warm_up
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
+from model.kernels.sdpa import turn_off_cudnn
 
 # A question whose worker dies may itself be the cause.
 MAX_RETRIES = 2
@@ -62,6 +63,7 @@ class Worker:
     def load(self, setup: Setup, threads: int, question: Question) -> Loaded:
         """Load the weights and warm up."""
         torch.set_num_threads(threads)
+        turn_off_cudnn(setup.model.device)
         try:
             self._answerer: MethodAnswerer = load_answerer(setup)
         except UserError as error:

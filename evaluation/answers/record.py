@@ -73,10 +73,14 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("model_fingerprint", Use.RESUMED | Use.WARNED | _RERUN),
     Condition("device", Use.RESUMED | Use.COMPARED),
     Condition("dtype", Use.RESUMED | Use.COMPARED | _RERUN),
+    # On a GPU: an older sidecar lacks it and had cuDNN's attention beside the others.
+    Condition("sdpa_backends", Use.RESUMED | Use.COMPARED, default=None),
     Condition("threads", Use.RESUMED | Use.COMPARED),
     Condition("max_new_tokens", _OPTION | Use.COMPARED),
     Condition("temperature", _OPTION | Use.COMPARED | _RERUN),
     Condition("compile", _OPTION | Use.COMPARED, default=False),
+    # None where it has no effect, as on a CPU; older sidecars lack it.
+    Condition("graphs", Use.RESUMED | Use.COMPARED, default=None),
     Condition("kernels", _OPTION | Use.COMPARED, default="auto"),
     Condition("num_choices", _OPTION | Use.COMPARED, default=1),
     Condition("num_workers", Use.RESUMED | Use.COMPARED, default=None),

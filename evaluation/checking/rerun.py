@@ -7,7 +7,7 @@ are put together again from them, and must have the length that the answers reco
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Replay:
     Args:
         paths: the two answer files; the first is plain decoding's, or what counts as right.
         rows: their rows.
-        model_path: folder or hub name of the model that both were made with.
+        options: the model that both were made with, and where it runs; the dtype is the sidecar's.
         question_file: the questions; None takes the sidecar's benchmark.
 
     Raises:
@@ -52,7 +52,7 @@ class Replay:
         self,
         paths: tuple[Path, Path],
         rows: tuple[Sequence[AnswerRow], Sequence[AnswerRow]],
-        model_path: str,
+        options: ModelOptions,
         question_file: str | None,
     ) -> None:
         metas = (_meta(paths[0]), _meta(paths[1]))
@@ -70,7 +70,7 @@ class Replay:
         self._questions = _questions(metas[0], question_file)
         self._rows = tuple({row.question_id: row for row in side} for side in rows)
         with user_errors():
-            options = ModelOptions(model_path=model_path, dtype=metas[0]["dtype"])
+            options = replace(options, dtype=metas[0]["dtype"])
         model = check_model(options)
         fingerprint = metas[0]["model_fingerprint"]
         check_weights(

@@ -133,6 +133,9 @@ CONDITION_WORDS = {
     "temperature": "sampling at temperature {}",
     **dict.fromkeys(("temperature=0", "temperature=0.0"), "greedy"),
     "compile=True": "compiled passes",
+    "graphs=auto": "passes replayed as CUDA graphs",
+    "graphs=off": "kernels launched one by one",
+    "sdpa_backends": "attention {}",
     "num_workers": "{} worker processes",
     "num_choices": "{} answers to each question",
     "conv_template": "conversation template {}",
@@ -144,7 +147,7 @@ HEADINGS = {
     "Decoding": ("temperature", "max_new_tokens", "num_choices", "conv_template"),
     "Precision": ("dtype",),
     "Device": ("device", "threads", "num_workers"),
-    "Software": ("compile", "kernels", "commit"),
+    "Software": ("compile", "graphs", "kernels", "sdpa_backends", "commit"),
 }
 SOFTWARE = ("torch", "transformers")
 IN_OTHER_WORDS = {"model", "bench", "question_file"}

@@ -29,6 +29,7 @@ from transformers import (
     StopStringCriteria,
 )
 
+from ..compiled.graphs import graphed
 from ..engine.drafter import Drafter
 from ..engine.loop import decode
 from ..engine.prefix_cache import PrefixCache
@@ -108,7 +109,8 @@ class SpeculativeDecoder:
 
     Args:
         model: a loaded causal LM on its device(s), in eval mode, also with peft's LoRA adapters or
-            compiled. Or a target that passed `model.engine.self_test`. A model is tested once.
+            compiled. Or a target that passed `model.engine.self_test`. A model is tested once. On one
+            GPU its passes are replayed as CUDA graphs; `TargetModel(model)` launches each kernel by itself.
         tokenizer: its tokenizer; None if prompts are token ids and no text is wanted.
         method: a name in `model.methods.registry.METHODS`.
         options: the method's options, such as `output_id_topk=16` for recycling.
@@ -133,7 +135,7 @@ class SpeculativeDecoder:
         if isinstance(model, TargetModel):
             self.target = model
         else:
-            self.target = TargetModel(_base_of(model))
+            self.target = graphed(_base_of(model))
             prove(self.target)
         self.tokenizer = tokenizer
         self.method = method

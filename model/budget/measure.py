@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..engine.cache import TreeCache
-from ..engine.read_out import read_out
+from ..engine.read_out import USUAL_CANDIDATES
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
 from ..machine.measurements import read_measured, write_measured
@@ -252,7 +252,8 @@ def time_pass(target: TargetModel, cache: TreeCache, tree: DraftTree, context: i
     cache.set_length(context)
 
     def verify() -> None:
-        read_out(tree, target.forward(tree, cache), num_candidates=8)
+        logits = target.forward(tree, cache)
+        target.read_out(cache, tree, logits, USUAL_CANDIDATES, with_sketches=False)
 
     return 1e3 * seconds_of(verify, target.synchronize)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -13,18 +13,27 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import has_file
 from transformers.utils import logging as transformers_logging
 
 from ..api.gguf import check_gguf, is_gguf, read, read_weights
+from ..compiled.graphs import GraphedTarget, graphed
 from ..compiled.target import CompiledTarget
 from ..engine.self_test import self_test
 from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
+from ..kernels.sdpa import turn_off_cudnn
 from .command_line import UserError, first_line
+from .device import auto_device
 from .model_options import MODEL_PATHS, ModelOptions
 
 # Most threads per processor: far more exhaust the memory before anything runs.
 MOST_THREADS = 8
+# Weights as the hub has them, in one file or several.
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+# They read a tokenizer.model, where a model has no tokenizer.json.
+TOKENIZER_PACKAGES = ("sentencepiece", "protobuf")
 
 
 class CheckedModel(NamedTuple):
@@ -44,7 +53,7 @@ class CheckedModel(NamedTuple):
 def check_model(
     options: ModelOptions, num_processes: int | None = None, is_elsewhere: bool = False
 ) -> CheckedModel:
-    """Check model, device and dtype before the weights load; set torch's threads.
+    """Check model, device and dtype before the weights load; set torch's threads and attention.
 
     Args:
         options: the command's model options.
@@ -59,6 +68,7 @@ def check_model(
         transformers_logging.disable_progress_bar()  # of the weights that load: noise in a log
     device = choose_device(options)
     dtype = choose_dtype(options, device)
+    turn_off_cudnn(device)
     threads = options.threads
     most = MOST_THREADS * (os.cpu_count() or 1)
     if threads and threads > most and not is_elsewhere:
@@ -77,11 +87,9 @@ def choose_device(options: ModelOptions) -> torch.device:
     """Return the device for the model.
 
     Raises:
-        UserError: if it does not exist here, or contradicts the number of GPUs.
+        UserError: if it does not exist here, cannot be used, or contradicts the number of GPUs.
     """
-    name = options.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = auto_device() if options.device == "auto" else options.device
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # fails for a device without data (meta)
@@ -147,13 +155,29 @@ def load_config_and_tokenizer(
                 "and give --trust-remote-code if you trust it"
             ) from error
         raise UserError(
-            f"model_path {model_path}: cannot be loaded: {first_line(error)}"
+            f"model_path {model_path}: cannot be loaded: {first_line(error)}{_packages_hint(error)}"
         ) from error
+    if not (allow_pickle or is_gguf(model_path) or Path(model_path).is_dir()):
+        _refuse_pickles_of_hub(model_path)
     if not _is_causal(config):
         raise UserError(
             f"model_path {model_path}: is of type {config.model_type}; allowed: causal language models"
         )
     return config, tokenizer
+
+
+def _packages_hint(error: BaseException) -> str:
+    """Return what to install where a tokenizer could not be read for want of it; else nothing."""
+    missing = [name for name in TOKENIZER_PACKAGES if not _is_installed(name)]
+    is_of_tokenizer = any(word in str(error) for word in ("tokenizer.model", *TOKENIZER_PACKAGES))
+    return f"; pip install {' '.join(missing)}" if missing and is_of_tokenizer else ""
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
 
 
 def _check_place(model_path: str, allow_pickle: bool) -> None:
@@ -185,10 +209,29 @@ def _refuse_pickles(folder: Path) -> None:
         file.name for file in folder.glob("*.pt*")
     )
     if pickles and not any(folder.glob("*.safetensors")):
-        raise UserError(
-            f"model_path {folder}: has its weights in {pickles[0]}, a pickle; convert it to safetensors, or "
-            "give --allow-pickle, which reads its tensors and runs none of its code"
-        )
+        _refuse_pickle(str(folder), pickles[0])
+
+
+def _refuse_pickles_of_hub(name: str) -> None:
+    """Refuse a repository of the hub that has its weights only as pickles.
+
+    Transformers would ask a bot to convert them, wait for it, and load what it made.
+    """
+    try:
+        if any(has_file(name, file) for file in SAFETENSORS):
+            return
+        pickles = [file for file in PICKLES if has_file(name, file)]
+    except OSError:  # what is wrong with the repository is said where its weights load
+        return
+    if pickles:
+        _refuse_pickle(name, pickles[0])
+
+
+def _refuse_pickle(model_path: str, pickle: str) -> NoReturn:
+    raise UserError(
+        f"model_path {model_path}: has its weights in {pickle}, a pickle; convert it to safetensors, or give "
+        "--allow-pickle (eval.sh: ALLOW_PICKLE=1), which reads its tensors and runs none of its code"
+    )
 
 
 def _is_causal(config: Any) -> bool:
@@ -213,9 +256,32 @@ def _is_due_to(error: BaseException | None, kind: type[BaseException]) -> bool:
     return error is not None
 
 
+def target_of(model: Any, options: ModelOptions) -> TargetModel:
+    """Return the target of a loaded model, whose passes run as the options say; not yet tested.
+
+    Raises:
+        UnsupportedModelError: as `TargetModel`, and as `StaticTarget` with `compile`.
+    """
+    use_kernels = options.kernels != "off"
+    if options.compile and model.device.type == "cuda":
+        return GraphedTarget(model, use_kernels, backend="inductor", say=_say)
+    if options.compile:
+        return CompiledTarget(model, use_kernels=use_kernels)
+    if options.graphs == "off":
+        return TargetModel(model, use_kernels)
+    return graphed(model, use_kernels, say=_say)
+
+
+def _say(line: str) -> None:
+    """Tell people what is going on."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
     """Load the weights and run the self-test."""
     placement = {"device_map": "auto"} if options.num_gpus_per_model > 1 else {}
+    # Or transformers asks the hub's bot to convert pickles, in a thread beside the answers that are timed.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
     try:
         model = read_weights(
             options.model_path,
@@ -226,12 +292,8 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
             trust_remote_code=options.trust_remote_code,
             **placement,
         )
-        target_class = CompiledTarget if options.compile else TargetModel
-        target = target_class(
-            model.eval() if placement else model.eval().to(checked.device),
-            use_kernels=options.kernels != "off",
-        )
-        self_test(target, say=partial(print, file=sys.stderr, flush=True))
+        target = target_of(model.eval() if placement else model.eval().to(checked.device), options)
+        self_test(target, say=_say)
     except UnsupportedModelError as error:
         hint = " (with --compile; leave it out)" if options.compile else ""
         raise UserError(f"{error}{hint}") from error

@@ -13,6 +13,7 @@ DEMO_MODEL = CHECKOUT / "data" / "demo" / "model"
 DEFAULT_MODEL = str(DEMO_MODEL) if DEMO_MODEL.is_dir() else None
 MODEL_PATHS = "a folder with a model, a GGUF file, or a hub name ORG/NAME"
 KERNELS = ("auto", "off")
+GRAPHS = ("auto", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,12 @@ class ModelOptions:
     threads: int | None = option(None, "CPU threads (default: torch's)", least=1)
     compile: bool = option(
         False, "static shapes through torch.compile, on a GPU as CUDA graphs; compiles for minutes"
+    )
+    graphs: str = option(
+        "auto",
+        "auto: on one GPU the model's passes are replayed as CUDA graphs; off: each kernel is launched by itself; "
+        "without effect on a CPU and on several GPUs; --compile has graphs of its own",
+        choices=GRAPHS,
     )
     kernels: str = option(
         "auto",
@@ -57,6 +64,10 @@ class ModelOptions:
         if self.compile and self.num_gpus_per_model > 1:
             raise ValueError(
                 f"compile: got num_gpus_per_model {self.num_gpus_per_model} with it; allowed: 1"
+            )
+        if self.compile and self.graphs == "off":
+            raise ValueError(
+                "graphs: got off with compile, whose passes are CUDA graphs on a GPU; leave one of them out"
             )
 
 

@@ -9,6 +9,7 @@ Shapes: H key-value heads, M rows of a view, D head dimension, n rows of a pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,22 +17,48 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from ..engine.cache import BufferShape, LayerShape, TreeCache
+from ..machine.transfer import uploaded
 
 # Numbers of moved rows are rounded up to this, or a higher power of two; paths are rarely deeper.
 FEWEST_MOVED = 8
 
 
+class PassRows:
+    """The rows that a pass writes: those from the tensor `start` on.
+
+    Args:
+        start: rows in use before the pass, a tensor [].
+    """
+
+    def __init__(self, start: torch.Tensor) -> None:
+        self.start = start
+        self._rows: torch.Tensor | None = None
+
+    def begin(self, count: int) -> None:
+        """Compute the indices of a pass over `count` rows once, for all layers."""
+        # Compiled code finds out by itself that they are the same in every layer.
+        if not torch.compiler.is_compiling():
+            self._rows = rows_after(self.start, count)
+
+    def next(self, count: int) -> torch.Tensor:
+        """Return the next `count` row indices [count]."""
+        rows = self._rows
+        if torch.compiler.is_compiling() or rows is None or len(rows) != count:
+            return rows_after(self.start, count)
+        return rows
+
+
 class StaticLayer(CacheLayerMixin):
-    """One layer's first M rows; writes at the row given by the tensor `start`."""
+    """One layer's first M rows, written where `PassRows` says."""
 
     is_compileable = True
     is_sliding = False
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> None:
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: PassRows) -> None:
         super().__init__()
         self.keys = keys  # [1, H, M, D]
         self.values = values  # [1, H, M, D]
-        self.start = start  # []
+        self.rows = rows
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, *args: torch.Tensor) -> None:
@@ -41,14 +68,14 @@ class StaticLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write rows [1, H, n, D] and return all M rows; the mask must block unused ones."""
-        rows = rows_after(self.start, key_states.shape[-2])
+        rows = self.rows.next(key_states.shape[-2])
         self.keys.index_copy_(2, rows, key_states)
         self.values.index_copy_(2, rows, value_states)
         return self.keys, self.values
 
     def get_seq_length(self, *args: object) -> torch.Tensor:
         """Return the rows in use before this pass, a tensor []: the same for all layers."""
-        return self.start
+        return self.rows.start
 
     def get_max_length(self) -> int:
         """Return M (transformers 5.x)."""
@@ -64,11 +91,25 @@ class StaticLayer(CacheLayerMixin):
 
 
 class StaticView(Cache):
-    """The first `num_rows` rows of a storage, for one step."""
+    """The first `num_rows` rows of a storage, for one step.
 
-    def __init__(self, layers: Sequence[StaticLayer], start: torch.Tensor) -> None:
+    Args:
+        layers: of the rows shown.
+        rows: that a pass writes.
+        buffers: all rows of all layers, by shape, [layers, rows, H, D].
+    """
+
+    def __init__(
+        self, layers: Sequence[StaticLayer], rows: PassRows, buffers: Sequence[torch.Tensor]
+    ) -> None:
         super().__init__(layers=list(layers))
-        self.start = start
+        self.rows = rows
+        self._buffers = buffers
+
+    @property
+    def start(self) -> torch.Tensor:
+        """Rows in use before the pass, a tensor []."""
+        return self.rows.start
 
     @property
     def num_rows(self) -> int:
@@ -76,9 +117,15 @@ class StaticView(Cache):
         rows: int = self.layers[0].keys.shape[2]
         return rows
 
-    def rows_after_start(self, count: int) -> torch.Tensor:
-        """Return the next `count` row indices [count]."""
-        return rows_after(self.start, count)
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy rows `sources` [n] to `targets` [n] in every layer; all are read before any is written."""
+        if torch.compiler.is_compiling():  # for which a layer's rows are a tensor of their own
+            for layer in self.layers:
+                for tensor in (layer.keys, layer.values):
+                    tensor.index_copy_(2, targets, tensor.index_select(2, sources))
+            return
+        for buffer in self._buffers:
+            buffer.index_copy_(1, targets, buffer.index_select(1, sources))
 
 
 class StaticStorage:
@@ -88,8 +135,7 @@ class StaticStorage:
         layer_shapes: one entry a layer; None for layers that read another layer's cache.
         num_rows: rows of every layer.
         device: device of all layers.
-        has_dynamic_views: whether code compiled for a view of one length serves all lengths. Not
-            for graphs, which hold addresses.
+        is_by_head: whether a layer's rows are stored head by head, for compiled CPU code.
     """
 
     def __init__(
@@ -97,29 +143,36 @@ class StaticStorage:
         layer_shapes: Sequence[LayerShape | None],
         num_rows: int,
         device: torch.device,
-        has_dynamic_views: bool,
+        is_by_head: bool = False,
     ) -> None:
         self.num_rows = num_rows
-        self._has_dynamic_views = has_dynamic_views
         self._views: dict[int, StaticView] = {}
+        parts = [part for shape in layer_shapes if shape for part in shape.buffers]
+        # Layers whose heads lie side by side would share memory in pieces.
+        counts = [(part, 1) for part in parts] if is_by_head else Counter(parts).items()
+        make = _rows_by_head if is_by_head else _rows
+        free: dict[BufferShape, list[torch.Tensor]] = {part: [] for part in parts}
         # Usable in and out of inference mode.
         with torch.inference_mode(False):
-            self.start = torch.zeros((), dtype=torch.long, device=device)
-            rows = _rows_by_head if has_dynamic_views else _rows
-            self._layers = [
-                tuple(rows(part, num_rows) for part in shape.buffers) if shape else None
-                for shape in layer_shapes
-            ]
+            self._rows = PassRows(torch.zeros((), dtype=torch.long, device=device))
+            # Keys and values of layers of one shape, [layers, num_rows, H, D].
+            self.buffers = [make(part, count, num_rows) for part, count in counts]
+            for (part, _), buffer in zip(counts, self.buffers, strict=True):
+                free[part] += buffer.unbind()
+        self._layers = [
+            tuple(free[part].pop(0) for part in shape.buffers) if shape else None
+            for shape in layer_shapes
+        ]
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
-        """Keys and values of all layers, [num_rows, H, D] each."""
-        return [tensor for pair in self._layers if pair for tensor in pair]
+    def start(self) -> torch.Tensor:
+        """Rows in use before a pass, a tensor []."""
+        return self._rows.start
 
     def clear(self) -> None:
         """Zero all rows: a mask hides an earlier text's numbers, but not a NaN."""
-        for tensor in self.tensors:
-            tensor.zero_()
+        for buffer in self.buffers:
+            buffer.zero_()
 
     def parts(self, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
         """Return keys and values [1, H, num_rows, D] of the first rows, one pair for each layer."""
@@ -134,14 +187,10 @@ class StaticStorage:
             with torch.inference_mode(False):
                 parts = self.parts(num_rows)
                 empty = torch.empty(1, 0, num_rows, 0, device=self.start.device)
-            torch._dynamo.mark_static_address(self.start)
             for tensor in (empty, *(part for pair in parts if pair for part in pair)):
-                if self._has_dynamic_views:
-                    torch._dynamo.mark_dynamic(tensor, 2)
-                else:
-                    torch._dynamo.mark_static_address(tensor)
-            layers = [StaticLayer(*(pair or (empty, empty)), self.start) for pair in parts]
-            self._views[num_rows] = StaticView(layers, self.start)
+                torch._dynamo.mark_dynamic(tensor, 2)  # code compiled for one length serves all
+            layers = [StaticLayer(*(pair or (empty, empty)), self._rows) for pair in parts]
+            self._views[num_rows] = StaticView(layers, self._rows, self.buffers)
         return self._views[num_rows]
 
 
@@ -170,13 +219,13 @@ class StaticTreeCache(TreeCache):
     @property
     def num_bytes(self) -> int:
         """Memory of all rows in bytes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.storage.tensors)
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.storage.buffers)
 
     def copy_rows(self, other: TreeCache, length: int) -> None:
         """Copy the first `length` rows of a cache of the same layers."""
         assert isinstance(other, StaticTreeCache)
-        for mine, theirs in zip(self.storage.tensors, other.storage.tensors, strict=True):
-            mine[:length] = theirs[:length]
+        for mine, theirs in zip(self.storage.buffers, other.storage.buffers, strict=True):
+            mine[:, :length] = theirs[:, :length]
         self.set_length(length)
 
     def append(self, num_rows: int) -> None:
@@ -187,17 +236,17 @@ class StaticTreeCache(TreeCache):
         """Copy rows to `start` and onward; the last copy is repeated, so that there are few shapes."""
         num_moves = max(FEWEST_MOVED, 1 << (len(rows) - 1).bit_length())
         targets = range(start, start + len(rows))
-        moves = [*zip(rows, targets, strict=True)]
-        moves += [moves[-1]] * (num_moves - len(moves))
-        sources, ends = torch.tensor(moves, device=self.storage.start.device).T.contiguous()
-        self._move_rows(self.storage.view(self.storage.num_rows), sources, ends)
+        repeats = num_moves - len(rows)
+        ends = [*targets, *[targets[-1]] * repeats]
+        moves = uploaded([*rows, *[rows[-1]] * repeats, *ends], self.storage.start.device)
+        self._move_rows(
+            self.storage.view(self.storage.num_rows), moves[:num_moves], moves[num_moves:]
+        )
 
 
 def move_rows(sources: torch.Tensor, targets: torch.Tensor, view: StaticView) -> None:
-    """Copy rows `sources` [n] to `targets` [n] in every layer; all are read before any is written."""
-    for layer in view.layers:
-        for tensor in (layer.keys, layer.values):
-            tensor.index_copy_(2, targets, tensor.index_select(2, sources))
+    """Copy rows as `StaticView.move`; a function, to be compiled."""
+    view.move(sources, targets)
 
 
 def rows_after(start: torch.Tensor, count: int) -> torch.Tensor:
@@ -205,17 +254,19 @@ def rows_after(start: torch.Tensor, count: int) -> torch.Tensor:
     return torch.arange(count, device=start.device) + start
 
 
-def _rows(shape: BufferShape, num_rows: int) -> torch.Tensor:
-    """Return rows [num_rows, H, D]: their strides do not depend on their number, as graphs need."""
+def _rows(shape: BufferShape, count: int, num_rows: int) -> torch.Tensor:
+    """Return rows [count, num_rows, H, D]: a layer's strides do not depend on their number, as graphs need."""
     return torch.zeros(
-        (num_rows, shape.num_heads, shape.head_dim), dtype=shape.dtype, device=shape.device
+        (count, num_rows, shape.num_heads, shape.head_dim), dtype=shape.dtype, device=shape.device
     )
 
 
-def _rows_by_head(shape: BufferShape, num_rows: int) -> torch.Tensor:
-    """Return rows [num_rows, H, D], stored head by head, so that compiled CPU code need not copy them."""
+def _rows_by_head(shape: BufferShape, count: int, num_rows: int) -> torch.Tensor:
+    """Return rows [count, num_rows, H, D], stored head by head, so that compiled CPU code need not copy them."""
     # One spare row: a view of all rows then has the same kind of strides as any other.
     rows = torch.zeros(
-        (shape.num_heads, num_rows + 1, shape.head_dim), dtype=shape.dtype, device=shape.device
+        (count, shape.num_heads, num_rows + 1, shape.head_dim),
+        dtype=shape.dtype,
+        device=shape.device,
     )
-    return rows.transpose(0, 1)[:num_rows]
+    return rows.transpose(1, 2)[:, :num_rows]

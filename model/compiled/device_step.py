@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from ..engine.budget import DraftBudget
@@ -25,7 +26,8 @@ from ..engine.step import DeviceDrafting
 from ..engine.tree import DraftTree, TreeTopology
 from ..engine.verification import Acceptance, check_finite
 from ..kernels.largest_logits import top_k
-from .cache import StaticTreeCache, StaticView, move_rows
+from ..machine.transfer import downloaded, write
+from .cache import StaticTreeCache, StaticView
 
 # Columns that the host reads for every node; the last holds the bits of its largest logit.
 TOKEN, CHOSEN, IS_OPEN, LAST_ACCEPTED, LARGEST = range(5)
@@ -54,8 +56,9 @@ class StaticPasses(Protocol):
         arguments: tuple[object, ...],
         cache: StaticTreeCache,
         num_padded: int,
+        start: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Call a function for a pass over `num_padded` rows after those of the cache."""
+        """Call a function for a pass over `num_padded` rows after those of the cache, also counted by `start`."""
         ...
 
 
@@ -80,7 +83,8 @@ class StaticDeviceStep:
         self.topology = topology
         self._target, self._drafting = target, drafting
         self._tie_margin, self._eos_ids = tie_margin, frozenset(eos_ids)
-        self._functions: dict[tuple[int, int], Any] = {}
+        # By shape: (bucket of nodes, bucket of rows or 0 for any).
+        self.functions: dict[tuple[int, int], Any] = {}
         paths = [topology.path_to(node) for node in range(topology.num_nodes)]
         length = topology.max_depth + 1
         # The deepest accepted node wins; of several, the one that branches off first.
@@ -88,27 +92,22 @@ class StaticDeviceStep:
         orders = [len(paths) - preferred.index(node) for node in range(len(paths))]
         # Usable in and out of inference mode, at fixed addresses for graphs.
         with torch.inference_mode(False):
-            self._root = torch.zeros((), dtype=torch.long, device=device)
-            self._room = torch.zeros((), dtype=torch.long, device=device)  # tokens still allowed
+            # Rows before the step, the root's token, and how many tokens are still allowed.
+            self._numbers = torch.zeros(3, dtype=torch.long, device=device)
+            self._start, self._root, self._room = self._numbers
             self._ends = torch.tensor(sorted(self._eos_ids), dtype=torch.long, device=device)
             self._parents = torch.tensor([0, *topology.parents[1:]], device=device)  # [N]
             self._depths = torch.tensor(topology.depths, device=device)  # [N]
+            self._is_root = self._depths == 0  # [N]
             self._sees = topology.ancestor_mask.to(device)  # [N, N]
             self._orders = torch.tensor(orders, device=device)  # [N]
             # The path to each node, filled up with places that stay as they are.  [N, D + 1]
             self._paths = torch.tensor(
                 [[*path, *range(len(path), length)] for path in paths], device=device
             )
+        with torch.inference_mode():  # as those of other passes, which are compiled once for both
             depths, mask = target.padded_topology(topology)
             self._padded_depths, self._mask = depths.clone(), mask.clone()  # [P], [P, P]
-        for tensor in vars(self).values():
-            if isinstance(tensor, torch.Tensor):
-                torch._dynamo.mark_static_address(tensor)
-
-    @property
-    def shapes(self) -> Collection[tuple[int, int]]:
-        """Shapes used so far: (bucket of nodes, bucket of rows or 0 for any)."""
-        return self._functions.keys()
 
     def is_for(self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]) -> bool:
         """Whether these steps belong to this drafter, tie margin and set of end tokens."""
@@ -137,14 +136,13 @@ class StaticDeviceStep:
         """
         num_padded = len(self._padded_depths)
         self._drafting.begin_step()
-        self._root.fill_(root)
-        self._room.fill_(room)
+        write(self._numbers, np.array([cache.length, root, room]))
         packed = self._target.call(
-            StaticDeviceStep._step, self._functions, (self,), cache, num_padded
+            StaticDeviceStep._step, self.functions, (self,), cache, num_padded, self._start
         )
-        acceptance = self._read(packed.cpu(), room)
+        acceptance = self._read(downloaded(packed), room)
         cache.append(len(acceptance.path))
-        token_ids = packed[:, TOKEN].long()
+        token_ids = torch.tensor(acceptance.node_tokens, device="cpu")
         return DraftTree(token_ids, self.topology), acceptance
 
     def warm_up(self, cache: StaticTreeCache) -> None:
@@ -169,14 +167,13 @@ class StaticDeviceStep:
         if self._tie_margin and count > 1:
             size = values[:, 0].abs().clamp(min=LEAST_SIZE)  # as `tie_gap`
             is_open = values[:, 0] - values[:, 1] < self._tie_margin * size
-        is_root = self._depths == 0
-        ends_text = torch.isin(token_ids, self._ends) & ~is_root
+        ends_text = torch.isin(token_ids, self._ends) & ~self._is_root
         goes_on = ~is_open & ~ends_text & (self._depths < self._room)
         matches = (token_ids == chosen[self._parents]) & goes_on[self._parents]
-        is_accepted = ((matches | is_root) | ~self._sees).all(dim=1)  # the whole path matches
+        is_accepted = ((matches | self._is_root) | ~self._sees).all(dim=1)  # the whole path matches
         last = (is_accepted * self._orders).argmax(dim=0, keepdim=True)  # [1]
         sources = self._paths[last][0] + view.start  # [D + 1]
-        move_rows(sources, view.rows_after_start(len(sources)), view)
+        view.move(sources, view.rows.next(len(sources)))
         k = drafting.num_candidates
         drafting.learn(token_ids, candidates[:, :k], values[:, :k], self._sees[last][0])
         numbers = [column.int() for column in (token_ids, chosen, is_open, last.expand(num_nodes))]

@@ -10,6 +10,7 @@ and inputs as in the last text, those of other shapes are unchanged too.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -25,7 +26,6 @@ class Again:
         inputs: inputs of the first call.
         places: for each argument among the inputs, its place there and its index.
         output: index of the result among the code's results; None if there is no result.
-        has_graphs: whether the code is replayed as a CUDA graph.
     """
 
     def __init__(
@@ -34,22 +34,19 @@ class Again:
         inputs: Sequence[Any],
         places: Mapping[int, int],
         output: int | None,
-        has_graphs: bool,
     ) -> None:
         self._code = code
         self._inputs = inputs
         self._places = places
         self._output = output
-        self._has_graphs = has_graphs
 
     def __call__(self, arguments: Sequence[object]) -> torch.Tensor | None:
         """Return the result for other arguments of the same shapes."""
-        _begin(self._has_graphs)
         given = list(self._inputs)
         for place, index in self._places.items():
             given[place] = arguments[index]
         found = self._code(*given)
-        return None if self._output is None else _own(found[self._output], self._has_graphs)
+        return None if self._output is None else found[self._output]
 
     def is_like(self, other: Again) -> bool:
         """Whether both calls have the same code and the same inputs, apart from the arguments."""
@@ -72,23 +69,21 @@ class CompiledShape:
         function: takes arguments and constant objects, such as a cache's view; returns one tensor
             or None, and changes nothing but tensors.
         backend: backend of torch.compile.
-        has_dynamic_lengths: whether dimensions may be symbolic; those marked dynamic always are.
-        has_graphs: whether the code is replayed as a CUDA graph.
+
+    Attributes:
+        seconds: spent on compilation.
     """
 
     def __init__(
         self,
         function: Callable[..., torch.Tensor | None],
         backend: str,
-        has_dynamic_lengths: bool,
-        has_graphs: bool,
     ) -> None:
         self._backend = backend
-        self._has_graphs = has_graphs
+        self.seconds = 0.0
         self._compiled = torch.compile(
-            _copied(function),
+            copied(function),
             backend=self._compile,
-            dynamic=None if has_dynamic_lengths else False,
             fullgraph=True,
         )
         # The last call's code, inputs and results.
@@ -106,12 +101,14 @@ class CompiledShape:
             arguments.
         """
         self._last, self._is_new = None, False
+        begin = time.perf_counter()
         result = self._through_torch(arguments, others)
         if self._is_new:
+            self.seconds += time.perf_counter() - begin
             # The tracer is in a reference cycle that keeps its callers and all their objects alive.
             gc.collect()
         last, self._last = self._last, None
-        return _own(result, self._has_graphs), last and self._again(arguments, result, *last)
+        return result, last and self._again(arguments, result, *last)
 
     def _again(
         self,
@@ -136,12 +133,11 @@ class CompiledShape:
         if result is not None and not outputs:
             return None
         output = None if result is None else outputs[0]
-        return Again(code, inputs, places, output, self._has_graphs)
+        return Again(code, inputs, places, output)
 
     def _through_torch(
         self, arguments: Sequence[object], others: Sequence[object]
     ) -> torch.Tensor | None:
-        _begin(self._has_graphs)
         result: torch.Tensor | None = self._compiled(*arguments, *others)
         return result
 
@@ -149,9 +145,8 @@ class CompiledShape:
         """Compile a traced graph; torch calls this."""
         self._is_new = True
         if self._backend == "inductor":
-            # Without graphs, calling kernels from Python takes as long as the kernels of a small model.
-            option = "triton.cudagraphs" if self._has_graphs else "cpp_wrapper"
-            code = torch._inductor.compile(graph, examples, options={option: True})
+            # Calling kernels from Python takes as long as the kernels of a small model.
+            code = torch._inductor.compile(graph, examples, options={"cpp_wrapper": True})
         else:
             code = torch._dynamo.lookup_backend(self._backend)(graph, examples)
 
@@ -163,17 +158,7 @@ class CompiledShape:
         return recorded
 
 
-def _begin(has_graphs: bool) -> None:
-    if has_graphs:
-        torch.compiler.cudagraph_mark_step_begin()
-
-
-def _own(result: torch.Tensor | None, has_graphs: bool) -> torch.Tensor | None:
-    """Return a result that the next replay does not overwrite: graphs reuse their output."""
-    return result.clone() if has_graphs and result is not None else result
-
-
-def _copied(function: Callable[..., Any]) -> Callable[..., Any]:
+def copied(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a function with a code object of its own.
 
     Torch stores compiled shapes with the code object and tries them one by one at every call, which

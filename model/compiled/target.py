@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,14 @@ from transformers import PreTrainedModel
 
 from ..engine.cache import TreeCache
 from ..engine.hidden import HiddenStates
-from ..engine.step import DeviceDrafting
+from ..engine.step import DeviceDrafting, Preparation
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
 from ..engine.tree import DraftTree, TreeTopology
+from ..machine.transfer import uploaded
 from .cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from .device_step import StaticDeviceStep
+from .inputs import PaddedTopology
 from .shape import Again, CompiledShape
 
 # Kernels work in tiles of 8 rows, and each bucket costs a compilation; 88 holds the paper's 81 nodes.
@@ -66,6 +69,11 @@ class StaticTarget(TargetModel):
         UnsupportedModelError: if the model verifies chains only, or is spread over devices.
     """
 
+    # Calls of a shape until no later one takes longer for being among the first.
+    calls_to_prepare = 1
+    # Whether passes show as many rows of the cache as they need, and not a bucket of them.
+    has_dynamic_lengths = False
+
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         super().__init__(model, use_kernels)
         name = f"model type {self.config.model_type}"
@@ -82,7 +90,6 @@ class StaticTarget(TargetModel):
             raise UnsupportedModelError(
                 f"{name}: is spread over {len(devices)} devices; static shapes allow one"
             )
-        self._has_dynamic_lengths = False
         self._storage: StaticStorage | None = None
         self._lent: Callable[[], StaticTreeCache | None] = lambda: None
         # Weak keys, since some drafters make a new topology at every step.
@@ -115,11 +122,15 @@ class StaticTarget(TargetModel):
         storage = self._storage
         if storage is None or self._lent() is not None or storage.num_rows < num_rows:
             storage = StaticStorage(
-                self.layer_shapes, num_rows, self.device, self._has_dynamic_lengths
+                self.layer_shapes, num_rows, self.device, self.has_dynamic_lengths
             )
-        cache = StaticTreeCache(storage, storage.num_rows - NODE_STEP, self._move)
+        cache = self.cache_over(storage)
         self._storage, self._lent = storage, weakref.ref(cache)
         return cache
+
+    def cache_over(self, storage: StaticStorage) -> StaticTreeCache:
+        """Return an empty cache over a storage."""
+        return StaticTreeCache(storage, storage.num_rows - NODE_STEP, self._move)
 
     def padded_size(self, num_nodes: int) -> int:
         """Return the rows of a pass over a draft of this many nodes."""
@@ -131,7 +142,7 @@ class StaticTarget(TargetModel):
         num_nodes = tree.topology.num_nodes
         depths, mask = self.padded_topology(tree.topology)
         num_padded = depths.shape[0]
-        token_ids = tree.token_ids
+        token_ids = uploaded(tree.token_ids, self.device)
         if num_padded > num_nodes:
             token_ids = torch.nn.functional.pad(token_ids, (0, num_padded - num_nodes))
         arguments = (self, token_ids, depths, mask)
@@ -150,25 +161,31 @@ class StaticTarget(TargetModel):
         """
         buckets = {
             1,
-            *map(node_bucket, (*num_nodes, *self._expected)),
+            *map(self.padded_size, (*num_nodes, *self._expected)),
             *(nodes for nodes, _ in self.shapes),
         }
         cache = self.new_cache(num_tokens + max(buckets))
         for bucket in sorted(buckets):
             tree = DraftTree.star([0] * bucket)
             length = length_bucket(bucket)
-            longest = length if self._has_dynamic_lengths else length_bucket(num_tokens + bucket)
+            longest = length if self.has_dynamic_lengths else length_bucket(num_tokens + bucket)
             while length <= longest:
                 # The shortest text of its length bucket: a longer one may not fit the context.
-                cache.keep(max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0, ())
-                self.forward(tree, cache)
+                base = max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0
+                self._prepare(tree, cache, base)
                 length *= 2
-        for step in self._device_steps:
-            for _, length in list(self._functions):
+        lengths = {length for _, length in self._functions}
+        for step, length in product(self._device_steps, lengths):
+            for _ in range(self.calls_to_prepare):
                 cache.keep(length // 2, ())
                 step.warm_up(cache)
         cache.keep(0, (1,))
         self._num_warm = len(self.shapes)
+
+    def _prepare(self, tree: DraftTree, cache: StaticTreeCache, base: int) -> None:
+        """Run a pass over a draft after `base` rows, so that no later one takes longer for being the first."""
+        cache.keep(base, ())
+        self.forward(tree, cache)
 
     @property
     def num_late_shapes(self) -> int:
@@ -178,7 +195,10 @@ class StaticTarget(TargetModel):
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """Shapes used so far by passes and whole steps: (bucket of nodes, bucket of rows or 0 for any)."""
-        return [*self._functions, *(shape for step in self._device_steps for shape in step.shapes)]
+        return [
+            *self._functions,
+            *(shape for step in self._device_steps for shape in step.functions),
+        ]
 
     def will_draft(self, num_nodes: Collection[int]) -> None:
         """Note sizes of drafts that may come; the next warm-up runs them."""
@@ -202,6 +222,7 @@ class StaticTarget(TargetModel):
         arguments: tuple[object, ...],
         cache: StaticTreeCache,
         num_padded: int,
+        start: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Call a function for a pass over `num_padded` rows after those of the cache.
 
@@ -211,10 +232,14 @@ class StaticTarget(TargetModel):
             arguments: the function's arguments.
             cache: the rows before the pass.
             num_padded: a bucket of nodes.
+            start: the number of the cache's rows on the device, if it is there already.
         """
         view = cache.storage.view(self._length_shown(cache.length + num_padded))
-        cache.storage.start.fill_(cache.length)
-        shape = (num_padded, 0 if self._has_dynamic_lengths else view.num_rows)
+        if start is None:
+            cache.storage.start.fill_(cache.length)
+        else:
+            cache.storage.start.copy_(start)
+        shape = (num_padded, 0 if self.has_dynamic_lengths else view.num_rows)
         if shape not in functions:
             functions[shape] = self.as_one(function)
         result: torch.Tensor = self._run(functions[shape], arguments, view, num_padded)
@@ -233,7 +258,7 @@ class StaticTarget(TargetModel):
 
     def _length_shown(self, num_rows: int) -> int:
         """Return the cache rows shown to a pass that reads and writes `num_rows`."""
-        if self._has_dynamic_lengths:
+        if self.has_dynamic_lengths:
             return -(-num_rows // NODE_STEP) * NODE_STEP
         return length_bucket(num_rows)
 
@@ -242,6 +267,7 @@ class StaticTarget(TargetModel):
     ) -> torch.Tensor:
         """Return the logits [P, V] of a padded tree: token ids and depths [P], tree mask [P, P]."""
         num_padded = token_ids.shape[0]
+        view.rows.begin(num_padded)
         rows = torch.arange(view.num_rows, device=self.device) - view.start  # [M], 0: the root
         nodes = rows.clamp(0, num_padded - 1)
         blocked = torch.finfo(mask.dtype).min
@@ -256,7 +282,7 @@ class StaticTarget(TargetModel):
         }
         if "cache_position" in self._parameters:
             # Without it, transformers 4.57 asks the cache for its length as a number.
-            arguments["cache_position"] = view.rows_after_start(num_padded)
+            arguments["cache_position"] = view.rows.next(num_padded)
         logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0]
 
@@ -267,22 +293,16 @@ class StaticTarget(TargetModel):
     def padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
         """Return depths [P] and additive mask [P, P] of a padded tree; padding is seen only by itself."""
         if topology not in self._padded:
-            # numpy: a topology may be new at every step, and a few torch operations take as long as
-            # a layer of a small model.
-            num_nodes, num_padded = topology.num_nodes, self.padded_size(topology.num_nodes)
-            sees = np.eye(num_padded, dtype=bool)  # [P, P]
-            sees[:num_nodes, :num_nodes] = topology.ancestor_mask.numpy()
-            host_mask = np.where(sees, 0.0, torch.finfo(self.dtype).min)  # [P, P]
-            mask = torch.from_numpy(host_mask).to(self.device, self.dtype)
-            depths = torch.tensor(
-                topology.depths + (0,) * (num_padded - num_nodes), device=self.device
-            )
+            padded = PaddedTopology.of(topology, self.padded_size(topology.num_nodes))
+            blocked = np.where(padded.sees, 0.0, torch.finfo(self.dtype).min)  # [P, P]
+            mask = uploaded(torch.from_numpy(blocked).to(self.dtype), self.device)
+            depths = uploaded(torch.from_numpy(padded.depths).long(), self.device)
             self._padded[topology] = (depths, mask)
         return self._padded[topology]
 
 
 class CompiledTarget(StaticTarget):
-    """A target model whose steps are compiled, and on a GPU replayed as CUDA graphs.
+    """A target model on a CPU whose steps are compiled.
 
     A shape is compiled at its first use, which takes seconds to minutes: see `warm_up`. Later
     changes of weights, buffers and attributes are noticed; hooks added later are not.
@@ -290,29 +310,21 @@ class CompiledTarget(StaticTarget):
     Args:
         model: as for `TargetModel`.
         backend: backend of torch.compile; "eager" and "aot_eager" trace without generating code.
-        has_dynamic_lengths: whether code compiled for one length of the text serves all lengths.
-            None: yes on a CPU, where every row shown takes time; no on a GPU, whose graphs need
-            length buckets.
         use_kernels: as for `TargetModel`.
     """
 
     is_compiled = True
+    has_dynamic_lengths = True  # code compiled for one serves all, and every row shown takes time
 
     def __init__(
         self,
         model: PreTrainedModel,
         backend: str = "inductor",
-        has_dynamic_lengths: bool | None = None,
         use_kernels: bool = True,
     ) -> None:
         super().__init__(model, use_kernels)
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, MAX_SHAPES)
-        is_cuda = self.device.type == "cuda"
-        self._has_dynamic_lengths = (
-            not is_cuda if has_dynamic_lengths is None else has_dynamic_lengths
-        )
-        self._has_graphs = is_cuda and backend == "inductor"
         self._backend = backend
         self._moves: dict[int, CompiledShape] = {}  # by the number of rows
         # Calls that this text may repeat: torch has checked their function and view.
@@ -335,9 +347,16 @@ class CompiledTarget(StaticTarget):
         """Functions compiled so far."""
         return len(self.shapes) + len(self._moves)
 
+    @property
+    def preparation(self) -> Preparation:
+        """The functions compiled so far."""
+        of_steps = [step.functions for step in self._device_steps]
+        functions = [*self._moves.values(), *chain(*map(dict.values, (self._functions, *of_steps)))]
+        return Preparation(self.num_compiled, seconds=sum(one.seconds for one in functions))
+
     def as_one(self, function: Callable[..., torch.Tensor | None]) -> CompiledShape:
         """Return the function to compile for one shape."""
-        return CompiledShape(function, self._backend, self._has_dynamic_lengths, self._has_graphs)
+        return CompiledShape(function, self._backend)
 
     def _run(
         self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int

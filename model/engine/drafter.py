@@ -6,7 +6,7 @@ own tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -124,6 +124,14 @@ class Drafter:
     def for_target(self, target: TargetModel) -> Drafter:
         """Return the drafter to use with this target model: this one, or a wrapper around it."""
         return self
+
+    @property
+    def draft_sizes(self) -> Collection[int]:
+        """Numbers of nodes that drafts may have, so that passes of these sizes can be prepared."""
+        return range(1, self.max_nodes + 1)
+
+    def warm_up(self, num_tokens: int) -> None:
+        """Prepare a draft model for texts of up to `num_tokens` tokens, so that no later pass takes longer."""
 
     def check_target(self, target: TargetModel) -> None:
         """Check that this drafter can draft for a target model, as far as its vocabulary does not tell.

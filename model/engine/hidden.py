@@ -11,7 +11,7 @@ Shapes: L rows of a pass, D hidden size, W layers wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -54,7 +54,8 @@ class HiddenStates:
                 raise UnsupportedModelError(
                     f"hidden states: got layer {layer}; allowed: {FINAL} to {num_layers - 1} with this model"
                 )
-        self._wanted = wanted
+        self.wanted = wanted
+        self.is_capturing = False
         self._device, self._lock = device, lock
         self._captured: dict[int, torch.Tensor] = {}
         name, self._layers = layers_of(model, num_layers)
@@ -68,13 +69,15 @@ class HiddenStates:
     def captured(self) -> Iterator[None]:
         """Within the block each pass of the model leaves its hidden states for `take`."""
         with self._lock, ExitStack() as stack:
-            for layer in dict.fromkeys(self._wanted):
+            for layer in dict.fromkeys(self.wanted):
                 if layer == FINAL:
                     handle = self._decoder.register_forward_hook(self._keep_output)
                 else:
                     hook = self._keeping_input(layer)
                     handle = self._layers[layer].register_forward_pre_hook(hook, with_kwargs=True)
                 stack.callback(handle.remove)
+            self.is_capturing = True
+            stack.callback(setattr, self, "is_capturing", False)
             yield
 
     def take(self, num_rows: int) -> torch.Tensor:
@@ -86,9 +89,9 @@ class HiddenStates:
         Raises:
             UnsupportedModelError: if the pass did not show them, or not those of all rows.
         """
-        captured, self._captured = self._captured, {}
+        captured = self.pop()
         parts = []
-        for layer in self._wanted:
+        for layer in self.wanted:
             part = captured.get(layer)
             if part is None or len(part) != num_rows:
                 found = "none" if part is None else f"{len(part)} rows"
@@ -97,6 +100,15 @@ class HiddenStates:
                 )
             parts.append(part.to(self._device))  # a model spread over devices has them on several
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def pop(self) -> dict[int, torch.Tensor]:
+        """Return the rows of the last pass by layer, [L, D] each; forget them."""
+        captured, self._captured = self._captured, {}
+        return captured
+
+    def put(self, rows: Mapping[int, torch.Tensor], count: int) -> None:
+        """Leave the first `count` of these rows, from `pop`, for `take`; copied, since a graph overwrites them."""
+        self._captured = {layer: part[:count].clone() for layer, part in rows.items()}
 
     def _keep_output(self, module: nn.Module, arguments: Any, output: Any) -> None:
         self._keep(FINAL, _rows_of(output))

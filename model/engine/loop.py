@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ def _steps(
                 num_candidates=drafter.num_candidates,
                 stop=request.stop,
                 with_sketches=drafter.wants_sketches,
-                read=target.read_out,
+                read=partial(target.read_out, cache),
             )
             laps.end("verify")
             cache.keep(base, acceptance.path)

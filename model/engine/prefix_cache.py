@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from .cache import TreeCache
+from .hidden import HiddenStates
 from .support import rope_border
 from .target import TargetModel
 
@@ -25,6 +26,7 @@ from .target import TargetModel
 ADAPTER_STATE = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
 
+HIDDEN = HiddenStates.__module__
 # About how many numbers of a tensor are compared to find changes.
 SAMPLE = 16
 
@@ -54,6 +56,7 @@ class PrefixCache:
         )
         self._weights = weights
         if cache is None or not is_usable:
+            del cache  # its rows may be used again
             return target.new_cache(capacity)
         num_known = min(self._num_rows, len(prompt_ids) - 1)
         num_common = cache.nearest(_common_length(self._text[:num_known], prompt_ids))
@@ -98,7 +101,7 @@ class Weights:
         tensors = [*model.parameters(), *model.buffers()]
         # A hook may do anything.
         self.are_counted = not any(tensor.is_inference() for tensor in tensors) and not any(
-            map(_has_hooks, model.modules())
+            map(has_hooks, model.modules())
         )
         # Weak references: replaced weights are freed, and no new tensor is taken for a freed one.
         self._tensors = [weakref.ref(tensor) for tensor in tensors]
@@ -125,10 +128,11 @@ class Weights:
         )
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks other than those with which transformers collects outputs."""
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks other than those with which transformers, or `model.engine.hidden`, look on."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return any(not str(hook.__module__).startswith("transformers.") for hook in hooks)
+    modules = (str(hook.__module__) for hook in hooks)
+    return any(not name.startswith("transformers.") and name != HIDDEN for name in modules)
 
 
 def _samples(

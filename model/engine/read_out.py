@@ -17,6 +17,8 @@ from ..kernels.largest_logits import top_k
 from ..machine.transfer import downloaded
 from .tree import DraftTree
 
+# Candidates read in measurements of a pass.
+USUAL_CANDIDATES = 8
 # Tokens of a sketch; a smaller vocabulary is used whole.
 SKETCH_SIZE = 64
 

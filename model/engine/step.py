@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -90,6 +90,32 @@ class Generation:
     def accept_lengths(self) -> list[int]:
         """Tokens emitted by each step, bonus token included; their sum is the number of new tokens."""
         return [len(step.tokens) for step in self.steps]
+
+
+class Preparation(NamedTuple):
+    """What was prepared for steps, such as compiled code.
+
+    Attributes:
+        num_functions: compiled functions.
+        num_graphs: CUDA graphs.
+        seconds: spent on compilation and capture, with the first calls.
+    """
+
+    num_functions: int = 0
+    num_graphs: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return one line; empty if nothing was prepared."""
+        parts = [
+            f"{count} {name}{'s' * (count > 1)}"
+            for count, name in (
+                (self.num_functions, "compiled function"),
+                (self.num_graphs, "CUDA graph"),
+            )
+            if count
+        ]
+        return f"{' and '.join(parts)}, prepared in {self.seconds:.1f} s" if parts else ""
 
 
 class DeviceDrafting(Protocol):

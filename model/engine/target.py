@@ -25,6 +25,7 @@ from transformers import Cache, PreTrainedModel
 from ..kernels.attention import Attention, HeadShape, attention
 from ..kernels.linear import LinearKernels, linear_kernels
 from ..kernels.norms import FusedNorms, fused_norms
+from ..kernels.sdpa import without_cudnn
 from ..machine.measurements import machine_key
 from ..machine.transfer import uploaded
 from ..states.layers import State, num_state_bytes, num_states_of
@@ -34,7 +35,7 @@ from .cache import BufferShape, LayerShape, OwnStatesCache, TreeCache
 from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
 from .read_out import ReadOut, read_out
-from .step import DeviceDrafting, DeviceStep
+from .step import DeviceDrafting, DeviceStep, Preparation
 from .support import (
     UnsupportedModelError,
     cache_argument,
@@ -54,6 +55,9 @@ from .tree import DraftTree, TreeTopology
 # more than the first (their mask is a tensor), so short chunks are slow.
 PREFILL_CHUNK = 2048
 MAX_LOGITS = 2**26
+# Rows of a cache off the CPU are a multiple of this. A GPU's memory comes from an allocator that keeps what is
+# freed by its size: buffers of another size for each text, 0.5 MB a row for 7B, would leave it in pieces.
+CAPACITY_STEP = 512
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
 _LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 
@@ -125,6 +129,10 @@ class TargetModel:
         self.measured: dict[str, Any] = {}
         # Without attention there are no positions.
         self.chain_reason = why_chain_only(model) if self._attention_shape else ""
+
+    def like(self, model: PreTrainedModel) -> TargetModel:
+        """Return a target whose passes run as those of this one, of another model on the same device."""
+        return TargetModel(model, self.use_kernels)
 
     def check_unchanged(self) -> None:
         """Check that the model is still as it was loaded; switch its attention again if it was changed.
@@ -225,6 +233,7 @@ class TargetModel:
         """Within the block the model uses the kernels for a pass over `num_rows` rows."""
         with (
             self.lock,
+            without_cudnn(self.device),
             self.attention.exchanged(num_rows),
             self.linear_kernels.for_rows(num_rows),
             self.norms.exchanged(),
@@ -268,7 +277,9 @@ class TargetModel:
         return self._hidden[layers]
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree)."""
+        """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree), or a few more."""
+        if self.device.type != "cpu":
+            capacity = -(-capacity // CAPACITY_STEP) * CAPACITY_STEP
         return self._tree_cache(self.layer_shapes, capacity)
 
     def _tree_cache(self, shapes: Sequence[LayerShape | None], capacity: int) -> TreeCache:
@@ -326,9 +337,14 @@ class TargetModel:
         return topology.num_nodes > 1 and self._attention_shape is not None
 
     def read_out(
-        self, tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_sketches: bool
+        self,
+        cache: TreeCache,
+        tree: DraftTree,
+        logits: torch.Tensor,
+        num_candidates: int,
+        with_sketches: bool,
     ) -> ReadOut:
-        """Copy to the host what is read of the last pass, over this tree with these logits (`read_out`)."""
+        """Copy to the host what is read of the last pass with this cache, over this tree (`read_out`)."""
         return read_out(tree, logits, num_candidates, with_sketches)
 
     def _branching(self, topology: TreeTopology, cache: TreeCache) -> AbstractContextManager[None]:
@@ -378,6 +394,11 @@ class TargetModel:
     def num_compiled(self) -> int:
         """Functions compiled so far (a step that compiles is not used to learn costs); here: 0."""
         return 0
+
+    @property
+    def preparation(self) -> Preparation:
+        """What was compiled and captured so far; here: nothing."""
+        return Preparation()
 
     def device_step(
         self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 
@@ -21,6 +22,14 @@ def uploaded(values: torch.Tensor | Sequence[int], device: torch.device) -> torc
         return values.to(device)
     # Torch reuses the pinned memory only after the copy.
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def write(place: torch.Tensor, values: np.ndarray) -> None:
+    """Copy numbers of the host to a tensor on a device; the host does not wait for a GPU."""
+    host = torch.from_numpy(values)
+    if place.device.type == "cuda":
+        host = host.pin_memory()  # torch reuses it only after the copy
+    place.copy_(host, non_blocking=True)
 
 
 def downloaded(values: torch.Tensor) -> torch.Tensor:

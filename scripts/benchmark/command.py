@@ -20,6 +20,7 @@ import random
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -34,11 +35,10 @@ from evaluation.scoring.per_question import task_of
 from model.budget.threads import use_fastest_threads
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs, write_whole
-from model.commands.loading import CheckedModel, check_model, load_target
+from model.commands.loading import CheckedModel, check_model, load_target, target_of
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
 from model.commands.options import add_options
 from model.commands.options import config_of as options_of
-from model.compiled.target import CompiledTarget
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
 from scripts.benchmark.device_costs import (
@@ -151,7 +151,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repetitions", type=int, default=3, help="measured answers to each question (%(default)s)"
     )
-    add_options(parser, ModelOptions, ("dtype", "device", "threads"))
+    add_options(parser, ModelOptions, ("dtype", "device", "threads", "graphs", "allow_pickle"))
     parser.add_argument(
         "--compile", action="store_true", help="static shapes through torch.compile"
     )
@@ -190,7 +190,7 @@ def _load(args: argparse.Namespace, options: ModelOptions, model: CheckedModel) 
         scale_config(model.hf_config, SHAPES[args.shape])
     small = load_target(options, model._replace(dtype=torch.float32)).model
     large = scaled_model(small, SHAPES[args.shape], model.dtype)
-    return CompiledTarget(large) if args.compile else TargetModel(large)
+    return target_of(large, replace(options, compile=args.compile))
 
 
 def _peak_memory(device: torch.device) -> int:
@@ -239,6 +239,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "num_questions": len(prompts),
         "num_repetitions": args.repetitions,
         "compile": args.compile,
+        "graphs": args.graphs,
+        "preparation": target.preparation._asdict(),
         "shapes_compiled_in_measured_answers": num_late_shapes,
         "peak_memory_bytes": _peak_memory(model.device),
         "methods": rows,

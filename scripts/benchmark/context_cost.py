@@ -155,7 +155,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="cached tokens before the tree (%(default)s)",
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 81], help="sizes of trees")
-    add_options(parser, ModelOptions, ("dtype", "device", "threads"))
+    add_options(parser, ModelOptions, ("dtype", "device", "threads", "allow_pickle"))
     parser.add_argument("--out", type=Path, metavar="FILE", help="picture, PNG or SVG")
     return parser
 

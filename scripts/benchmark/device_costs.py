@@ -23,6 +23,7 @@ from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
+from model.kernels.sdpa import sdpa_backends
 from model.machine.measurements import device_name
 from model.machine.timing import seconds_of
 
@@ -61,6 +62,7 @@ def conditions(argv: Sequence[str] | None, model: CheckedModel) -> dict[str, Any
     return {
         "argv": list(argv) if argv is not None else sys.argv[1:],
         "device": device_name(model.device),
+        "sdpa_backends": sdpa_backends(model.device),
         "threads": torch.get_num_threads(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "git_commit": git_commit(),

@@ -145,7 +145,12 @@ class ReplayTarget:
         return self._logits(self._append(tree, cache))
 
     def read_out(
-        self, tree: DraftTree, logits: torch.Tensor, num_candidates: int, with_sketches: bool
+        self,
+        cache: ReplayCache,
+        tree: DraftTree,
+        logits: torch.Tensor,
+        num_candidates: int,
+        with_sketches: bool,
     ) -> ReadOut:
         """Return what is read of a pass."""
         return read_out(tree, logits, num_candidates, with_sketches)

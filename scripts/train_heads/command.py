@@ -22,6 +22,7 @@ from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import write_whole
 from model.commands.loading import check_model
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
+from model.commands.options import add_options, config_of
 from scripts.train_heads.data import read_documents
 from scripts.train_heads.trainers import TRAINERS, HeadTrainer, trainer_class
 from scripts.train_heads.training import LOG, Budget, Run
@@ -59,8 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--save-minutes", type=float, default=2.0, help="between saved states (%(default)s)")
     add("--seed", type=int, default=0, help="of the order of documents (%(default)s)")
     add("--dtype", default="auto", help="of the frozen model (float32 on a CPU)")
-    add("--device", default="auto", help="auto, cpu, cuda")
-    add("--threads", type=int, help="CPU threads (default: torch's)")
+    add_options(parser, ModelOptions, ("device", "threads", "allow_pickle"))
     return parser
 
 
@@ -76,10 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"{name}: got {value}; allowed: above 0")
     if args.max_length < 16:
         raise UserError(f"max_length: got {args.max_length}; allowed: 16 or more")
-    with user_errors():
-        options = ModelOptions(
-            model_path=args.model_path, dtype=args.dtype, device=args.device, threads=args.threads
-        )
+    options = config_of(ModelOptions, vars(args))
     checked = check_model(options)
     with user_errors():
         documents = read_documents(list(map(Path, args.text)), checked.tokenizer, args.max_length)

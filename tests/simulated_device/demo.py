@@ -14,20 +14,25 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from model.budget.measure import NAME as COSTS
+from model.compiled.graphs import GraphedTarget
 from model.compiled.target import StaticTarget
 from model.engine.drafter import Drafter
-from model.engine.loop import decode, generate
+from model.engine.loop import decode
 from model.engine.target import TargetModel
 from model.methods.registry import METHODS, drafter_class
 from model.methods.rest.datastore import Datastore
 from scripts.gpu_check.simulated.accounts import Accounts
+from tests.conftest import GivenCosts
 
 DEMO = Path(__file__).resolve().parents[2] / "data/demo"
-KINDS = {"eager": TargetModel, "static": StaticTarget}
+KINDS = {"eager": TargetModel, "static": StaticTarget, "graphed": GraphedTarget}
 FIRST_TEXT = "USER: Tell me about the sea and its animals. ASSISTANT:"
 TEXT = "USER: Write a list of ten animals and tell me about the sea. ASSISTANT:"
-FIRST_TOKENS, NUM_TOKENS = 12, 20
+NUM_TOKENS = 20
 END = 2
+# Nodes of a step, and its milliseconds after short and long texts: drafting always pays.
+NEARLY_FLAT = ((1, 4, 8, 16), (1.0, 1.02, 1.05, 1.1), (1.1, 1.2, 1.3, 1.4))
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Setting:
 
     def runs_on(self, kind: str) -> bool:
         """Whether a kind of target model shows what the method reads."""
-        return kind == "eager" or not drafter_class(self.method).drafts_with_heads()
+        return kind != "static" or not drafter_class(self.method).drafts_with_heads()
 
     def drafter(self, target: TargetModel) -> Drafter:
         """Return a fresh drafter for a target model."""
@@ -103,43 +108,32 @@ def demo_model() -> PreTrainedModel:
 
 
 @torch.inference_mode(mode=False)
-def demo_target(kind: str, device: str, **options: Any) -> TargetModel:
+def demo_target(kind: str, device: str) -> TargetModel:
     """Return the demo model as a target of a kind; on every device it computes as transformers does."""
     model = copy.deepcopy(demo_model()).to(device)
-    return KINDS[kind](model, use_kernels=False, **options)
+    target = KINDS[kind](model, use_kernels=False)
+    target.measured[COSTS] = GivenCosts(*NEARLY_FLAT)
+    return target
 
 
 class Decoded(NamedTuple):
-    """A text, decoded after another one.
-
-    Attributes:
-        tokens: its tokens.
-        accept_lengths: tokens of each step.
-    """
+    """A text: its tokens, and how many each step emitted."""
 
     tokens: list[int]
     accept_lengths: list[int]
 
 
-def decoded(target: TargetModel, setting: Setting) -> Decoded:
-    """Decode a text, with what the drafter learned from a first one."""
-    drafter = setting.drafter(target)
-    generate(target, drafter, prompt_of(FIRST_TEXT), max_new_tokens=FIRST_TOKENS, eos_ids={END})
-    found = generate(target, drafter, prompt_of(TEXT), max_new_tokens=NUM_TOKENS, eos_ids={END})
-    return Decoded(found.token_ids, found.accept_lengths)
-
-
-@dataclass
-class StepCosts:
-    """What steps after the first one cost.
+class Costs:
+    """The most that a step costs.
 
     Attributes:
-        launches: most in a step.
-        waits: most in a step, by kind and place.
+        launches: of kernels.
+        waits: by kind and place.
     """
 
-    launches: int = 0
-    waits: Counter[str] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self.launches = 0
+        self.waits: Counter[str] = Counter()
 
     def add(self, accounts: Accounts) -> None:
         """Add a step."""
@@ -147,15 +141,32 @@ class StepCosts:
         self.waits |= Counter({" at ".join(key): count for key, count in accounts.waits.items()})
 
 
-def step_costs(target: TargetModel, setting: Setting, accounts: Accounts) -> StepCosts:
-    """Return what the steps of a text cost that comes after two others."""
-    drafter, costs = setting.drafter(target), StepCosts()
-    for text in (FIRST_TEXT, TEXT):
-        generate(target, drafter, prompt_of(text), max_new_tokens=NUM_TOKENS, eos_ids={END})
-    steps = decode(target, drafter, prompt_of(TEXT), max_new_tokens=NUM_TOKENS, eos_ids={END})
-    next(steps)  # reads the prompt, too
-    accounts.clear()
-    for _ in steps:
-        costs.add(accounts)
+class Run(NamedTuple):
+    """Two texts decoded one after the other, and what steps of the second cost, but for its first."""
+
+    texts: list[Decoded]
+    costs: Costs
+
+
+def run(target: TargetModel, setting: Setting, accounts: Accounts) -> Run:
+    """Decode two texts; the drafter learns from both."""
+    drafter, costs = setting.drafter(target), Costs()
+    first = text_of(target, drafter, FIRST_TEXT, accounts, Costs())
+    length = len(prompt_of(TEXT)) + NUM_TOKENS
+    target.warm_up(length, drafter.draft_sizes)
+    drafter.warm_up(length)
+    return Run([first, text_of(target, drafter, TEXT, accounts, costs)], costs)
+
+
+def text_of(
+    target: TargetModel, drafter: Drafter, text: str, accounts: Accounts, costs: Costs
+) -> Decoded:
+    """Decode a text; add what its steps cost, but for the first, which reads the prompt, too."""
+    steps: list[list[int]] = []
+    options: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "eos_ids": {END}}
+    for step in decode(target, drafter, prompt_of(text), **options):
+        if steps:
+            costs.add(accounts)
         accounts.clear()
-    return costs
+        steps.append(step.tokens)
+    return Decoded([token for tokens in steps for token in tokens], [*map(len, steps)])

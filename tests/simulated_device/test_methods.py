@@ -1,44 +1,35 @@
-"""Every method on a simulated GPU: the CPU's tokens in the CPU's steps.
+"""Every method on a simulated GPU: the CPU's tokens in the CPU's steps, and steps that cost what a table says.
 
 The steps are compared, too: a fault that makes drafts stale leaves the tokens as they are.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
-
 import pytest
 
-from model.engine.target import TargetModel
-from scripts.gpu_check.simulated.device import SimulatedCuda
-from tests.simulated_device.conftest import Targets
-from tests.simulated_device.demo import KINDS, SETTINGS, Decoded, Setting, decoded
+from tests.simulated_device.demo import SETTINGS, Setting
+from tests.simulated_device.runs import CASES, Runs, name_of, table
 
-CASES = [
-    pytest.param(kind, setting, id=f"{kind}-{setting.name}")
-    for kind in KINDS
-    for setting in SETTINGS
-    if setting.runs_on(kind)
-]
+EVERY = pytest.mark.parametrize("case", CASES, ids=name_of)
+Case = tuple[str, Setting]
 
 
-@pytest.fixture(scope="module")
-def expected(on_cpu: TargetModel) -> Any:
-    """What each setting decodes on the CPU."""
-
-    @lru_cache
-    def of(index: int) -> Decoded:
-        return decoded(on_cpu, SETTINGS[index])
-
-    return of
+@EVERY
+def test_a_method_decodes_on_a_gpu_as_on_the_cpu(case: Case, runs: Runs) -> None:
+    kind, setting = case
+    index = SETTINGS.index(setting)
+    assert runs.on_gpu(kind, index).texts == runs.on_cpu(index).texts
 
 
-@pytest.mark.parametrize(("kind", "setting"), CASES)
-def test_a_method_decodes_on_a_gpu_as_on_the_cpu(
-    kind: str, setting: Setting, gpu: SimulatedCuda, on_gpu: Targets, expected: Any
-) -> None:
-    target = on_gpu(kind)
-    with gpu:
-        found = decoded(target, setting)
-    assert found == expected(SETTINGS.index(setting))
+@EVERY
+def test_a_step_waits_where_the_table_says_and_launches_no_more(case: Case, runs: Runs) -> None:
+    kind, setting = case
+    costs = runs.on_gpu(kind, SETTINGS.index(setting)).costs
+    stated = table()[kind][setting.name]
+    assert costs.waits == stated["waits"], "is it meant? python -m tests.simulated_device.runs"
+    assert 0 < costs.launches <= stated["launches"]
+
+
+def test_the_table_states_no_more_than_is_run() -> None:
+    named = {(kind, name) for kind, settings in table().items() for name in settings}
+    assert named == {(kind, setting.name) for kind, setting in CASES}

@@ -31,6 +31,7 @@ from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.hidden import FINAL
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
+from ...machine.transfer import uploaded
 from ...options import check_options, option
 from ..growth.head_files import required
 from .checkpoint import build_network, open_checkpoint, write_checkpoint
@@ -183,7 +184,8 @@ class HeadDrafter(Drafter):
         """Read the accepted tokens again, now from the target's hidden states."""
         if step.stop_reason is None:
             assert self._text is not None and step.hidden is not None
-            self._text.read(step.acceptance.tokens, step.hidden[step.acceptance.path])
+            path = uploaded(step.acceptance.path, step.hidden.device)
+            self._text.read(step.acceptance.tokens, step.hidden[path])
 
     def describe(self) -> str:
         """Return the size of the draft network."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from ...machine.transfer import uploaded
 from ..growth.decoder_layer import Rows, causal_mask
 from ..growth.head_files import called
 from .network import DraftNetwork
@@ -49,7 +50,7 @@ class DraftText:
         """Read rows: hidden states [n, W * D], and the token after each of them."""
         self._rows.length = self._num_read
         features = self.network.fused(hidden.to(self._network_device, self._dtype))
-        tokens = torch.tensor(token_ids, device=self.device)
+        tokens = uploaded(token_ids, self.device)
         begin, end = self._num_read, self._num_read + len(token_ids)
         positions = torch.arange(begin, end, device=self._network_device)
         mask = causal_mask(begin, end - begin, self._network_device)
@@ -73,7 +74,8 @@ class DraftText:
             depth: of the tokens in the draft, from 1.
         """
         of_text = is_ancestor.new_ones(len(token_ids), self._num_read)
-        positions = torch.tensor([self._num_read + depth - 1], device=self._network_device)
+        position = self._num_read + depth - 1
+        positions = torch.full((1,), position, device=self._network_device)
         mask = torch.cat((of_text, is_ancestor), dim=1)
         return self._run(token_ids, features, positions, mask)
 

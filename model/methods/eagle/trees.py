@@ -91,7 +91,7 @@ def grow_likeliest(draft: Draft, num_nodes: int, depth: int, width: int) -> Grow
     tokens after each are candidates; of all candidates the `num_nodes` most probable are the tree.
     """
     device = draft.logits.device
-    beam = Beam(torch.tensor([-1], device=device), draft.logits.new_zeros(1))
+    beam = Beam(torch.full((1,), -1, device=device), draft.logits.new_zeros(1))
     levels: list[Candidates] = []
     num_before = 0
     for level in range(depth):
@@ -124,6 +124,7 @@ def _most_probable(levels: Sequence[Candidates], num_nodes: int) -> Grown:
     # Stable: a parent, which comes first, is chosen before a child of the same probability.
     order = scores.sort(descending=True, stable=True).indices[:num_nodes]
     chosen = order.sort().values
-    node_of = {-1: 0} | {number: node for node, number in enumerate(chosen.tolist(), start=1)}
-    found = tuple(node_of[number] for number in parents[chosen].tolist())
-    return Grown(tokens[chosen].tolist(), found)
+    # One copy to the host.
+    numbers, parents_of, guesses = torch.stack((chosen, parents[chosen], tokens[chosen])).tolist()
+    node_of = {-1: 0} | {number: node for node, number in enumerate(numbers, start=1)}
+    return Grown(guesses, tuple(node_of[number] for number in parents_of))

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...machine.transfer import uploaded
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -118,7 +120,8 @@ class Attention(nn.Module):
             layer(rows).unflatten(-1, (-1, self._head_dim)).transpose(-3, -2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        angles = positions.float()[:, None] * self._frequencies.to(positions.device)
+        self._frequencies = uploaded(self._frequencies, positions.device)
+        angles = positions.float()[:, None] * self._frequencies
         angles = torch.cat((angles, angles), dim=-1)  # [n, d]
         cos, sin = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
         return Projected(_rotated(queries, cos, sin), _rotated(keys, cos, sin), values)

@@ -131,7 +131,7 @@ class HydraDrafter(Drafter):
     def observe(self, step: VerifiedStep) -> None:
         """Read the accepted nodes; the bonus token comes after the last one."""
         assert step.hidden is not None
-        self._read(step.hidden[step.acceptance.path])
+        self._read(step.hidden[uploaded(step.acceptance.path, step.hidden.device)])
 
     def describe(self) -> str:
         """Return the number of heads and nodes."""

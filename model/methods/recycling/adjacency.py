@@ -9,10 +9,12 @@ Shapes: V vocabulary, k successors kept for a token, N nodes, R rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 
+from ...machine.transfer import write
 from ..growth.tree_template import TreeTemplate
 
 # Of nodes with the same token, the last ones that are averaged: each counts half of the one after it.
@@ -50,9 +52,8 @@ class MirroredArray:
             with torch.inference_mode(False):
                 host = torch.from_numpy(self._host)
                 self._device = host.to(self._place, copy=not self._is_shared)
-            torch._dynamo.mark_static_address(self._device)
         elif not self._is_on_device and not self._is_shared:
-            self._device.copy_(torch.from_numpy(self._host))
+            write(self._device, self._host)
         self._is_on_device = True
         return self._device
 
@@ -184,13 +185,23 @@ class DeviceTemplate:
         self._source = matrix
         self.begin_step()
         self.num_candidates = self._successors.shape[1]
+        topology = template.topology
+        by_level = [node for level in topology.levels for node in level]
         with torch.inference_mode(False):
-            parents = [0, *template.topology.parents[1:]]
-            self._parents = torch.tensor(parents, device=device)  # [N]
-            self._ranks = torch.tensor(template.ranks, device=device)  # [N]
-            self._order = torch.arange(len(parents), device=device)  # [N]
-        for tensor in (self._parents, self._ranks, self._order):
-            torch._dynamo.mark_static_address(tensor)
+            # Of each node below the root, level by level: its parent's place in the level before, and its rank.
+            self._levels = [
+                torch.tensor(
+                    [
+                        [above.index(topology.parents[node]) for node in level],
+                        [template.ranks[node] for node in level],
+                    ],
+                    device=device,
+                )
+                for above, level in pairwise(topology.levels)
+            ]
+            # Where each node is, level by level; and the nodes' numbers.  [N]
+            self._places = torch.tensor(by_level, device=device).argsort()
+            self._order = torch.arange(len(by_level), device=device)
 
     def begin_step(self) -> None:
         """Copy rows that the host has written to the device."""
@@ -198,12 +209,12 @@ class DeviceTemplate:
         self._shares = None if self._source.shares is None else self._source.shares.device
 
     def fill(self, root: torch.Tensor) -> torch.Tensor:
-        """Return the tokens [N]; each pass over all nodes completes one more level."""
-        token_ids = root.expand(len(self._order))
-        for _ in range(self.topology.max_depth):
-            filled = self._successors[token_ids[self._parents], self._ranks].long()
-            token_ids = torch.where(self._order == 0, root, filled)
-        return token_ids
+        """Return the tokens [N], filled level by level."""
+        level, found = root[None], [root[None]]
+        for parents, ranks in self._levels:
+            level = self._successors[level[parents], ranks].long()
+            found.append(level)
+        return torch.cat(found)[self._places]
 
     def learn(
         self,

@@ -15,7 +15,7 @@ chunk.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from types import MappingProxyType
@@ -156,6 +156,13 @@ class RecyclingDrafter(CostAwareDrafter):
         if self._on_device is None:
             self._on_device = DeviceTemplate(self._adjacency, self._template, self.device)
         return self._on_device
+
+    @property
+    def draft_sizes(self) -> Collection[int]:
+        """The template's size, and the root alone; all sizes of the automatic tree. Other sizes come at the end of
+        the context alone.
+        """
+        return super().draft_sizes if self.wants_costs else (1, self.max_nodes)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a text."""

@@ -28,7 +28,8 @@ from ...budget.measure import step_costs
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
 from ...engine.cache import TreeCache
-from ...engine.drafter import VerifiedStep
+from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.target import TargetModel
 from ...engine.tree import DraftTree, TreeTopology
 from ...machine.transfer import uploaded
 from ...options import DTYPES, budget_option, check_options, option
@@ -85,10 +86,22 @@ class SpsDrafter(CostAwareDrafter):
         self.max_nodes = 1 + config.num_draft_tokens
         self._num_tokens = len(self._model.model.get_input_embeddings().weight)
         self._cache = self._model.new_cache(0)
+        self._runs_like: type = TargetModel
         self._context_limit = math.inf
         self.wants_costs = config.budget == "auto"
         self._rates = ChainAcceptance(1, config.num_draft_tokens)
         self._backoff = Backoff()
+
+    def for_target(self, target: TargetModel) -> Drafter:
+        """Return the drafter, whose draft model runs in the same way as the target model from now on."""
+        if self._runs_like is not type(target):
+            self._model, self._runs_like = target.like(self._model.model), type(target)
+            self._cache = self._model.new_cache(0)
+        return super().for_target(target)
+
+    def warm_up(self, num_tokens: int) -> None:
+        """Prepare the draft model's passes: over one guess, and over the tokens that it has not read."""
+        self._model.warm_up(num_tokens, range(1, MOST_UNREAD + 1))
 
     @torch.inference_mode()
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -97,7 +110,8 @@ class SpsDrafter(CostAwareDrafter):
         self._context_limit = math.inf if limit is None else limit
         if max(prompt_ids) >= self._num_tokens:
             self._context_limit = 0  # a prompt token without a logit, unknown to the draft model
-        self._cache = self._model.new_cache(len(prompt_ids) + MORE_ROWS)
+        self._cache = self._roomy_cache(len(prompt_ids))
+        self._cache.keep(0, ())
         if not self._backoff.is_waiting and len(prompt_ids) <= self._context_limit:
             self._read(prompt_ids, self._cache)
 

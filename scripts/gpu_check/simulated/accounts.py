@@ -14,6 +14,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 # Where installed packages are, which a checkout may hold.
 PACKAGES = "site-packages"
+# Copies for others, who are the places that count.
+COPIERS = {"model/machine/transfer.py"}
 
 
 class Place(NamedTuple):
@@ -33,13 +35,14 @@ class Place(NamedTuple):
 
 
 def place() -> Place:
-    """Return the innermost place in the project that led here, this package left out."""
+    """Return the innermost place in the project that led here, this package and `COPIERS` left out."""
     frame = sys._getframe(1)
     root, here = f"{ROOT}/", f"{HERE}/"
     while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(root) and not file.startswith(here) and PACKAGES not in file:
-            return Place(file[len(root) :], frame.f_code.co_name, frame.f_lineno)
+        path = frame.f_code.co_filename
+        file = path[len(root) :] if path.startswith(root) and not path.startswith(here) else ""
+        if file and PACKAGES not in file and file not in COPIERS:
+            return Place(file, frame.f_code.co_name, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return Place("elsewhere", "", 0)
 

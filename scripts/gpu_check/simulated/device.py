@@ -5,7 +5,8 @@ Within the block of `SimulatedCuda`, tensors on "cuda:0", "cuda:1" and so on are
 refuses is refused: operations over two devices, numpy of its tensors, waits while a graph is captured.
 Launches, copies and waits are counted (`accounts`).
 
-Not simulated: time, streams that overlap, choice of kernels, compiled code.
+Not simulated: time, streams that overlap, choice of kernels, compiled code, devices given as bare numbers (and so
+`device_map="auto"` of transformers).
 
     with SimulatedCuda() as gpu:
         model.to("cuda")

@@ -12,7 +12,10 @@ import torch
 from .tensor import SimulatedTensor, leaves
 
 # They allocate or describe, and launch nothing.
-FREE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "is_pinned"}
+FREE = {
+    *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "is_pinned"),
+    *("detach_", "unsqueeze_", "squeeze_", "transpose_", "t_", "as_strided_", "resize_", "set_"),
+}
 # The schema of this one does not say that it is a view.
 HIDDEN_VIEWS = {"_unsafe_view"}
 # The size of their result, or the result itself, is a number on the host.

@@ -13,7 +13,7 @@ import torch
 
 from .graph import SimulatedCapture, SimulatedGraph
 from .operations import ONE_KERNEL
-from .tensor import set_data
+from .tensor import active_device, set_data
 
 # Of the card whose figures are shown; nothing depends on them but names and printed shares.
 PROPERTIES = SimpleNamespace(
@@ -78,9 +78,9 @@ def _of_cuda(device: Any) -> dict[str, Any]:
         **dict.fromkeys(MEMORY_FIGURES, lambda which=None: 0),
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda which=None: None,
-        **{name: lambda which=None: SimulatedStream(device) for name in STREAMS},
-        "Stream": lambda *_, **__: SimulatedStream(device),
-        "Event": lambda *_, **__: SimulatedEvent(device),
+        **dict.fromkeys(STREAMS, lambda which=None: SimulatedStream()),
+        "Stream": SimulatedStream,
+        "Event": SimulatedEvent,
         "stream": lambda stream: stream,
         "CUDAGraph": SimulatedGraph,
         "graph": SimulatedCapture,
@@ -98,8 +98,8 @@ STREAMS = ("current_stream", "default_stream")
 class SimulatedStream:
     """Stands in for `torch.cuda.Stream`: all work is in one order anyway."""
 
-    def __init__(self, device: Any) -> None:
-        self._device = device
+    def __init__(self, *_: object, **__: object) -> None:
+        self._device = active_device()
 
     def __enter__(self) -> SimulatedStream:
         return self
@@ -118,7 +118,7 @@ class SimulatedStream:
 
     def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
         """Return an event at this point of the work."""
-        event = event or SimulatedEvent(self._device)
+        event = event or SimulatedEvent()
         event.record()
         return event
 
@@ -130,8 +130,8 @@ class SimulatedStream:
 class SimulatedEvent:
     """Stands in for `torch.cuda.Event`; its times are those of the host."""
 
-    def __init__(self, device: Any) -> None:
-        self._device, self._seconds = device, 0.0
+    def __init__(self, *_: object, **__: object) -> None:
+        self._device, self._seconds = active_device(), 0.0
 
     def record(self, stream: SimulatedStream | None = None) -> None:
         """Note the time."""

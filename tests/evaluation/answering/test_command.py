@@ -57,6 +57,7 @@ CHANGED: dict[str, Any] = dict(
     dtype="float64",
     device="cuda:1",
     threads=2,
+    graphs="off",
     kernels="off",
     num_gpus_per_model=2,
     num_gpus_total=4,

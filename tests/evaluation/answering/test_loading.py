@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from model.commands import loading
+from model.commands.command_line import UserError
 from model.commands.loading import load_config_and_tokenizer
+from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.methods.registry import drafter_class
-from tests.evaluation.conftest import error_line, run, token_ids
+from tests.evaluation.conftest import ROOT, error_line, run, token_ids
 
 
 @pytest.fixture
@@ -50,6 +55,44 @@ def test_pickled_weights_that_are_allowed_give_the_same_answers(
     more = ["--model-path", pickled, "--allow-pickle", "--question-end", 2]
     assert run("vanilla", options, trusted, *more) == 0
     assert token_ids(trusted) == token_ids(safe)
+
+
+@pytest.fixture
+def hub_cache(pickled: Path, tmp_path: Path) -> dict[str, str]:
+    """Variables of a machine without network whose hub cache has the pickled model as org/pickled."""
+    commit = "a" * 40
+    repository = tmp_path / "hub" / "models--org--pickled"
+    shutil.copytree(pickled, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    return {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.mark.parametrize(("more", "code"), [([], 2), (["--allow-pickle"], 0)])
+def test_a_hub_name_with_pickles_alone_is_refused_in_one_line_unless_allowed(
+    more: list[str], code: int, hub_cache: dict[str, str], options: list[str], tmp_path: Path
+) -> None:
+    answers = ["--answer-file", str(tmp_path / "answers.jsonl"), "--question-end", "1"]
+    given = [*options, "--model-path", "org/pickled", *answers, *more]
+    command = [sys.executable, "-m", "evaluation.inference_vanilla", *given]
+    done = subprocess.run(command, cwd=ROOT, env=hub_cache, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert done.stderr.startswith("error: model_path org/pickled: has its weights in pytorch_")
+        assert "--allow-pickle" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_hub_name_with_safetensors_beside_its_pickles_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = {"model.safetensors.index.json", "pytorch_model.bin"}
+    monkeypatch.setattr(loading, "has_file", lambda _, file: file in there)
+    loading._refuse_pickles_of_hub("org/name")
+    there.remove("model.safetensors.index.json")
+    with pytest.raises(
+        UserError, match=r"org/name: has its weights in pytorch_model.bin, a pickle"
+    ):
+        loading._refuse_pickles_of_hub("org/name")
 
 
 class Attack:
@@ -102,10 +145,6 @@ def test_code_that_comes_with_a_model_runs_only_when_it_is_trusted(
 def test_several_gpus_without_accelerate_are_refused(
     options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from model.commands import loading
-    from model.commands.command_line import UserError
-    from model.commands.model_options import ModelOptions
-
     monkeypatch.setattr(loading, "find_spec", lambda _: None)
     monkeypatch.setattr(loading.torch, "zeros", lambda *_, **__: torch.empty(1))  # no GPU here
     model_options = ModelOptions(num_gpus_per_model=2, device="cuda")
@@ -140,7 +179,5 @@ def test_layers_that_lie_apart_give_the_same_tokens(
 
 
 def test_the_demo_model_needs_no_trust() -> None:
-    from model.commands.model_options import ModelOptions
-
     config, _ = load_config_and_tokenizer(ModelOptions().model_path)
     assert config.model_type == "llama"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from evaluation.answering.command import main, parse
 from evaluation.answering.plan import check_asked, prepare
 from evaluation.answering.run import answer_with_method
 from model.commands.command_line import UserError
+from model.commands.loading import CheckedModel, check_model
+from model.commands.model_options import ModelOptions
+from model.kernels.sdpa import sdpa_backends
 from model.methods.registry import METHODS, drafter_class, find_method
 from tests.evaluation.conftest import (
     CHOICE_KEYS,
@@ -323,6 +327,8 @@ def test_the_sidecar_says_what_was_run_with_what(
         "conv_template": "tokenizer",
         "dtype": "float32",
         "threads": 1,
+        "sdpa_backends": None,
+        "graphs": None,
         "argv": sys.argv[1:],
         "load_matrix": None,
     }
@@ -338,6 +344,55 @@ def test_the_sidecar_says_what_was_run_with_what(
     assert len(meta["question_file_sha256"]) == 64
     stamps = [row["tstamp"] for row in read_rows(sampled["recycling"])]
     assert meta["start_time"] <= stamps[0] <= stamps[-1] <= meta["end_time"]
+
+
+def sidecar_on(device: str, options: list[str], file: Path) -> dict[str, Any]:
+    """Return the sidecar of a run of vanilla that is checked as if on this device."""
+    given = [*options, "--answer-file", str(file)]
+    run_config, config, _ = parse(find_method("vanilla"), given)
+    asked = check_asked(run_config)
+    asked = asked._replace(model=asked.model._replace(device=torch.device(device)))
+    plan = prepare(asked, find_method("vanilla"), run_config, config)
+    plan.log.begin()
+    plan.log.close()
+    return read_meta(file)
+
+
+def test_the_sidecar_says_which_attention_pytorch_had_on_a_gpu(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "device_name", str)
+    assert sidecar_on("cpu", options, tmp_path / "cpu.jsonl")["sdpa_backends"] is None
+    assert sidecar_on("cuda", options, tmp_path / "gpu.jsonl")["sdpa_backends"] == sdpa_backends(
+        torch.device("cuda")
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "more", "expected"),
+    [
+        *(("cuda", "", "auto"), ("cuda", "--graphs off", "off")),
+        *(("cpu", "--graphs off", None), ("cuda", "--compile", None)),
+        ("cuda", "--num-gpus-per-model 2 --num-gpus-total 2", None),
+    ],
+)
+def test_the_sidecar_says_whether_passes_are_graphs_where_that_is_a_choice(
+    device: str,
+    more: str,
+    expected: str | None,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "device_name", str)
+    monkeypatch.setattr(planning, "check_run_model", lambda run: on_the_cpu(run.model))
+    file = tmp_path / "run.jsonl"
+    assert sidecar_on(device, [*options, *more.split()], file)["graphs"] == expected
+
+
+def on_the_cpu(model: ModelOptions) -> CheckedModel:
+    """Check a model's files, without the GPUs that it should be spread over."""
+    return check_model(replace(model, num_gpus_per_model=1))
 
 
 def test_answers_without_a_given_name_lie_beside_their_questions_under_the_runs_name(

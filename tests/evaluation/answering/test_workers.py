@@ -60,6 +60,23 @@ def light_setup(num_workers: int) -> Any:
     )
 
 
+def test_a_worker_on_a_gpu_loads_its_model_with_cudnn_attention_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(_: object) -> None:
+        raise UserError(f"cuDNN: {torch.backends.cuda.cudnn_sdp_enabled()}")
+
+    monkeypatch.setattr(workers, "load_answerer", load)
+    setup = light_setup(1)
+    question = Question(1, "qa", ("hm",))
+    said = []
+    for name in ("cpu", "cuda"):
+        setup.model.device = torch.device(name)
+        said.append(Worker(1).load(setup, torch.get_num_threads(), question).mistake)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert said == ["cuDNN: True", "cuDNN: False"]
+
+
 def test_a_worker_killed_under_load_is_replaced_and_a_question_that_kills_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,6 +28,7 @@ from evaluation.reporting.notes import group_caption
 from evaluation.reporting.titles import group_facts
 from evaluation.scoring.comparable import differing_conditions, group_answers, load_answers
 from model.commands.command_line import UserError
+from model.commands.model_options import ModelOptions
 from model.methods.recycling.drafter import RecyclingConfig
 from tests.evaluation.answers.answer_rows import answer_rows, make_row, write_answers
 
@@ -109,12 +110,12 @@ def test_a_rerun_needs_a_new_condition_and_needs_it_equal(flavour: None, tmp_pat
     with pytest.raises(
         UserError, match=r"has flavour 'mint', .* 'plum'; allowed: answers of equal"
     ):
-        Replay((one, other), (answer_rows(ROWS), answer_rows(ROWS)), "model", None)
+        Replay((one, other), (answer_rows(ROWS), answer_rows(ROWS)), ModelOptions(), None)
     values = RunRecord.read(one).values
     del values["flavour"]
     sidecar_path(one).write_text(json.dumps(values))
     with pytest.raises(UserError, match=r"the sidecar of .* has no 'flavour'"):
-        Replay((one, other), (answer_rows(ROWS), answer_rows(ROWS)), "model", None)
+        Replay((one, other), (answer_rows(ROWS), answer_rows(ROWS)), ModelOptions(), None)
 
 
 def test_what_the_table_does_not_know_must_be_equal_to_resume(tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ def test_options_without_an_effect_are_refused_before_the_verdict(
     for more, message in (
         (["--file-path", "elsewhere"], "file_path: got elsewhere; allowed: a folder"),
         (["--question-file", path], "question_file: got without --model-path"),
+        (["--allow-pickle"], "allow_pickle: got without --model-path"),
     ):
         with pytest.raises(UserError, match=message):
             main([*files, *more])

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from evaluation.checking.tie_or_bug import TIE, Judge, Verdict
 from evaluation.equal import main
@@ -71,6 +73,24 @@ def test_a_wrong_token_is_a_bug(
     assert max(verdict["worst_errors"]) <= 3 * verdict["noise"], "the engine itself is right"
     assert any("BUG: tokens" in line for line in lines)
     assert "1 bugs and other differences in 2 questions: 50.0%, 95% [1.3%, 98.7%]" in lines
+
+
+def test_a_model_in_a_pickle_judges_where_it_is_allowed(
+    tiny_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder, model = tmp_path / "answers", tmp_path / "pickled"
+    shutil.copytree(tiny_model, model)
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    short = "--threads 1 --warmup 0 --max-new-tokens 8 --question-end 1 --dtype bfloat16"
+    given = ["--model-path", model, *short.split(), "--allow-pickle"]
+    for name in ("vanilla", "recycling"):
+        assert run("vanilla", given, folder / f"{name}.jsonl") == 0
+    wrong = _change(folder, tmp_path, _wrong_token)
+    with pytest.raises(UserError, match="give --allow-pickle"):
+        main(_words(wrong, model))
+    assert main(_words(wrong, model, "--allow-pickle", "--device", "cpu")) == 1
+    assert "BUG: tokens" in capsys.readouterr().out
 
 
 def test_ties_alone_are_no_error_but_anything_else_is(

@@ -126,7 +126,8 @@ def test_runs_are_averaged_and_options_tell_entries_apart(tmp_path: Path, capsys
         *(("model_path", "models/other"), ("device", "NVIDIA A100"), ("dtype", "float16")),
         *(("threads", 9), ("max_new_tokens", 9), ("bench_name", "demo")),
         *(("compile", True), ("num_choices", 2), ("num_workers", 2), ("conv_template", "raw")),
-        ("question_file_sha256", "f" * 64),
+        *(("question_file_sha256", "f" * 64), ("sdpa_backends", "flash+math")),
+        ("graphs", "off"),
     ],
 )
 def test_other_conditions_are_another_group(

@@ -90,6 +90,7 @@ def test_usual_and_unknown_conditions_are_left_out(tmp_path: Path) -> None:
         **{"threads": 1, "max_new_tokens": 48, "temperature": 0.0, "compile": False},
         **{"kernels": "auto", "num_choices": 1, "num_workers": None, "conv_template": "tokenizer"},
         **{"top_k": 0, "top_p": 1.0, "shuffle": None, "question_end": 12},
+        **{"sdpa_backends": None, "graphs": None},
     }
     (group,) = _groups(tmp_path, {"method": "vanilla"} | usual)
     (facts,) = group_facts([group])
@@ -97,10 +98,10 @@ def test_usual_and_unknown_conditions_are_left_out(tmp_path: Path) -> None:
         "models/tiny; demo questions, questions before index 12; greedy, at most 48 new tokens a "
         "turn; float32; cpu, 1 thread"
     )
-    (group,) = _groups(
-        tmp_path, {"method": "vanilla"} | usual | {"kernels": "off", "compile": True}
-    )
-    assert "compiled passes, kernels off" in group_caption(group_facts([group])[0])
+    other = {"kernels": "off", "compile": True, "sdpa_backends": "flash+math", "graphs": "off"}
+    (group,) = _groups(tmp_path, {"method": "vanilla"} | usual | other)
+    words = "compiled passes, kernels launched one by one, kernels off, attention flash+math"
+    assert words in group_caption(group_facts([group])[0])
 
 
 def test_records_of_other_writers_may_say_anything(tmp_path: Path) -> None:

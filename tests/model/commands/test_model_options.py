@@ -20,3 +20,10 @@ def test_the_demo_model_is_the_default_of_a_checkout() -> None:
 def test_a_model_is_asked_for_in_one_line_where_there_is_no_default() -> None:
     with pytest.raises(UserError, match=r"^model_path: got none; give --model-path, [^\n]*$"):
         config_of(ModelOptions, {"model_path": None})
+
+
+def test_compiled_passes_cannot_be_without_graphs() -> None:
+    assert ModelOptions(graphs="off").graphs == "off"
+    for given in ({"graphs": "off", "compile": True}, {"graphs": "on"}):
+        with pytest.raises(UserError, match=r"^graphs: got [^\n]*$"):
+            config_of(ModelOptions, given)

@@ -240,10 +240,9 @@ def test_a_warm_up_teaches_nothing() -> None:
     assert target.num_late_shapes == 0
 
 
-@pytest.mark.parametrize("has_dynamic_lengths", [False, True])
-def test_traced_steps_are_the_hosts(has_dynamic_lengths: bool) -> None:
+def test_traced_steps_are_the_hosts() -> None:
     torch._dynamo.reset()
-    target = CompiledTarget(SMALL.build(), "eager", has_dynamic_lengths)
+    target = CompiledTarget(SMALL.build(), "eager")
     whole, host = drafters(target)
     for seed in range(2):
         assert_same(target, whole, host, random_ids(20, seed), max_new_tokens=NUM_NEW)

@@ -25,7 +25,7 @@ def counted(
 ) -> tuple[CompiledShape, list[None]]:
     """Return a compiled shape, and a list that grows with every call through torch."""
     calls: list[None] = []
-    shape = CompiledShape(function, "eager", has_dynamic_lengths=False, has_graphs=False)
+    shape = CompiledShape(function, "eager")
     through_torch = shape._through_torch
 
     def counting(*given: object) -> object:
@@ -68,7 +68,7 @@ def test_nothing_is_returned_but_written(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_the_code_alone_does_not_do_is_not_called_again(
     function: Callable[..., torch.Tensor],
 ) -> None:
-    shape = CompiledShape(function, "eager", has_dynamic_lengths=False, has_graphs=False)
+    shape = CompiledShape(function, "eager")
     given = (torch.zeros(3), torch.ones(3), torch.full((3,), 2.0))
     result, again = shape.first(given[:2], given[2])
     torch.testing.assert_close(result, function(*given))
@@ -76,9 +76,7 @@ def test_what_the_code_alone_does_not_do_is_not_called_again(
 
 
 def test_one_tensor_as_two_arguments_says_nothing_of_two() -> None:
-    shape = CompiledShape(
-        lambda a, b: a - 2 * b, "eager", has_dynamic_lengths=False, has_graphs=False
-    )
+    shape = CompiledShape(lambda a, b: a - 2 * b, "eager")
     given = torch.ones(3)
     result, again = shape.first((given, given))
     assert result is not None and result.tolist() == [-1.0] * 3 and again is None

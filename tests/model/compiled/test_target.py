@@ -38,11 +38,11 @@ SMALL = Family("small", "LlamaConfig", {"num_hidden_layers": 1})
 NUM_NEW = 40
 
 
-@pytest.fixture(params=[False, True], ids=["buckets", "any length"])
-def compiled(request: pytest.FixtureRequest) -> Iterator[CompiledTarget]:
+@pytest.fixture
+def compiled() -> Iterator[CompiledTarget]:
     """Return a target whose steps are traced without generating code."""
     torch._dynamo.reset()
-    yield CompiledTarget(SMALL.build(), backend="eager", has_dynamic_lengths=request.param)
+    yield CompiledTarget(SMALL.build(), backend="eager")
     torch._dynamo.reset()
 
 
@@ -114,7 +114,7 @@ def test_lengths_of_any_family_may_be_symbols(name: str) -> None:
     if IS_VERSION_4 and name in ("DeepSeek-V3", "Gemma 3n text"):
         pytest.skip(f"{name} of transformers 4 asks the device for numbers while it runs")
     torch._dynamo.reset()
-    target = CompiledTarget(known(name).build(), backend="eager", has_dynamic_lengths=True)
+    target = CompiledTarget(known(name).build(), backend="eager")
     drafter = drafter_for("recycling", target, tree_version="2.2.2")
     before = num_compiled()
     for prompt in ([5], random_ids(80)):
@@ -124,7 +124,7 @@ def test_lengths_of_any_family_may_be_symbols(name: str) -> None:
     torch._dynamo.reset()
 
 
-def test_a_growing_text_is_compiled_once_for_a_bucket(
+def test_a_growing_text_is_compiled_once(
     compiled: CompiledTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model.compiled.target, "SHORTEST_LENGTH", 64)
@@ -139,10 +139,7 @@ def test_a_growing_text_is_compiled_once_for_a_bucket(
     assert held.storage is not compiled._storage
     assert num_compiled() == before + 1, "rows at another address were compiled anew"
     generate(compiled, drafter, random_ids(30), max_new_tokens=60)
-    if compiled._has_dynamic_lengths:
-        assert num_compiled() == before + 1, "a longer text was compiled anew"
-    else:
-        assert num_compiled() == before + 2, "the count does not see the next bucket"
+    assert num_compiled() == before + 1, "a longer text was compiled anew"
 
 
 def test_nothing_is_compiled_after_a_warm_up(compiled: CompiledTarget) -> None:
@@ -235,7 +232,7 @@ def test_tokens_do_not_depend_on_what_a_cache_held_before() -> None:
     prompt = random_ids(28)
     first = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
     assert target._storage is not None
-    for tensor in target._storage.tensors:
+    for tensor in target._storage.buffers:
         tensor.fill_(float("nan"))
     second = generate(target, drafter_for("recycling", target), prompt, max_new_tokens=NUM_NEW)
     assert second.token_ids == first.token_ids

@@ -75,6 +75,17 @@ def test_layers_that_read_anothers_cache_hold_nothing() -> None:
     assert num_rows == 4, "keys and values of the two layers that write"
 
 
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", {600, 1000}), ("cuda", {1024})])
+def test_texts_of_like_lengths_have_caches_of_one_size_on_a_gpu(
+    device: str, sizes: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_of("Llama, grouped heads")
+    monkeypatch.setattr(target, "device", torch.device(device))
+    caches = [target.new_cache(capacity) for capacity in (600, 1000)]
+    assert {cache.capacity for cache in caches} == sizes
+    assert {buffer.shape[2] for cache in caches for buffer in cache.buffers.values()} == sizes
+
+
 def shape() -> BufferShape:
     """Return a small shape."""
     return BufferShape(1, 2, torch.float32, torch.device("cpu"))

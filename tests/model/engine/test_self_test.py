@@ -14,6 +14,7 @@ from types import MethodType
 import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from model import SpeculativeDecoder
 from model.engine import self_test as module
@@ -27,6 +28,7 @@ from model.engine.self_test import (
     Probe,
     compare,
     expected_logits,
+    plain_logits,
     prove,
     self_test,
 )
@@ -162,6 +164,35 @@ def test_half_precision_allows_some_roundings_where_the_loop_has_none(
         with torch.inference_mode():
             spread = float(expected_logits(target, probe).std())
             assert 0 < compare(target, probe).allowed < 0.2 * spread
+
+
+class Elsewhere(torch.Tensor):
+    """Logits on another device: they can be cut and brought here, and computed with nowhere."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> torch.Tensor:
+        name = getattr(function, "__name__", "")
+        assert name in ("__getitem__", "to"), f"{name} of a tensor on another device"
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+        return result.as_subclass(torch.Tensor if name == "to" else cls)
+
+
+def test_logits_that_a_model_leaves_on_its_last_device_are_brought_to_the_targets() -> None:
+    target = fresh()
+    expected = plain_logits(target, random_ids(5), 2)
+
+    def leave(_: object, __: object, output: ModelOutput) -> ModelOutput:
+        output.logits = output.logits.as_subclass(Elsewhere)
+        return output
+
+    target.model.register_forward_hook(leave)
+    assert type(target.model(torch.tensor([[1]])).logits) is Elsewhere
+    torch.testing.assert_close(plain_logits(target, random_ids(5), 2), expected)
+    assert self_test(target) < 1e-4
+    assert not target.chain_only
 
 
 def test_windows_over_key_indices_are_declared_however_wide() -> None:

@@ -1,0 +1,89 @@
+"""Calls that are captured as CUDA graphs and replayed: their kernels run again without any Python.
+
+A captured call reads and writes memory at fixed addresses, so it takes no arguments: what changes
+from call to call is copied to these addresses before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+
+
+class CaptureFailed(RuntimeError):
+    """A call does something that a CUDA graph cannot hold, such as waiting for the device."""
+
+
+class Captured(NamedTuple):
+    """A captured call and its output, whose tensors every replay overwrites."""
+
+    graph: torch.cuda.CUDAGraph
+    output: Any
+
+
+class CapturedCalls:
+    """Calls by key: the first of a key runs as it is, the second is captured, and later ones are replayed.
+
+    A capture executes nothing, so that every call is executed exactly once. The first one is there
+    for libraries that prepare themselves at their first use, which cannot be captured.
+
+    All graphs share their memory: an output must be used before the next call.
+
+    Args:
+        device: a GPU.
+
+    Attributes:
+        num_prepared: calls that were no replay, which take far longer.
+        seconds: spent on these.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._captured: dict[Hashable, Captured | None] = {}
+        self.num_prepared = 0
+        self.seconds = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of graphs."""
+        return sum(captured is not None for captured in self._captured.values())
+
+    def run(self, key: Hashable, call: Callable[[], Any]) -> Any:
+        """Return the output of a call, of which the key tells all that a replay does not read from memory.
+
+        Raises:
+            CaptureFailed: if it cannot be captured.
+        """
+        captured = self._captured.get(key)
+        if captured is None:
+            begin = time.perf_counter()
+            self.num_prepared += 1
+            is_first = key not in self._captured
+            self._captured[key] = captured = None if is_first else self._capture(call)
+            output = call() if captured is None else None
+            self.seconds += time.perf_counter() - begin
+            if captured is None:
+                return output
+        captured.graph.replay()
+        return captured.output
+
+    def forget(self, is_old: Callable[[Any], bool] = lambda key: True) -> None:
+        """Forget the calls with such keys; all without an argument."""
+        self._captured = {key: value for key, value in self._captured.items() if not is_old(key)}
+
+    def _capture(self, call: Callable[[], Any]) -> Captured:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads may use the device meanwhile.
+            mode = {"pool": self._pool, "capture_error_mode": "thread_local"}
+            with torch.cuda.device(self._device), torch.cuda.graph(graph, **mode):
+                output = call()
+        except RuntimeError as error:
+            lines = str(error).splitlines() or [""]
+            raise CaptureFailed(f"{type(error).__name__}: {lines[0]}") from error
+        return Captured(graph, output)

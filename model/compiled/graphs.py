@@ -1,0 +1,332 @@
+"""Passes replayed as CUDA graphs: the model's own kernels, launched all at once.
+
+A decoding step of a 7B model launches some 1,300 kernels from Python, which takes longer than the
+kernels. A CUDA graph holds them all and is launched once. No compiler is needed: a graph is captured
+while the stock model runs, which takes about as long as one step.
+
+A step is then one upload from pinned memory, one replay for the pass, one for the read-out, and one
+download, for which alone the host waits. What a graph cannot hold (a model that asks the device for a
+number while it runs) is found when the model is loaded.
+
+Shapes: N nodes of a draft, P nodes of its bucket, M cache rows of a bucket, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..engine.cache import TreeCache
+from ..engine.hidden import HiddenStates
+from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
+from ..engine.step import DeviceDrafting, Preparation
+from ..engine.support import UnsupportedModelError
+from ..engine.target import PromptChunk, TargetModel
+from ..engine.tree import DraftTree, TreeTopology
+from ..machine.transfer import downloaded
+from .cache import StaticStorage, StaticTreeCache, StaticView
+from .capture import CaptureFailed
+from .device_step import StaticDeviceStep
+from .graphed_cache import GraphedCache, Passes
+from .inputs import PaddedTopology, PassInputs
+from .model_state import ModelState
+from .shape import copied
+from .target import NODE_STEP, StaticTarget
+
+logger = logging.getLogger(__name__)
+
+# Drafts of the trial: the root alone, and a small tree.
+TRIAL_SIZES = (1, 4)
+# Fewer than for graphs alone, since each takes a minute to compile; 88 holds the paper's 81 nodes.
+COMPILED_BUCKETS = (1, 8, 16, 32, 64, 88, 128)
+READ_OUT = "read-out"  # begins the keys of read-outs
+
+
+class GraphedTarget(StaticTarget):
+    """A target model on a GPU whose passes are replayed as CUDA graphs.
+
+    Args:
+        model: as for `TargetModel`.
+        use_kernels: as for `TargetModel`.
+        backend: backend of torch.compile, whose kernels are then captured instead of the model's own; empty:
+            nothing is compiled.
+        say: gets a line before each compilation.
+
+    Raises:
+        UnsupportedModelError: as `StaticTarget`, and if modules have hooks, which a replay would leave out.
+    """
+
+    # The first prepares libraries, the second is captured and replayed.
+    calls_to_prepare = 2
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        use_kernels: bool = True,
+        backend: str = "",
+        say: Callable[[str], object] = logger.info,
+    ) -> None:
+        super().__init__(model, use_kernels)
+        self._say = say
+        self.is_compiled = bool(backend)
+        self._backend = backend
+        self._compiled: dict[int, Callable[..., torch.Tensor]] = {}  # by the bucket of nodes
+        self._state = ModelState(model)
+        if self._state.has_hooks:
+            raise UnsupportedModelError("its modules have hooks, or a forward of their own")
+        self._host_topologies: weakref.WeakKeyDictionary[TreeTopology, PaddedTopology] = (
+            weakref.WeakKeyDictionary()
+        )
+        # Graphs hold the addresses of the rows of one storage.
+        self._passes: weakref.WeakKeyDictionary[StaticStorage, Passes] = weakref.WeakKeyDictionary()
+        # Numbers of candidates, and whether sketches are wanted: without a drafter's wishes, with and without
+        # near-ties, and in measurements.
+        self._read_out_kinds = {(1, False), (2, False), (USUAL_CANDIDATES, False)}
+        self._hidden_kinds: set[tuple[int, ...]] = set()
+        self._num_prepared, self._seconds = 0, 0.0
+        with torch.inference_mode(False):
+            limits = torch.tensor([0.0, torch.finfo(self.dtype).min], dtype=self.dtype)
+            self._seen, self._blocked = limits.to(self.device)
+
+    def like(self, model: PreTrainedModel) -> TargetModel:
+        """Return a target of another model, with graphs where it can be captured."""
+        return graphed(model, self.use_kernels)
+
+    def try_capture(self) -> None:
+        """Capture a pass over the root alone, and one over a tree.
+
+        Raises:
+            CaptureFailed: if the model does what a graph cannot hold.
+        """
+        cache = self.new_cache(max(TRIAL_SIZES))
+        for size in TRIAL_SIZES:
+            self._prepare(DraftTree.star([0] * size), cache, 0)
+
+    def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
+        """Return the capture of these hidden states; a graph leaves them where they were when it was captured."""
+        if self.is_compiled:
+            return super().hidden_states(layers)
+        return TargetModel.hidden_states(self, layers)
+
+    def cache_over(self, storage: StaticStorage) -> GraphedCache:
+        """Return an empty cache over a storage."""
+        return GraphedCache(storage, storage.num_rows - NODE_STEP)
+
+    def prefill(
+        self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
+    ) -> Iterator[PromptChunk]:
+        """Read the prompt as `TargetModel.prefill`; forgets graphs of a model that has changed since."""
+        assert isinstance(cache, GraphedCache)
+        cache.flush()
+        state = ModelState(self.model)
+        if state != self._state:
+            self._passes.clear()
+            self._state = state
+        return super().prefill(prompt_ids, cache, with_logits)
+
+    def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
+        """Append all nodes to the cache; return the logits after every node [N, V], valid until the next pass."""
+        assert isinstance(cache, GraphedCache)
+        padded, num_nodes = self._padded_on_host(tree.topology), tree.topology.num_nodes
+        num_padded = len(padded.depths)
+        passes = self._passes_over(cache.storage)
+        inputs = passes.inputs_of(num_padded)
+        inputs.upload(cache.length, cache.take_moves(), tree, padded)
+        view = cache.storage.view(self._length_shown(cache.length + num_padded))
+        self._functions.setdefault((num_padded, view.num_rows), StaticTarget.logits_of)
+        hidden = next((states for states in self._hidden.values() if states.is_capturing), None)
+        key = (num_padded, view.num_rows, hidden and hidden.wanted)
+        rows = self._replayed(passes, key, lambda: self._pass(passes, inputs, view, hidden))
+        cache.append(num_nodes)
+        if hidden:
+            self._hidden_kinds.add(hidden.wanted)
+            hidden.put(rows, num_nodes)
+        passes.last = passes.logits[num_padded][:num_nodes]
+        return passes.last
+
+    def read_out(
+        self,
+        cache: TreeCache,
+        tree: DraftTree,
+        logits: torch.Tensor,
+        num_candidates: int,
+        with_sketches: bool,
+    ) -> ReadOut:
+        """Copy to the host what is read of a pass as `TargetModel.read_out`."""
+        assert isinstance(cache, GraphedCache)
+        passes = self._passes_over(cache.storage)
+        if logits is not passes.last:
+            return read_out(tree, logits, num_candidates, with_sketches)
+        num_padded, count = self.padded_size(len(logits)), min(num_candidates, self.vocab_size)
+        self._read_out_kinds.add((num_candidates, with_sketches))
+        place, inputs = passes.logits[num_padded], passes.inputs_of(num_padded)
+        packed = self._replayed(
+            passes,
+            (READ_OUT, num_padded, count, with_sketches),
+            lambda: packed_read_out(place, count, with_sketches, inputs.token_ids),
+        )
+        return unpacked(tree, downloaded(packed), count, has_tokens=True)
+
+    def device_step(
+        self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
+    ) -> StaticDeviceStep | None:
+        """Return a drafter's steps that run whole on the device."""
+        step = super().device_step(drafting, tie_margin, eos_ids)
+        for passes in self._passes.values():
+            passes.calls.forget(
+                lambda key: (
+                    isinstance(key[0], StaticDeviceStep) and key[0] not in self._device_steps
+                )
+            )
+        return step
+
+    def call(
+        self,
+        function: Callable[..., torch.Tensor],
+        functions: dict[tuple[int, int], Any],
+        arguments: tuple[object, ...],
+        cache: StaticTreeCache,
+        num_padded: int,
+        start: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Call a function as `StaticTarget.call`; its arguments are constants, and `start` is given."""
+        assert isinstance(cache, GraphedCache) and start is not None
+        cache.flush()
+        view = cache.storage.view(self._length_shown(cache.length + num_padded))
+        functions.setdefault((num_padded, view.num_rows), function)
+
+        def step() -> torch.Tensor:
+            view.start.copy_(start)
+            with self.kernels(num_padded):
+                return function(*arguments, view)
+
+        key = (*arguments, num_padded, view.num_rows)
+        result: torch.Tensor = self._replayed(self._passes_over(cache.storage), key, step)
+        return result
+
+    def padded_size(self, num_nodes: int) -> int:
+        """Return the rows of a pass over a draft of this many nodes."""
+        if self.is_compiled:
+            num_nodes = next((size for size in COMPILED_BUCKETS if size >= num_nodes), num_nodes)
+        return super().padded_size(num_nodes)
+
+    def logits_of(
+        self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
+    ) -> torch.Tensor:
+        """Return the logits [P, V] of a padded tree as `StaticTarget.logits_of`."""
+        if not self.is_compiled:
+            return super().logits_of(token_ids, depths, mask, view)
+        num_padded = len(token_ids)
+        if num_padded not in self._compiled:
+            self._say(f"compiling the pass over {num_padded} nodes, which takes a minute or so")
+            self._compiled[num_padded] = torch.compile(
+                copied(StaticTarget.logits_of), backend=self._backend, fullgraph=True
+            )
+        return self._compiled[num_padded](self, token_ids, depths, mask, view)
+
+    @property
+    def preparation(self) -> Preparation:
+        """The functions compiled and the graphs captured so far."""
+        graphs = [passes.calls for passes in self._passes.values()]
+        return Preparation(len(self._compiled), sum(map(len, graphs)), self._seconds)
+
+    @property
+    def num_compiled(self) -> int:
+        """Calls so far that were no replay; their time is not that of a step."""
+        return self._num_prepared
+
+    @property
+    def num_late_shapes(self) -> int:
+        """Calls after the last warm-up that were no replay; 0 before it."""
+        return 0 if self._num_warm is None else self._num_prepared - self._num_warm
+
+    def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
+        """Capture ahead, as `StaticTarget.warm_up`, what was read of passes so far included."""
+        super().warm_up(num_tokens, num_nodes)
+        self._num_warm = self._num_prepared
+
+    def _prepare(self, tree: DraftTree, cache: StaticTreeCache, base: int) -> None:
+        for layers in (None, *self._hidden_kinds):
+            hidden = self.hidden_states(layers) if layers else None
+            for _ in range(self.calls_to_prepare):
+                cache.keep(base, ())
+                with hidden.captured() if hidden else nullcontext():
+                    logits = self.forward(tree, cache)
+                if hidden:
+                    hidden.take(tree.topology.num_nodes)
+        for kind in list(self._read_out_kinds):
+            for _ in range(self.calls_to_prepare):
+                self.read_out(cache, tree, logits, *kind)
+
+    def _pass(
+        self, passes: Passes, inputs: PassInputs, view: StaticView, hidden: HiddenStates | None
+    ) -> dict[int, torch.Tensor]:
+        """Run a pass over P nodes: leave its logits in their place, and return its hidden states by layer."""
+        view.start.copy_(inputs.start)
+        view.move(inputs.sources.long(), inputs.targets.long())
+        mask = torch.where(inputs.sees, self._seen, self._blocked)
+        with self.kernels(len(inputs.depths)):
+            logits = self.logits_of(inputs.token_ids.long(), inputs.depths.long(), mask, view)
+        passes.keep_logits(logits)
+        return hidden.pop() if hidden else {}
+
+    def _padded_on_host(self, topology: TreeTopology) -> PaddedTopology:
+        """Return a topology padded to its bucket."""
+        if topology not in self._host_topologies:
+            num_padded = self.padded_size(topology.num_nodes)
+            self._host_topologies[topology] = PaddedTopology.of(topology, num_padded)
+        return self._host_topologies[topology]
+
+    def _passes_over(self, storage: StaticStorage) -> Passes:
+        """Return the passes over the rows of a storage."""
+        if storage not in self._passes:
+            self._passes[storage] = Passes(self.device)
+        return self._passes[storage]
+
+    def _replayed(self, passes: Passes, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
+        """Return the output of a call, replayed if it was captured."""
+        if self._state.has_hooks:  # which may do more than launch kernels
+            return call()
+        with self.lock:
+            calls = passes.calls
+            num_before, seconds_before = calls.num_prepared, calls.seconds
+            output = calls.run(key, call)
+            self._num_prepared += calls.num_prepared - num_before
+            self._seconds += calls.seconds - seconds_before
+        return output
+
+
+def graphed(
+    model: PreTrainedModel,
+    use_kernels: bool = True,
+    say: Callable[[str], object] = logger.warning,
+) -> TargetModel:
+    """Return a target whose passes are replayed as CUDA graphs, where the model is on one GPU and can be captured.
+
+    Args:
+        model: as for `TargetModel`.
+        use_kernels: as for `TargetModel`.
+        say: gets one line if a model on one GPU cannot be captured.
+
+    Raises:
+        UnsupportedModelError: as `TargetModel`.
+    """
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1 or model.device.type != "cuda":
+        return TargetModel(model, use_kernels)
+    try:
+        target = GraphedTarget(model, use_kernels)
+        with torch.inference_mode():
+            target.try_capture()
+    except (CaptureFailed, UnsupportedModelError) as error:
+        say(
+            f"CUDA graphs cannot hold this model's passes, so each kernel is launched by itself: {error}"
+        )
+        return TargetModel(model, use_kernels)
+    return target

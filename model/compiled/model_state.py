@@ -1,0 +1,32 @@
+"""What a captured graph depends on besides the numbers in the model's tensors: if it changes, graphs are old."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..engine.prefix_cache import ADAPTER_STATE, has_hooks
+
+
+class ModelState:
+    """The addresses of a model's tensors, its active adapters and its hooks, now.
+
+    Attributes:
+        has_hooks: whether a module has hooks, other than those of `model.engine.hidden`, or a forward of its own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.has_hooks = any(
+            has_hooks(module) or "forward" in vars(module) for module in model.modules()
+        )
+        self._addresses = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+        self._adapters = [
+            [str(getattr(module, name, None)) for name in ADAPTER_STATE]
+            for module in model.modules()
+            if hasattr(module, "active_adapters")
+        ]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether graphs captured in one state are right in the other."""
+        return isinstance(other, ModelState) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,186 @@
+"""Passes replayed as CUDA graphs: what makes them old, what cannot be captured, what waits for the next pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from itertools import zip_longest
+
+import pytest
+import torch
+from torch import nn
+
+from model.api.decoder import SpeculativeDecoder
+from model.compiled.cache import StaticStorage
+from model.compiled.graphed_cache import GraphedCache
+from model.compiled.graphs import GraphedTarget, graphed
+from model.compiled.inputs import MOST_MOVED
+from model.engine.cache import BufferShape, LayerShape, TreeCache
+from model.engine.loop import decode, generate
+from model.engine.self_test import self_test
+from model.engine.target import TargetModel
+from model.engine.tree import DraftTree
+from scripts.gpu_check.simulated.accounts import Accounts
+from scripts.gpu_check.simulated.device import SimulatedCuda
+from tests.model.families.families_with_trees import TREES
+from tests.simulated_device.demo import (
+    END,
+    FIRST_TEXT,
+    SETTINGS,
+    TEXT,
+    Decoded,
+    Setting,
+    demo_model,
+    prompt_of,
+    run,
+)
+from tests.simulated_device.runs import Runs
+
+RECYCLING, PLD = Setting("recycling"), Setting("pld")
+CUDA = torch.device("cuda", 0)
+
+
+def decoded(target: TargetModel, setting: Setting) -> list[Decoded]:
+    """Return two texts, decoded one after the other."""
+    return run(target, setting, Accounts()).texts
+
+
+@pytest.fixture(scope="module")
+def on_cpu(runs: Runs) -> TargetModel:
+    """The demo model on the CPU."""
+    return runs.target_on_cpu()
+
+
+@pytest.fixture(autouse=True)
+def on_gpu(gpu: SimulatedCuda) -> Iterator[SimulatedCuda]:
+    """Simulated GPUs."""
+    with gpu:
+        yield gpu
+
+
+def target_of(model: nn.Module) -> GraphedTarget:
+    """Return the target of a model that can be captured."""
+    target = graphed(model, use_kernels=False, say=pytest.fail)
+    assert isinstance(target, GraphedTarget)
+    return target
+
+
+@pytest.fixture
+def target() -> GraphedTarget:
+    """The demo model, replayed."""
+    return target_of(copy.deepcopy(demo_model()).to("cuda"))
+
+
+def test_a_model_that_reads_from_the_device_is_launched_kernel_by_kernel() -> None:
+    family = next(family for family in TREES if family.name == "XGLM")
+    lines: list[str] = []
+    target = graphed(family.build().eval().to("cuda"), say=lines.append)
+    assert type(target) is TargetModel
+    assert len(lines) == 1 and "CaptureError" in lines[0]
+    self_test(target)
+
+
+def test_hooks_are_called(target: GraphedTarget, on_cpu: TargetModel) -> None:
+    lines: list[str] = []
+    calls: list[int] = []
+    expected = decoded(on_cpu, RECYCLING)
+    handle = target.model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    assert type(graphed(target.model, say=lines.append)) is TargetModel
+    assert "hooks" in lines[0]
+    calls.clear()
+    assert decoded(target, RECYCLING) == expected
+    assert len(calls) >= sum(len(text.accept_lengths) for text in expected), (
+        "a step left the hook out"
+    )
+    handle.remove()
+    assert decoded(target, RECYCLING) == expected
+
+
+def test_weights_at_new_addresses_are_found(target: GraphedTarget) -> None:
+    host = copy.deepcopy(demo_model())
+    before = [decoded(target, PLD) for _ in range(3)]
+    for model in (host, target.model):
+        head = model.lm_head
+        head.weight = nn.Parameter(head.weight.roll(1, 0), requires_grad=False)
+    expected = decoded(TargetModel(host, use_kernels=False), PLD)
+    assert expected != before[0]
+    assert [decoded(target, PLD) for _ in range(3)] == [expected] * 3
+    num_before = target.num_compiled
+    assert decoded(target, PLD) == expected
+    assert target.num_compiled == num_before, "graphs of an unchanged model were forgotten"
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_no_measured_step_captures(setting: Setting, target: GraphedTarget) -> None:
+    drafter = setting.drafter(target)
+    prompt, options = prompt_of(TEXT), {"max_new_tokens": 12, "eos_ids": {END}}
+    generate(target, drafter, prompt, **options)
+    target.warm_up(len(prompt) + 12, drafter.draft_sizes)
+    drafter.warm_up(len(prompt) + 12)
+    draft_model = getattr(drafter, "_model", target)
+    num_before = draft_model.num_compiled
+    generate(target, drafter, prompt, **options)
+    assert target.num_late_shapes == 0
+    assert draft_model.num_compiled == num_before
+
+
+def test_two_texts_at_a_time_do_not_share_rows(target: GraphedTarget, on_cpu: TargetModel) -> None:
+    prompts = [prompt_of(TEXT), prompt_of(FIRST_TEXT)]
+    options = {"max_new_tokens": 24}
+    expected = [
+        generate(on_cpu, RECYCLING.drafter(on_cpu), prompt, **options).token_ids
+        for prompt in prompts
+    ]
+    for _ in range(2):  # the second time graphs are replayed
+        steps = [decode(target, RECYCLING.drafter(target), prompt, **options) for prompt in prompts]
+        found: list[list[int]] = [[], []]
+        for pair in zip_longest(*steps):
+            for text, step in zip(found, pair, strict=True):
+                text += step.tokens if step else []
+        assert found == expected
+
+
+def test_a_conversation_goes_on_from_its_rows(on_cpu: TargetModel, on_gpu: SimulatedCuda) -> None:
+    answers = []
+    for model in (demo_model(), copy.deepcopy(demo_model()).to("cuda")):
+        decoder = SpeculativeDecoder(model, method="recycling")
+        prompt = prompt_of(TEXT)
+        first = decoder.generate(prompt, max_new_tokens=12)
+        on_gpu.accounts.clear()
+        second = decoder.generate([*prompt, *first.token_ids, 5, 6], max_new_tokens=12)
+        answers.append((first.token_ids, second.token_ids))
+        assert len(first.token_ids) == 12
+    assert answers[0] == answers[1]
+
+
+def shapes() -> list[LayerShape]:
+    """Return two layers of one shape."""
+    part = BufferShape(num_heads=2, head_dim=3, dtype=torch.float32, device=CUDA)
+    return [LayerShape(part, part)] * 2
+
+
+@pytest.mark.parametrize("length", [2, MOST_MOVED, MOST_MOVED + 3])
+def test_rows_move_as_in_any_cache(length: int) -> None:
+    path = [0, *range(2, length + 1)]
+    ours = GraphedCache(StaticStorage(shapes(), 256, CUDA), 256)
+    plain = TreeCache(shapes(), 256)
+    rows = torch.arange(2 * 2 * 256 * 2 * 3).view(4, 256, 2, 3).float()
+    ours.storage.buffers[0].copy_(rows)
+    next(iter(plain.buffers.values())).copy_(rows.transpose(1, 2))
+    for cache in (ours, plain):
+        cache.set_length(7 + 2 * length)
+        cache.keep(7, path)
+        cache.keep(7, path[:1])  # moves that wait are made first
+        cache.set_length(7 + length)
+    found = ours.storage.buffers[0][:, : 7 + length]
+    expected = next(iter(plain.buffers.values()))[:, :, : 7 + length].transpose(1, 2)
+    assert torch.equal(found.cpu(), expected.cpu())
+
+
+def test_logits_of_an_earlier_pass_are_read_as_they_are(target: GraphedTarget) -> None:
+    cache = target.new_cache(64)
+    with torch.inference_mode():
+        first = target.forward(DraftTree.chain([3]), cache).clone()
+        target.forward(DraftTree.chain([4, 5]), cache)
+        found = target.read_out(cache, DraftTree.chain([3]), first, 2, False)
+    assert found.candidates.token_ids[0] == first.topk(2).indices[0].tolist()
