@@ -64,6 +64,7 @@ class GraphedTarget(StaticTarget):
 
     # The first prepares libraries, the second is captured and replayed.
     calls_to_prepare = 2
+    is_replayed = True
 
     def __init__(
         self,
@@ -97,6 +98,11 @@ class GraphedTarget(StaticTarget):
     def like(self, model: PreTrainedModel) -> TargetModel:
         """Return a target of another model, with graphs where it can be captured."""
         return graphed(model, self.use_kernels)
+
+    def switch_kernels(self, use_kernels: bool) -> None:
+        """Use kernels from now on, or none; graphs with the others are forgotten."""
+        super().switch_kernels(use_kernels)
+        self._passes.clear()
 
     def try_capture(self) -> None:
         """Capture a pass over the root alone, and one over a tree.
@@ -291,7 +297,8 @@ class GraphedTarget(StaticTarget):
 
     def _replayed(self, passes: Passes, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
         """Return the output of a call, replayed if it was captured."""
-        if self._state.has_hooks:  # which may do more than launch kernels
+        # Hooks may do more than launch kernels, and graphs hold the usual ones.
+        if self._state.has_hooks or self.is_in_reference:
             return call()
         with self.lock:
             calls = passes.calls

@@ -98,6 +98,8 @@ class TargetModel:
     is_compiled = False
     # Whether they are replayed as CUDA graphs of the model's own kernels: launches cost nothing then.
     is_replayed = False
+    # Whether passes have other arithmetic than usual, that of `reference`.
+    is_in_reference = False
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         self.model = model
@@ -248,8 +250,16 @@ class TargetModel:
     @contextmanager
     def reference(self) -> Iterator[None]:
         """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
-        with self.linear_kernels.reference(), self.attention.reference(), self.norms.reference():
-            yield
+        self.is_in_reference = self.has_kernels
+        try:
+            with (
+                self.linear_kernels.reference(),
+                self.attention.reference(),
+                self.norms.reference(),
+            ):
+                yield
+        finally:
+            self.is_in_reference = False
 
     @cached_property
     def head_share(self) -> float:
