@@ -58,6 +58,7 @@ class GraphedTarget(StaticTarget):
 
     # The first prepares libraries, the second is captured and replayed.
     calls_to_prepare = 2
+    is_replayed = True
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         super().__init__(model, use_kernels)
@@ -82,6 +83,11 @@ class GraphedTarget(StaticTarget):
     def like(self, model: PreTrainedModel) -> TargetModel:
         """Return a target of another model, with graphs where it can be captured."""
         return graphed(model, self.use_kernels)
+
+    def switch_kernels(self, use_kernels: bool) -> None:
+        """Use kernels from now on, or none; graphs with the others are forgotten."""
+        super().switch_kernels(use_kernels)
+        self._passes.clear()
 
     def try_capture(self) -> None:
         """Capture a pass over the root alone, and one over a tree.
@@ -127,7 +133,7 @@ class GraphedTarget(StaticTarget):
         view = cache.storage.view(self._length_shown(cache.length + num_padded))
         self._functions.setdefault((num_padded, view.num_rows), StaticTarget.logits_of)
         hidden = next((states for states in self._hidden.values() if states.is_capturing), None)
-        key = (num_padded, view.num_rows, hidden and hidden.wanted, self.is_in_reference)
+        key = (num_padded, view.num_rows, hidden and hidden.wanted)
         rows = self._replayed(passes, key, lambda: self._pass(passes, inputs, view, hidden))
         cache.append(num_nodes)
         if hidden:
@@ -257,7 +263,8 @@ class GraphedTarget(StaticTarget):
 
     def _replayed(self, passes: Passes, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
         """Return the output of a call, replayed if it was captured."""
-        if self._state.has_hooks:  # which may do more than launch kernels
+        # Hooks may do more than launch kernels, and graphs hold the usual ones.
+        if self._state.has_hooks or self.is_in_reference:
             return call()
         with self.lock:
             calls = passes.calls

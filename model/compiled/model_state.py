@@ -21,7 +21,9 @@ class ModelState:
         )
         self._addresses = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
         config = model.config.get_text_config(decoder=True)
-        self._windows = [getattr(config, name, None) for name in WINDOWS]  # a self-test shortens them
+        self._windows = [
+            getattr(config, name, None) for name in WINDOWS
+        ]  # a self-test shortens them
         self._adapters = [
             [str(getattr(module, name, None)) for name in ADAPTER_STATE]
             for module in model.modules()

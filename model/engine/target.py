@@ -99,6 +99,8 @@ class TargetModel:
     is_compiled = False
     # Whether they are replayed as CUDA graphs of the model's own kernels: launches cost nothing then.
     is_replayed = False
+    # Whether passes have other arithmetic than usual, that of `reference`.
+    is_in_reference = False
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         self.model = model
@@ -125,7 +127,6 @@ class TargetModel:
         self._rope_border = rope_border(self.config)
         self.layer_shapes, self.mixers, self.num_state_bytes, self.vocab_size = self._probe()
         self.is_same_in_parts = True
-        self.is_in_reference = False
         self._hidden: dict[tuple[int, ...], HiddenStates] = {}
         # Measurements of this model by other rooms, by name.
         self.measured: dict[str, Any] = {}
@@ -210,6 +211,17 @@ class TargetModel:
                 return shape.keys, shape.values
         return None
 
+    def switch_kernels(self, use_kernels: bool) -> None:
+        """Use kernels from now on, or none."""
+        self.use_kernels = use_kernels
+        for part in ("linear_kernels", "attention", "norms"):
+            self.__dict__.pop(part, None)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether passes compute anything by other functions than the model's."""
+        return bool(self.linear_kernels or self.attention or self.norms)
+
     @property
     def kernel_names(self) -> dict[str, str]:
         """Names of the kernels in use, by what they compute."""
@@ -239,12 +251,16 @@ class TargetModel:
     @contextmanager
     def reference(self) -> Iterator[None]:
         """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
-        with self.linear_kernels.reference(), self.attention.reference(), self.norms.reference():
-            self.is_in_reference = True
-            try:
+        self.is_in_reference = self.has_kernels
+        try:
+            with (
+                self.linear_kernels.reference(),
+                self.attention.reference(),
+                self.norms.reference(),
+            ):
                 yield
-            finally:
-                self.is_in_reference = False
+        finally:
+            self.is_in_reference = False
 
     @cached_property
     def head_share(self) -> float:
