@@ -23,7 +23,6 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from transformers import (
-    AutoTokenizer,
     PreTrainedModel,
     StoppingCriteriaList,
     StopStringCriteria,
@@ -41,10 +40,11 @@ from ..engine.target import IN_TRAINING, TargetModel
 from ..methods.registry import drafter_class
 from ..options import unknown_name
 from .checkpoint_settings import shaping_settings
-from .gguf import read, read_weights
+from .gguf import read_weights
 from .prompts import prompt_ids_of
 from .saved_memory import load_memory, save_memory
 from .text_stream import TextStream
+from .tokenizer import read_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class SpeculativeDecoder:
             for name in ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
             if name in of_model
         }
-        tokenizer = read(AutoTokenizer, path, **of_tokenizer)
+        tokenizer = read_tokenizer(path, **of_tokenizer)
         model = read_weights(path, dtype=dtype, device_map=device_map, **of_model)
         return cls(model.eval(), tokenizer, method, **of_method)
 

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import has_file
 from transformers.utils import logging as transformers_logging
 
 from ..api.gguf import check_gguf, is_gguf, read, read_weights
+from ..api.tokenizer import read_tokenizer
 from ..compiled.graphs import GraphedTarget, graphed
 from ..compiled.target import CompiledTarget
 from ..engine.self_test import self_test
@@ -146,7 +147,7 @@ def load_config_and_tokenizer(
     trust = {"trust_remote_code": trust_remote_code}
     try:
         config = read(AutoConfig, model_path, **trust)
-        tokenizer = read(AutoTokenizer, model_path, **trust)
+        tokenizer = read_tokenizer(model_path, **trust)
     # transformers raises many types of errors for a missing, broken or unknown model.
     except Exception as error:
         if not trust_remote_code and "trust_remote_code" in str(error):

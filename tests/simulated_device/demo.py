@@ -29,7 +29,7 @@ DEMO = Path(__file__).resolve().parents[2] / "data/demo"
 KINDS = {"eager": TargetModel, "static": StaticTarget, "graphed": GraphedTarget}
 FIRST_TEXT = "USER: Tell me about the sea and its animals. ASSISTANT:"
 TEXT = "USER: Write a list of ten animals and tell me about the sea. ASSISTANT:"
-NUM_TOKENS = 20
+NUM_TOKENS = 16
 END = 2
 # Nodes of a step, and its milliseconds after short and long texts: drafting always pays.
 NEARLY_FLAT = ((1, 4, 8, 16), (1.0, 1.02, 1.05, 1.1), (1.1, 1.2, 1.3, 1.4))
@@ -81,11 +81,13 @@ def _files_of(method: str) -> dict[str, Any]:
 
 
 @lru_cache
+@torch.inference_mode(mode=False)
 def _datastore() -> TemporaryDirectory[str]:
-    """Return a folder with the datastore of the project's own README; it goes when the tests end."""
+    """Return a folder with a datastore, of what the model answers to the first text; it goes when the tests end."""
     folder = TemporaryDirectory(prefix="datastore-")
-    text = (DEMO / "README.md").read_text()
-    Datastore.build([prompt_of(text), prompt_of(TEXT)]).save(Path(folder.name, "datastore.npy"))
+    ids = torch.tensor([prompt_of(FIRST_TEXT)])
+    answer = demo_model().generate(ids, do_sample=False, max_new_tokens=NUM_TOKENS)
+    Datastore.build(answer.tolist()).save(Path(folder.name, "datastore.npy"))
     return folder
 
 

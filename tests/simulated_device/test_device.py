@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from scripts.gpu_check.simulated.accounts import Accounts
 from scripts.gpu_check.simulated.device import SimulatedCuda
@@ -223,3 +224,9 @@ def test_the_current_device_is_where_new_tensors_are() -> None:
     with torch.cuda.device(1):
         assert torch.ones(1, device="cuda").device == torch.device("cuda:1")
     assert torch.ones(1, device="cuda").device == torch.device("cuda:0")
+
+
+def test_a_message_names_the_line_of_the_library_that_was_called() -> None:
+    norm = LlamaRMSNorm(3).to("cuda:1")
+    with pytest.raises(DeviceMismatch, match=rf"{HERE}:\d+ .* \(in transformers/.*llama.*py:\d+\)"):
+        norm(torch.ones(1, 3, device="cuda:0"))

@@ -14,7 +14,6 @@ import torch
 
 from evaluation.answering.config import RunConfig, WorkerOptions
 from evaluation.questions.questions import Question
-from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
 
 pytest.importorskip("ray", reason="workers need Ray")
@@ -68,8 +67,8 @@ def machine_with_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(workers, "Worker", telling_worker(tmp_path))
 
 
-@pytest.mark.parametrize("num_per_model", [1, 2])
-def test_each_worker_sees_gpus_that_no_other_sees(num_per_model: int) -> None:
+def test_each_worker_sees_gpus_that_no_other_sees() -> None:
+    num_per_model = 2
     setup = setup_for(2 * num_per_model, num_per_model)
     questions = [Question(number, "qa", ("hm",)) for number in range(2)]
     with cluster(setup):
@@ -79,10 +78,3 @@ def test_each_worker_sees_gpus_that_no_other_sees(num_per_model: int) -> None:
     assert {len(gpus) for gpus in seen.values()} == {num_per_model}
     all_gpus = [gpu for gpus in seen.values() for gpu in gpus]
     assert len(set(all_gpus)) == len(all_gpus)
-
-
-def test_more_gpus_than_the_machine_has_are_refused() -> None:
-    setup = setup_for(2 * NUM_GPUS, 1)
-    needs = rf"need {2 * NUM_GPUS} GPUs in all; Ray has {NUM_GPUS}"
-    with pytest.raises(UserError, match=needs), cluster(setup):
-        pass

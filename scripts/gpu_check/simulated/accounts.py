@@ -19,11 +19,19 @@ COPIERS = {"model/machine/transfer.py"}
 
 
 class Place(NamedTuple):
-    """A place in the project; the file is relative to its root."""
+    """A place in the project.
+
+    Attributes:
+        file: relative to the project's root.
+        function: in the file.
+        line: of the file.
+        library: file and line of a library that was called there, torch left out; empty if there is none.
+    """
 
     file: str
     function: str
     line: int
+    library: str = ""
 
     @property
     def name(self) -> str:
@@ -31,18 +39,22 @@ class Place(NamedTuple):
         return f"{self.file}:{self.function}"
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}"
+        within = f" (in {self.library})" if self.library else ""
+        return f"{self.file}:{self.line} {self.function}{within}"
 
 
 def place() -> Place:
     """Return the innermost place in the project that led here, this package and `COPIERS` left out."""
-    frame = sys._getframe(1)
+    frame, library = sys._getframe(1), ""
     root, here = f"{ROOT}/", f"{HERE}/"
     while frame is not None:
         path = frame.f_code.co_filename
+        _, _, installed = path.partition(f"/{PACKAGES}/")
+        if installed and not library and not installed.startswith("torch/"):
+            library = f"{installed}:{frame.f_lineno}"
         file = path[len(root) :] if path.startswith(root) and not path.startswith(here) else ""
-        if file and PACKAGES not in file and file not in COPIERS:
-            return Place(file, frame.f_code.co_name, frame.f_lineno)
+        if file and not installed and file not in COPIERS:
+            return Place(file, frame.f_code.co_name, frame.f_lineno, library)
         frame = frame.f_back  # type: ignore[assignment]
     return Place("elsewhere", "", 0)
 

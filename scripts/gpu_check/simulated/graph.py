@@ -58,6 +58,7 @@ class Recording:
     # Everything made within, by address: kept, so that no address comes twice.
     _made: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     _results: list[weakref.ref[SimulatedTensor]] = field(default_factory=list)
+    _is_spoiled: bool = False
 
     def run(
         self,
@@ -105,12 +106,16 @@ class Recording:
 
     def replay(self) -> None:
         """Run all kernels."""
+        self._is_spoiled = False
         with torch._C._DisableTorchDispatch(), torch.inference_mode():
             for kernel in self._kernels:
                 kernel.replay()
 
     def spoil(self) -> None:
         """Make results that are still held garbage."""
+        if self._is_spoiled:
+            return
+        self._is_spoiled = True
         for result in self._results:
             tensor = result()
             storage = self._made.get(_address(tensor.held)) if tensor is not None else None

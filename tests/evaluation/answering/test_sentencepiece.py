@@ -6,6 +6,7 @@ Run: pytest tests/evaluation/answering/test_sentencepiece.py
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -103,6 +104,24 @@ def test_texts_have_the_tokens_of_sentencepiece(tokenizer_files: Path) -> None:
     pieces = sentencepiece.SentencePieceProcessor(str(tokenizer_files / "tokenizer.model"))
     for text in TEXTS:
         assert tokenizer(text).input_ids == [pieces.bos_id(), *pieces.encode(text)], text
+
+
+@pytest.mark.parametrize("legacy", [None, True, False])
+def test_a_chat_goes_on_with_the_tokens_of_a_words_beginning_unless_the_settings_say_not(
+    legacy: bool | None, tokenizer_files: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "settings"
+    shutil.copytree(tokenizer_files, folder)
+    LlamaConfig(vocab_size=VOCAB).save_pretrained(folder)
+    settings = folder / "tokenizer_config.json"
+    words = {} if legacy is None else {"legacy": legacy}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | words))
+    _, tokenizer = load_config_and_tokenizer(str(folder))
+    pieces = sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model"))
+    turns = ("USER: Hi ASSISTANT: Hello", "USER: More ASSISTANT:")
+    first, second = map(pieces.encode, turns)
+    expected = [pieces.bos_id(), *first, pieces.eos_id(), *second]
+    assert (tokenizer("</s>".join(turns)).input_ids == expected) == (legacy is not False)
 
 
 def test_a_package_that_the_tokenizer_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
