@@ -75,7 +75,7 @@ class GraphedTarget(StaticTarget):
         self._read_out_kinds = {(1, False), (2, False), (USUAL_CANDIDATES, False)}
         self._hidden_kinds: set[tuple[int, ...]] = set()
         self._num_prepared, self._seconds = 0, 0.0
-        self._is_tried = False
+        self._is_trial = False
         with torch.inference_mode(False):
             limits = torch.tensor([0.0, torch.finfo(self.dtype).min], dtype=self.dtype)
             self._seen, self._blocked = limits.to(self.device)
@@ -95,12 +95,13 @@ class GraphedTarget(StaticTarget):
         Raises:
             CaptureFailed: if the model does what a graph cannot hold.
         """
+        self._is_trial = True
         cache = self.new_cache(max(TRIAL_SIZES))
         for size in TRIAL_SIZES:
             self._prepare(DraftTree.star([0] * size), cache, 0)
+        self._is_trial = False
         if failure := self._passes_over(cache.storage).calls.failure:
             raise CaptureFailed(failure)
-        self._is_tried = True
 
     def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
         """Return the capture of these hidden states; a graph leaves them where they were when it was captured."""
@@ -272,7 +273,7 @@ class GraphedTarget(StaticTarget):
             output = calls.run(key, call)
             self._num_prepared += calls.num_prepared - num_before
             self._seconds += calls.seconds - seconds_before
-            if calls.failure and self._is_tried:
+            if calls.failure and not self._is_trial:
                 logger.warning("a pass is launched kernel by kernel: %s", calls.failure)
                 calls.failure = ""
         return output
