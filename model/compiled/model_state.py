@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..engine.masks import WINDOWS
 from ..engine.prefix_cache import ADAPTER_STATE, has_hooks
-
-# Settings of the masks that graphs hold; the self-test shortens them for a while.
-WINDOWS = ("sliding_window", "attention_chunk_size")
 
 
 class ModelState:
@@ -23,7 +21,9 @@ class ModelState:
         )
         self._addresses = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
         config = model.config.get_text_config(decoder=True)
-        self._windows = [getattr(config, name, None) for name in WINDOWS]
+        self._windows = [
+            getattr(config, name, None) for name in WINDOWS
+        ]  # a self-test shortens them
         self._adapters = [
             [str(getattr(module, name, None)) for name in ADAPTER_STATE]
             for module in model.modules()

@@ -88,6 +88,7 @@ class TargetModel:
         num_state_bytes: memory of the states of one text; 0 for attention alone.
         is_same_in_parts: whether a text has the same rows and states in whatever parts it is read, but
             for rounding, so that a known beginning may be kept; the self-test finds out.
+        is_in_reference: whether a block of `reference` is under way.
 
     Raises:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
@@ -98,6 +99,8 @@ class TargetModel:
     is_compiled = False
     # Whether they are replayed as CUDA graphs of the model's own kernels: launches cost nothing then.
     is_replayed = False
+    # Whether passes have other arithmetic than usual, that of `reference`.
+    is_in_reference = False
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         self.model = model
@@ -208,6 +211,17 @@ class TargetModel:
                 return shape.keys, shape.values
         return None
 
+    def switch_kernels(self, use_kernels: bool) -> None:
+        """Use kernels from now on, or none."""
+        self.use_kernels = use_kernels
+        for part in ("linear_kernels", "attention", "norms"):
+            self.__dict__.pop(part, None)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether passes compute anything by other functions than the model's."""
+        return bool(self.linear_kernels or self.attention or self.norms)
+
     @property
     def kernel_names(self) -> dict[str, str]:
         """Names of the kernels in use, by what they compute."""
@@ -237,8 +251,16 @@ class TargetModel:
     @contextmanager
     def reference(self) -> Iterator[None]:
         """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
-        with self.linear_kernels.reference(), self.attention.reference(), self.norms.reference():
-            yield
+        self.is_in_reference = self.has_kernels
+        try:
+            with (
+                self.linear_kernels.reference(),
+                self.attention.reference(),
+                self.norms.reference(),
+            ):
+                yield
+        finally:
+            self.is_in_reference = False
 
     @cached_property
     def head_share(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from itertools import zip_longest
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from scripts.gpu_check.simulated.accounts import Accounts
 from scripts.gpu_check.simulated.device import SimulatedCuda
+from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
 from tests.model.families.families_with_trees import TREES
 from tests.simulated_device.demo import (
     END,
@@ -184,3 +186,33 @@ def test_logits_of_an_earlier_pass_are_read_as_they_are(target: GraphedTarget) -
         target.forward(DraftTree.chain([4, 5]), cache)
         found = target.read_out(cache, DraftTree.chain([3]), first, 2, False)
     assert found.candidates.token_ids[0] == first.topk(2).indices[0].tolist()
+
+
+@pytest.mark.parametrize("method", ["recycling", "pld", "hybrid"])
+def test_near_ties_are_decided_by_the_models_own_kernels(method: str) -> None:
+    for seed in range(3):
+        model = model_with_twins(seed, stride=2).model.to("cuda")
+        target = graphed(model, say=pytest.fail)
+        assert target.norms and not target.is_reference(1), "all arithmetic is the model's own"
+        generator = torch.Generator("cpu").manual_seed(seed)
+        prompt = torch.randint(VOCAB_SIZE, (30,), generator=generator).tolist()
+        for _ in range(2):  # the second time graphs are replayed
+            assert tokens_of(target, method, prompt) == tokens_of(target, "vanilla", prompt)
+
+
+def test_a_pass_that_cannot_be_captured_later_runs_as_it_is(
+    target: GraphedTarget, on_cpu: TargetModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    embed = target.model.get_input_embeddings()
+    original = type(embed).forward
+
+    def reads(self: nn.Embedding, token_ids: torch.Tensor) -> torch.Tensor:
+        if len(token_ids[0]) > 4:  # larger than the drafts that were tried
+            token_ids.max().item()
+        found: torch.Tensor = original(self, token_ids)
+        return found
+
+    expected = decoded(on_cpu, PLD)
+    with mock.patch.object(type(embed), "forward", reads):
+        assert decoded(target, PLD) == expected
+    assert "kernel by kernel" in caplog.text
