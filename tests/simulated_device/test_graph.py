@@ -79,6 +79,9 @@ def test_a_replay_is_one_launch_and_its_kernels_are_known(accounts: Accounts) ->
     assert graph.num_kernels == 2  # type: ignore[attr-defined]
     graph.replay()
     assert accounts.launches == {"graph replay": 1}
+    assert accounts.num_kernels == 2
+    row.add_(1)
+    assert (accounts.num_launches, accounts.num_kernels) == (2, 3)
 
 
 REFUSED = {

@@ -240,9 +240,14 @@ class SimulatedCuda(TorchDispatchMode):
             func = _wide_products  # which a CPU has not
         written = [held_by(tensor) for tensor in operation.written]
         result = self._call(func, args, kwargs, written, operation.launches)
-        outer = [value for value in operation.tensors if isinstance(value, torch.Tensor)]
-        known = {id(held_by(value)): value for value in outer}  # what was written in place
-        return mapped(lambda value: known.get(id(value), self._shown(value, device)), result)
+        known = {id(held_by(value)): value for value in operation.tensors}
+
+        def shown(value: Any) -> Any:
+            if id(value) in known:  # written in place
+                return known[id(value)]
+            return self._shown(value, device)
+
+        return mapped(shown, result)
 
     def _call(
         self,
