@@ -20,7 +20,7 @@ PACKAGES = ("model", "evaluation", "scripts")
 WITH_TRANSFORMERS = {
     *("model.engine.target", "model.engine.cache", "model.engine.support", "model.engine.rules"),
     *("model.states.layers", "model.states.own_cache", "model.states.scans"),
-    *("model.compiled.target", "model.compiled.cache"),
+    *("model.compiled.target", "model.compiled.cache", "model.compiled.graphs"),
     *("model.kernels.attention", "model.kernels.registered", "model.methods.sps.draft_model"),
     *("model.api.decoder", "model.api.custom_generate", "model.api.checkpoint_settings"),
     *("model.api.gguf", "model.api.tokenizer"),
