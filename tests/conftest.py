@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from model.budget.cost_model import CostModel
+from scripts.gpu_check.given_costs import NEARLY_FLAT, GivenCosts
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -37,19 +38,6 @@ def same_numbers() -> None:
     torch.manual_seed(0)
 
 
-class GivenCosts(CostModel):
-    """Costs that nothing is learned about, and under which drafting never rests."""
-
-    def __post_init__(self) -> None:
-        """Pass the plain steps at the beginning."""
-        CostModel.__post_init__(self)
-        while self.switch.is_resting:
-            self.switch.rest()
-
-    def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
-        """Do nothing: times differ from run to run."""
-
-
 @pytest.fixture(autouse=True, scope="session")
 def given_costs() -> Iterator[None]:
     """Give every target model the same costs: nearly flat, as on a GPU, so that drafters with an
@@ -57,7 +45,7 @@ def given_costs() -> Iterator[None]:
     """
 
     def costs(target: object) -> CostModel:
-        return GivenCosts((1, 4, 8, 16), near=(1.0, 1.02, 1.05, 1.1), far=(1.1, 1.2, 1.3, 1.4))
+        return GivenCosts(*NEARLY_FLAT)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("model.budget.measure.read_or_measure", costs)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from ..engine.hidden import HiddenStates
 from ..engine.step import Preparation
@@ -44,7 +44,7 @@ class CompiledGraphedTarget(GraphedTarget):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Any,
         use_kernels: bool = True,
         backend: str = "inductor",
         say: Callable[[str], object] = logger.info,

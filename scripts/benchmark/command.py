@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "num_questions": len(prompts),
         "num_repetitions": args.repetitions,
         "compile": args.compile,
-        "graphs": args.graphs,
+        "graphs": options.graphs,
         "preparation": target.preparation._asdict(),
         "shapes_compiled_in_measured_answers": num_late_shapes,
         "peak_memory_bytes": _peak_memory(model.device),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -108,20 +108,28 @@ def cost_curve(
     return points
 
 
-def copy_bandwidth(target: TargetModel) -> float:
-    """Return bytes per second, read and written, of the best of several large copies on the model's
-    device.
-    """
-    source = torch.ones(COPY_BYTES // 4, dtype=torch.float32, device=target.device)
+def copy_bandwidth(
+    device: torch.device, synchronize: Callable[[], object], num_bytes: int = COPY_BYTES
+) -> float:
+    """Return bytes per second, read and written, of the best of several large copies on a device."""
+    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     copy = torch.empty_like(source)
-    times = [seconds_of(partial(copy.copy_, source), target.synchronize) for _ in range(NUM_TIMED)]
-    return 2 * COPY_BYTES / min(times)
+    times = [seconds_of(partial(copy.copy_, source), synchronize) for _ in range(NUM_TIMED)]
+    return 2 * num_bytes / min(times)
 
 
 def roofline(target: TargetModel, context: int, one_node_milliseconds: float) -> Roofline:
     """Return the roofline of one token at a context length, and the share that a measured pass
     reaches.
     """
+    bytes_per_token = bytes_of_token(target, context)
+    bandwidth = copy_bandwidth(target.device, target.synchronize)
+    milliseconds = 1e3 * bytes_per_token / bandwidth
+    return Roofline(bandwidth, bytes_per_token, milliseconds, milliseconds / one_node_milliseconds)
+
+
+def bytes_of_token(target: TargetModel, context: int) -> int:
+    """Return the bytes of weights and cache that one token of plain decoding reads at a context length."""
     embedding = target.model.get_input_embeddings().weight
     head = target.model.get_output_embeddings()
     weights = sum(
@@ -131,7 +139,4 @@ def roofline(target: TargetModel, context: int, one_node_milliseconds: float) ->
         # An untied embedding gives one row a token; a tied one is read whole as the output head.
         weights -= embedding.numel() * embedding.element_size()
     cache = target.new_cache(context)
-    bytes_per_token = weights + cache.num_bytes * context // cache.capacity
-    bandwidth = copy_bandwidth(target)
-    milliseconds = 1e3 * bytes_per_token / bandwidth
-    return Roofline(bandwidth, bytes_per_token, milliseconds, milliseconds / one_node_milliseconds)
+    return weights + cache.num_bytes * context // cache.capacity

@@ -21,11 +21,7 @@ from model.engine.loop import decode, generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
-from scripts.gpu_check.simulated.accounts import Accounts
-from scripts.gpu_check.simulated.device import SimulatedCuda
-from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
-from tests.model.families.families_with_trees import TREES
-from tests.simulated_device.demo import (
+from scripts.gpu_check.demo import (
     END,
     FIRST_TEXT,
     SETTINGS,
@@ -36,6 +32,10 @@ from tests.simulated_device.demo import (
     prompt_of,
     run,
 )
+from scripts.gpu_check.simulated.accounts import Accounts
+from scripts.gpu_check.simulated.device import SimulatedCuda
+from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
+from tests.model.families.families_with_trees import TREES
 from tests.simulated_device.runs import Runs
 
 RECYCLING, PLD = Setting("recycling"), Setting("pld")

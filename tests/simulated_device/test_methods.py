@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulated_device.demo import SETTINGS, Setting
+from scripts.gpu_check.demo import SETTINGS, Setting
 from tests.simulated_device.runs import CASES, Runs, name_of, table
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=name_of)

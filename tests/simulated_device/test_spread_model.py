@@ -9,8 +9,7 @@ import torch
 
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
-from scripts.gpu_check.simulated.device import SimulatedCuda
-from tests.simulated_device.demo import (
+from scripts.gpu_check.demo import (
     COSTS,
     FIRST_TEXT,
     NEARLY_FLAT,
@@ -21,6 +20,7 @@ from tests.simulated_device.demo import (
     demo_model,
     text_of,
 )
+from scripts.gpu_check.simulated.device import SimulatedCuda
 from tests.simulated_device.runs import Runs
 
 accelerate = pytest.importorskip("accelerate", reason="spreads a model over devices")

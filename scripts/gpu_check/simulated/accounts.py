@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,8 +46,8 @@ class Place(NamedTuple):
         return f"{self.file}:{self.line} {self.function}{within}"
 
 
-def place() -> Place:
-    """Return the innermost place in the project that led here, this package and `COPIERS` left out."""
+def place(left_out: Collection[str] = COPIERS) -> Place:
+    """Return the innermost place in the project that led here, this package and some files left out."""
     frame, library = sys._getframe(1), ""
     root, here = f"{ROOT}/", f"{HERE}/"
     while frame is not None:
@@ -55,7 +56,7 @@ def place() -> Place:
         if installed and not library and not installed.startswith("torch/"):
             library = f"{installed}:{frame.f_lineno}"
         file = path[len(root) :] if path.startswith(root) and not path.startswith(here) else ""
-        if file and not installed and file not in COPIERS:
+        if file and not installed and file not in left_out:
             return Place(file, frame.f_code.co_name, frame.f_lineno, library)
         frame = frame.f_back  # type: ignore[assignment]
     return Place("elsewhere", "", 0)

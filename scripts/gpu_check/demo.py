@@ -22,8 +22,8 @@ from model.engine.loop import decode
 from model.engine.target import TargetModel
 from model.methods.registry import METHODS, drafter_class
 from model.methods.rest.datastore import Datastore
+from scripts.gpu_check.given_costs import NEARLY_FLAT, GivenCosts
 from scripts.gpu_check.simulated.accounts import Accounts
-from tests.conftest import GivenCosts
 
 DEMO = Path(__file__).resolve().parents[2] / "data/demo"
 KINDS = {"eager": TargetModel, "static": StaticTarget, "graphed": GraphedTarget}
@@ -31,8 +31,6 @@ FIRST_TEXT = "USER: Tell me about the sea and its animals. ASSISTANT:"
 TEXT = "USER: Write a list of ten animals and tell me about the sea. ASSISTANT:"
 NUM_TOKENS = 12
 END = 2
-# Nodes of a step, and its milliseconds after short and long texts: drafting always pays.
-NEARLY_FLAT = ((1, 4, 8, 16), (1.0, 1.02, 1.05, 1.1), (1.1, 1.2, 1.3, 1.4))
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,14 @@ SETTINGS = [
     Setting("hybrid", {"budget": "fixed", "num_nodes": 63}),
 ]
 
+# Those whose steps are looked into.
+MAIN_SETTINGS = (
+    Setting("vanilla"),
+    Setting("recycling"),
+    Setting("recycling", {"tree_version": "auto"}),
+    Setting("hybrid"),
+)
+
 
 def _files_of(method: str) -> dict[str, Any]:
     """Return the options that name what a method drafts with."""
@@ -83,7 +89,7 @@ def _files_of(method: str) -> dict[str, Any]:
 @lru_cache
 @torch.inference_mode(mode=False)
 def _datastore() -> TemporaryDirectory[str]:
-    """Return a folder with a datastore, of what the model answers to the first text; it goes when the tests end."""
+    """Return a folder with a datastore, of what the model answers to the first text; it goes with the process."""
     folder = TemporaryDirectory(prefix="datastore-")
     ids = torch.tensor([prompt_of(FIRST_TEXT)])
     answer = demo_model().generate(ids, do_sample=False, max_new_tokens=NUM_TOKENS)
