@@ -9,7 +9,7 @@ import torch
 
 from scripts.gpu_check.simulated.accounts import Accounts
 from scripts.gpu_check.simulated.device import SimulatedCuda
-from scripts.gpu_check.simulated.errors import CaptureError
+from scripts.gpu_check.simulated.errors import CaptureError, HostRace
 
 HERE = "tests/simulated_device/test_graph.py"
 
@@ -128,6 +128,18 @@ def test_copies_of_pinned_memory_are_part_of_a_graph() -> None:
     assert taken.tolist() == [0, 0], "it arrives with the next wait"
     torch.cuda.synchronize()
     assert taken.tolist() == [12, 12]
+
+
+def test_pinned_memory_must_not_be_written_before_a_replay_has_ended() -> None:
+    given, row = torch.ones(2).pin_memory(), torch.zeros(2, device="cuda")
+    graph, _ = captured(lambda: row.copy_(given, non_blocking=True))
+    given.fill_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    graph.replay()
+    given.fill_(3)
+    with pytest.raises(HostRace):
+        torch.cuda.synchronize()
 
 
 def test_a_replay_spoils_the_results_of_later_graphs_of_its_pool_alone() -> None:

@@ -17,6 +17,7 @@ Not simulated: time, streams that overlap, choice of kernels, compiled code, dev
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -197,8 +198,7 @@ class SimulatedCuda(TorchDispatchMode):
         if direction == "H2D":
             if is_async and self._transfers.is_pinned(source):
                 self._launch_transfer()
-                if self.recording is None:
-                    self._transfers.leave(source, place())
+                self._at_each_run(self._transfers.leave, source, place())
             else:
                 self.wait("H2D copy")
         return self._run(operation, device)
@@ -215,11 +215,15 @@ class SimulatedCuda(TorchDispatchMode):
             kwargs = {**operation.kwargs, "device": CPU}
             arrived = operation.func(source.held, **kwargs)
             target = self._transfers.pin(torch.zeros_like(arrived))
-        if self.recording is not None:
-            self.recording.run_later(self._transfers.arrive_later, (target, source.held))
-        else:
-            self._transfers.arrive_later(target, source.held)
+        self._at_each_run(self._transfers.arrive_later, target, source.held)
         return target
+
+    def _at_each_run(self, call: Callable[..., None], *args: Any) -> None:
+        """Call now, or at each replay of the graph that is captured."""
+        if self.recording is not None:
+            self.recording.run_later(call, args)
+        else:
+            call(*args)
 
     def _launch_transfer(self) -> None:
         """Count a copy beside the host as a node of the graph that records it."""
