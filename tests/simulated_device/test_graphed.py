@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import model.compiled.target
 from model.api.decoder import SpeculativeDecoder
 from model.compiled.cache import StaticStorage
 from model.compiled.graphed_cache import GraphedCache
@@ -101,8 +102,8 @@ def test_hooks_are_called(target: GraphedTarget, on_cpu: TargetModel) -> None:
 def test_weights_at_new_addresses_are_found(target: GraphedTarget) -> None:
     host = copy.deepcopy(demo_model())
     before = [decoded(target, PLD) for _ in range(3)]
-    for model in (host, target.model):
-        head = model.lm_head
+    for one in (host, target.model):
+        head = one.lm_head
         head.weight = nn.Parameter(head.weight.roll(1, 0), requires_grad=False)
     expected = decoded(TargetModel(host, use_kernels=False), PLD)
     assert expected != before[0]
@@ -113,14 +114,19 @@ def test_weights_at_new_addresses_are_found(target: GraphedTarget) -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_no_measured_step_captures(setting: Setting, target: GraphedTarget) -> None:
+def test_no_measured_step_captures(
+    setting: Setting, target: GraphedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.compiled.target, "SHORTEST_LENGTH", 32)
     drafter = setting.drafter(target)
     prompt, options = prompt_of(TEXT), {"max_new_tokens": 12, "eos_ids": {END}}
-    generate(target, drafter, prompt, **options)
-    target.warm_up(len(prompt) + 12, drafter.draft_sizes)
-    drafter.warm_up(len(prompt) + 12)
+    generate(target, drafter, prompt[:8], **options)
+    longest = 3 * len(prompt) + 12
+    target.warm_up(longest, drafter.draft_sizes)
+    drafter.warm_up(longest)
     draft_model = getattr(drafter, "_model", target)
     num_before = draft_model.num_compiled
+    generate(target, drafter, 3 * prompt, **options)
     generate(target, drafter, prompt, **options)
     assert target.num_late_shapes == 0
     assert draft_model.num_compiled == num_before
@@ -144,8 +150,8 @@ def test_two_texts_at_a_time_do_not_share_rows(target: GraphedTarget, on_cpu: Ta
 
 def test_a_conversation_goes_on_from_its_rows(on_cpu: TargetModel, on_gpu: SimulatedCuda) -> None:
     answers = []
-    for model in (demo_model(), copy.deepcopy(demo_model()).to("cuda")):
-        decoder = SpeculativeDecoder(model, method="recycling")
+    for one in (demo_model(), copy.deepcopy(demo_model()).to("cuda")):
+        decoder = SpeculativeDecoder(one, method="recycling")
         prompt = prompt_of(TEXT)
         first = decoder.generate(prompt, max_new_tokens=12)
         on_gpu.accounts.clear()
@@ -191,8 +197,8 @@ def test_logits_of_an_earlier_pass_are_read_as_they_are(target: GraphedTarget) -
 @pytest.mark.parametrize("method", ["recycling", "pld", "hybrid"])
 def test_near_ties_are_decided_by_the_models_own_kernels(method: str) -> None:
     for seed in range(3):
-        model = model_with_twins(seed, stride=2).model.to("cuda")
-        target = graphed(model, say=pytest.fail)
+        twins = model_with_twins(seed, stride=2).model.to("cuda")
+        target = graphed(twins, say=pytest.fail)
         assert target.norms and not target.is_reference(1), "all arithmetic is the model's own"
         generator = torch.Generator("cpu").manual_seed(seed)
         prompt = torch.randint(VOCAB_SIZE, (30,), generator=generator).tolist()
