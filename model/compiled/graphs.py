@@ -93,12 +93,17 @@ class GraphedTarget(StaticTarget):
         """Capture a pass over the root alone, and one over a tree.
 
         Raises:
-            CaptureFailed: if the model does what a graph cannot hold.
+            CaptureFailed: if the model does what a graph cannot hold, or fails in static shapes.
         """
         self._is_trial = True
         cache = self.new_cache(max(TRIAL_SIZES))
-        for size in TRIAL_SIZES:
-            self._prepare(DraftTree.star([0] * size), cache, 0)
+        try:
+            for size in TRIAL_SIZES:
+                self._prepare(DraftTree.star([0] * size), cache, 0)
+        # A model's own code may raise anything.
+        except Exception as error:
+            lines = str(error).splitlines() or [""]
+            raise CaptureFailed(f"{type(error).__name__}: {lines[0]}") from error
         self._is_trial = False
         if failure := self._passes_over(cache.storage).calls.failure:
             raise CaptureFailed(failure)

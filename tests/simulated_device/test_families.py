@@ -14,9 +14,13 @@ from model.engine.target import TargetModel
 from scripts.gpu_check.simulated.device import SimulatedCuda
 from tests.model.decoded import drafter_for, known, random_ids
 from tests.model.families.families_with_trees import TREES
-from tests.model.families.family import Family
+from tests.model.families.family import IS_VERSION_4, Family
 
-EVERY = pytest.mark.parametrize("family", TREES, ids=lambda family: family.name)
+EVERY = pytest.mark.parametrize(
+    "family",
+    [family for family in TREES if family.expected == "trees"],
+    ids=lambda family: family.name,
+)
 # What their own passes do that no graph can hold.
 NOT_CAPTURED = {
     "Falcon, rotary": "H2D copy",
@@ -54,11 +58,13 @@ def test_a_family_decodes_as_graphs_as_on_the_cpu(family: Family, gpu: Simulated
     lines: list[str] = []
     with gpu:
         target = graphed(family.build().to("cuda"), use_kernels=False, say=lines.append)
-        if family.name in NOT_CAPTURED:
+        if IS_VERSION_4:  # whose models ask the device for numbers more often
+            assert isinstance(target, GraphedTarget) == (not lines)
+        elif family.name in NOT_CAPTURED:
             assert not isinstance(target, GraphedTarget)
             assert f"{NOT_CAPTURED[family.name]}: at model/compiled/" in lines[0]
         else:
             assert isinstance(target, GraphedTarget)
-            self_test(target)
-            assert target.chain_reason == ""
+        self_test(target)
+        assert target.chain_reason == ""
         assert decoded(target) == expected

