@@ -18,7 +18,8 @@ from transformers.utils import logging as transformers_logging
 
 from ..api.gguf import check_gguf, is_gguf, read, read_weights
 from ..api.tokenizer import read_tokenizer
-from ..compiled.graphs import GraphedTarget, graphed
+from ..compiled.compiled_graphs import CompiledGraphedTarget
+from ..compiled.graphs import graphed
 from ..compiled.target import CompiledTarget
 from ..engine.self_test import self_test
 from ..engine.support import UnsupportedModelError
@@ -265,7 +266,7 @@ def target_of(model: Any, options: ModelOptions) -> TargetModel:
     """
     use_kernels = options.kernels != "off"
     if options.compile and model.device.type == "cuda":
-        return GraphedTarget(model, use_kernels, backend="inductor", say=_say)
+        return CompiledGraphedTarget(model, use_kernels, say=_say)
     if options.compile:
         return CompiledTarget(model, use_kernels=use_kernels)
     if options.graphs == "off":

@@ -35,7 +35,10 @@ class CapturedCalls:
     Args:
         device: a GPU.
 
+    A call that cannot be captured runs as it is every time.
+
     Attributes:
+        failure: why the last call that could not be captured could not; empty if there was none.
         num_prepared: calls that were no replay, which take far longer.
         seconds: spent on these.
     """
@@ -44,6 +47,8 @@ class CapturedCalls:
         self._device = device
         self._pool: Any = None
         self._captured: dict[Hashable, Captured | None] = {}
+        self._uncapturable: set[Hashable] = set()
+        self.failure = ""
         self.num_prepared = 0
         self.seconds = 0.0
 
@@ -52,23 +57,32 @@ class CapturedCalls:
         return sum(captured is not None for captured in self._captured.values())
 
     def run(self, key: Hashable, call: Callable[[], Any]) -> Any:
-        """Return the output of a call, of which the key tells all that a replay does not read from memory.
-
-        Raises:
-            CaptureFailed: if it cannot be captured.
-        """
+        """Return the output of a call, of which the key tells all that a replay does not read from memory."""
         captured = self._captured.get(key)
         if captured is None:
             begin = time.perf_counter()
             self.num_prepared += 1
-            is_first = key not in self._captured
-            self._captured[key] = captured = None if is_first else self._capture(call)
-            output = call() if captured is None else None
+            output, captured = self._prepare(key, call)
             self.seconds += time.perf_counter() - begin
             if captured is None:
                 return output
         captured.graph.replay()
         return captured.output
+
+    def _prepare(self, key: Hashable, call: Callable[[], Any]) -> tuple[Any, Captured | None]:
+        """Return the output of a call that runs as it is; or None, and its graph."""
+        is_first = key not in self._captured
+        self._captured[key] = None
+        if is_first or key in self._uncapturable:
+            return call(), None
+        try:
+            captured = self._capture(call)
+        except CaptureFailed as error:
+            self.failure = str(error)
+            self._uncapturable.add(key)
+            return call(), None
+        self._captured[key] = captured
+        return None, captured
 
     def forget(self, is_old: Callable[[Any], bool] = lambda key: True) -> None:
         """Forget the calls with such keys; all without an argument."""

@@ -36,15 +36,12 @@ from .device_step import StaticDeviceStep
 from .graphed_cache import GraphedCache, Passes
 from .inputs import PaddedTopology, PassInputs
 from .model_state import ModelState
-from .shape import copied
 from .target import NODE_STEP, StaticTarget
 
 logger = logging.getLogger(__name__)
 
 # Drafts of the trial: the root alone, and a small tree.
 TRIAL_SIZES = (1, 4)
-# Fewer than for graphs alone, since each takes a minute to compile; 88 holds the paper's 81 nodes.
-COMPILED_BUCKETS = (1, 8, 16, 32, 64, 88, 128)
 READ_OUT = "read-out"  # begins the keys of read-outs
 
 
@@ -54,9 +51,6 @@ class GraphedTarget(StaticTarget):
     Args:
         model: as for `TargetModel`.
         use_kernels: as for `TargetModel`.
-        backend: backend of torch.compile, whose kernels are then captured instead of the model's own; empty:
-            nothing is compiled.
-        say: gets a line before each compilation.
 
     Raises:
         UnsupportedModelError: as `StaticTarget`, and if modules have hooks, which a replay would leave out.
@@ -64,19 +58,10 @@ class GraphedTarget(StaticTarget):
 
     # The first prepares libraries, the second is captured and replayed.
     calls_to_prepare = 2
+    is_replayed = True
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        use_kernels: bool = True,
-        backend: str = "",
-        say: Callable[[str], object] = logger.info,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         super().__init__(model, use_kernels)
-        self._say = say
-        self.is_compiled = bool(backend)
-        self._backend = backend
-        self._compiled: dict[int, Callable[..., torch.Tensor]] = {}  # by the bucket of nodes
         self._state = ModelState(model)
         if self._state.has_hooks:
             raise UnsupportedModelError("its modules have hooks, or a forward of their own")
@@ -90,6 +75,7 @@ class GraphedTarget(StaticTarget):
         self._read_out_kinds = {(1, False), (2, False), (USUAL_CANDIDATES, False)}
         self._hidden_kinds: set[tuple[int, ...]] = set()
         self._num_prepared, self._seconds = 0, 0.0
+        self._is_trial = False
         with torch.inference_mode(False):
             limits = torch.tensor([0.0, torch.finfo(self.dtype).min], dtype=self.dtype)
             self._seen, self._blocked = limits.to(self.device)
@@ -98,20 +84,27 @@ class GraphedTarget(StaticTarget):
         """Return a target of another model, with graphs where it can be captured."""
         return graphed(model, self.use_kernels)
 
+    def switch_kernels(self, use_kernels: bool) -> None:
+        """Use kernels from now on, or none; graphs with the others are forgotten."""
+        super().switch_kernels(use_kernels)
+        self._passes.clear()
+
     def try_capture(self) -> None:
         """Capture a pass over the root alone, and one over a tree.
 
         Raises:
             CaptureFailed: if the model does what a graph cannot hold.
         """
+        self._is_trial = True
         cache = self.new_cache(max(TRIAL_SIZES))
         for size in TRIAL_SIZES:
             self._prepare(DraftTree.star([0] * size), cache, 0)
+        self._is_trial = False
+        if failure := self._passes_over(cache.storage).calls.failure:
+            raise CaptureFailed(failure)
 
     def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
         """Return the capture of these hidden states; a graph leaves them where they were when it was captured."""
-        if self.is_compiled:
-            return super().hidden_states(layers)
         return TargetModel.hidden_states(self, layers)
 
     def cache_over(self, storage: StaticStorage) -> GraphedCache:
@@ -210,31 +203,11 @@ class GraphedTarget(StaticTarget):
         result: torch.Tensor = self._replayed(self._passes_over(cache.storage), key, step)
         return result
 
-    def padded_size(self, num_nodes: int) -> int:
-        """Return the rows of a pass over a draft of this many nodes."""
-        if self.is_compiled:
-            num_nodes = next((size for size in COMPILED_BUCKETS if size >= num_nodes), num_nodes)
-        return super().padded_size(num_nodes)
-
-    def logits_of(
-        self, token_ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor, view: StaticView
-    ) -> torch.Tensor:
-        """Return the logits [P, V] of a padded tree as `StaticTarget.logits_of`."""
-        if not self.is_compiled:
-            return super().logits_of(token_ids, depths, mask, view)
-        num_padded = len(token_ids)
-        if num_padded not in self._compiled:
-            self._say(f"compiling the pass over {num_padded} nodes, which takes a minute or so")
-            self._compiled[num_padded] = torch.compile(
-                copied(StaticTarget.logits_of), backend=self._backend, fullgraph=True
-            )
-        return self._compiled[num_padded](self, token_ids, depths, mask, view)
-
     @property
     def preparation(self) -> Preparation:
-        """The functions compiled and the graphs captured so far."""
+        """The graphs captured so far."""
         graphs = [passes.calls for passes in self._passes.values()]
-        return Preparation(len(self._compiled), sum(map(len, graphs)), self._seconds)
+        return Preparation(num_graphs=sum(map(len, graphs)), seconds=self._seconds)
 
     @property
     def num_compiled(self) -> int:
@@ -291,7 +264,8 @@ class GraphedTarget(StaticTarget):
 
     def _replayed(self, passes: Passes, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
         """Return the output of a call, replayed if it was captured."""
-        if self._state.has_hooks:  # which may do more than launch kernels
+        # Hooks may do more than launch kernels, and graphs hold the usual ones.
+        if self._state.has_hooks or self.is_in_reference:
             return call()
         with self.lock:
             calls = passes.calls
@@ -299,6 +273,9 @@ class GraphedTarget(StaticTarget):
             output = calls.run(key, call)
             self._num_prepared += calls.num_prepared - num_before
             self._seconds += calls.seconds - seconds_before
+            if calls.failure and not self._is_trial:
+                logger.warning("a pass is launched kernel by kernel: %s", calls.failure)
+                calls.failure = ""
         return output
 
 

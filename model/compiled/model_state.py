@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
 
+from ..engine.masks import WINDOWS
 from ..engine.prefix_cache import ADAPTER_STATE, has_hooks
 
 
 class ModelState:
-    """The addresses of a model's tensors, its active adapters and its hooks, now.
+    """The addresses of a model's tensors, its windows, its active adapters and its hooks, now.
 
     Attributes:
         has_hooks: whether a module has hooks, other than those of `model.engine.hidden`, or a forward of its own.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self.has_hooks = any(
             has_hooks(module) or "forward" in vars(module) for module in model.modules()
         )
         self._addresses = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+        config = model.config.get_text_config(decoder=True)
+        self._windows = [
+            getattr(config, name, None) for name in WINDOWS
+        ]  # a self-test shortens them
         self._adapters = [
             [str(getattr(module, name, None)) for name in ADAPTER_STATE]
             for module in model.modules()

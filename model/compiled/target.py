@@ -5,8 +5,9 @@ graphs remove that cost, but they need fixed shapes and addresses. So a draft is
 of nodes, the cache shows a bucket of rows, and whatever changes from step to step (the length of
 the text, the tree's mask) is a tensor. Within a bucket nothing is compiled again.
 
-`StaticTarget` is that path without a compiler, `CompiledTarget` the same path with one. The prompt
-is read as by `TargetModel`: it is read once, and has too many lengths for a graph each.
+`StaticTarget` is that path alone. `CompiledTarget` compiles it, for a CPU; `model.compiled.graphs`
+replays it on a GPU. The prompt is read as by `TargetModel`: it is read once, and has too many lengths
+for a graph each.
 
 Shapes: N nodes of a draft, P nodes of its bucket, M cache rows of a bucket, H key-value heads, D
 head dimension, V vocabulary.
@@ -154,7 +155,7 @@ class StaticTarget(TargetModel):
 
     @torch.inference_mode()
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
-        """Compile ahead, so that no timed step compiles.
+        """Prepare all shapes ahead, so that no timed step compiles or captures.
 
         Runs drafts after a text of every length bucket up to `num_tokens` tokens: drafts of these
         sizes, of all sizes seen so far and, with an automatic budget, of the sizes it chooses from.

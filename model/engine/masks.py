@@ -15,6 +15,8 @@ Masks = torch.Tensor | dict[str, torch.Tensor | None]
 
 # Layer types that see all earlier keys, or choose among them themselves.
 UNLIMITED = ("full_attention", "indexed_attention", "deepseek_sparse_attention")
+# Settings of a config that limit what its layers see.
+WINDOWS = ("sliding_window", "attention_chunk_size")
 WITH_MASK = (*UNLIMITED, "sliding_attention", "chunked_attention")
 
 

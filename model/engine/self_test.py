@@ -5,7 +5,8 @@ node, and of a step after a kept branch, must equal those of plain passes over p
 sequence, transformers' own cache and mask). With recurrent states a plain pass reads the path token
 by token, as plain decoding does: some models compute another recurrence over several tokens. The
 step after the kept branch then proves the kept states. The test knows nothing of the architecture,
-so it also catches what the config does not show. Sliding windows of transformers' masks are
+so it also catches what the config does not show. Kernels with which drafts are not lossless are turned
+off. Sliding windows of transformers' masks are
 shortened during the test, so that a short text exceeds them; windows that a model makes itself are
 not (`support.why_chain_only`).
 
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .masks import WINDOWS
 from .prefix_cache import Weights
 from .support import UnsupportedModelError, new_cache
 from .target import TargetModel
@@ -110,7 +112,7 @@ class Verdict(NamedTuple):
         modules: its modules, each with the code of its class.
         error: the largest difference between logits.
         chain_reason: why drafts must be chains; empty if trees work.
-        is_same_in_parts: as of the target.
+        is_same_in_parts, use_kernels: as of the target.
     """
 
     weights: Weights
@@ -118,6 +120,7 @@ class Verdict(NamedTuple):
     error: float
     chain_reason: str
     is_same_in_parts: bool
+    use_kernels: bool
 
     def is_of(self, weights: Weights, modules: list[tuple[weakref.ref[nn.Module], Any]]) -> bool:
         """Whether the model still has these weights and this code."""
@@ -148,10 +151,17 @@ def prove(target: TargetModel) -> float:
             error = self_test(target)
             if is_plain:
                 known[settings] = Verdict(
-                    weights, modules, error, target.chain_reason, target.is_same_in_parts
+                    weights,
+                    modules,
+                    error,
+                    target.chain_reason,
+                    target.is_same_in_parts,
+                    target.use_kernels,
                 )
             return error
     target.is_same_in_parts = verdict.is_same_in_parts
+    if target.use_kernels and not verdict.use_kernels:
+        target.switch_kernels(False)
     if verdict.chain_reason and not target.chain_reason:
         _use_chains(target, verdict.chain_reason)
     return verdict.error
@@ -195,6 +205,8 @@ def self_test(
     # Locked: other threads must not decode with short windows.
     with target.lock, _short_windows(target.config), _said_if_slow(kind, say):
         chain, tree = _compare_both(target, prefix_length)
+        if not (chain.is_exact and tree.is_exact) and target.has_kernels:
+            chain, tree = _without_kernels(target, prefix_length, chain, tree)
         if target.mixers.are_scanned and not (chain.is_exact and tree.is_exact):
             target.mixers.are_scanned = False
             chain, tree = _compare_both(target, prefix_length)
@@ -220,6 +232,21 @@ def _compare_both(target: TargetModel, prefix_length: int) -> tuple[Comparison, 
         probes = (Probe.random(target.vocab_size, is_chain, length) for length in lengths)
         found.append(max((compare(target, probe) for probe in probes), key=lambda one: one.error))
     return found[0], found[1]
+
+
+def _without_kernels(
+    target: TargetModel, prefix_length: int, chain: Comparison, tree: Comparison
+) -> tuple[Comparison, Comparison]:
+    """Compare without kernels; they stay off, with a warning, if more is exact then."""
+    target.switch_kernels(False)
+    found = _compare_both(target, prefix_length)
+    if [one.is_exact for one in found] <= [chain.is_exact, tree.is_exact]:
+        target.switch_kernels(True)
+        return chain, tree
+    reason = chain if not chain.is_exact else tree
+    kind = target.config.model_type
+    logger.warning("model type %s: kernels are off, with which a draft fails: %s", kind, reason)
+    return found
 
 
 def _use_chains(target: TargetModel, reason: str) -> None:
@@ -302,9 +329,17 @@ def plain_logits(
     for part in parts:
         if part:
             ids = torch.tensor(part, device=target.device)
-            logits.append(target.run(ids, read, cache, None))
+            logits.append(_run_plainly(target, ids, read, cache))
             read += len(part)
     return torch.cat(logits).float()
+
+
+def _run_plainly(
+    target: TargetModel, token_ids: torch.Tensor, base: int, cache: Any
+) -> torch.Tensor:
+    """Run the model as transformers does; in half precision with the norms of plain decoding."""
+    with target.norms.plain():
+        return target.run(token_ids, base, cache, None)
 
 
 def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float) -> bool:
@@ -313,9 +348,9 @@ def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float)
     alone = plain_logits(target, token_ids, len(token_ids) - 1)
     cache, half = new_cache(target.model), len(token_ids) // 2
     ids = torch.tensor(token_ids, device=target.device)
-    target.run(ids[:half], 0, cache, None)
+    _run_plainly(target, ids[:half], 0, cache)
     try:
-        last = target.run(ids[half:], half, cache, None).float()
+        last = _run_plainly(target, ids[half:], half, cache).float()
     except (IndexError, RuntimeError, ValueError):  # Mamba's, in older versions of transformers 5
         return False
     differences = (whole - alone, whole[half:] - last)
@@ -340,11 +375,7 @@ def _said_if_slow(kind: str, say: Callable[[str], object]) -> Iterator[None]:
 @contextmanager
 def _short_windows(config: Any) -> Iterator[None]:
     """Shorten the config's sliding windows within the block."""
-    names = [
-        name
-        for name in ("sliding_window", "attention_chunk_size")
-        if (getattr(config, name, None) or 0) > SHORT_WINDOW
-    ]
+    names = [name for name in WINDOWS if (getattr(config, name, None) or 0) > SHORT_WINDOW]
     saved = {name: getattr(config, name) for name in names}
     try:
         for name in names:

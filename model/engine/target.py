@@ -13,24 +13,19 @@ chunk.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from threading import RLock
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import Cache, PreTrainedModel
 
-from ..kernels.attention import Attention, HeadShape, attention
-from ..kernels.linear import LinearKernels, linear_kernels
-from ..kernels.norms import FusedNorms, fused_norms
-from ..kernels.sdpa import without_cudnn
 from ..machine.measurements import machine_key
 from ..machine.transfer import uploaded
 from ..states.layers import State, num_state_bytes, num_states_of
 from ..states.mixers import Mixers, find_mixers
 from ..states.own_cache import first_states, has_read, own_cache_class, rows_in
+from .arithmetic import PassArithmetic
 from .cache import BufferShape, LayerShape, OwnStatesCache, TreeCache
 from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
@@ -59,7 +54,6 @@ MAX_LOGITS = 2**26
 # freed by its size: buffers of another size for each text, 0.5 MB a row for 7B, would leave it in pieces.
 CAPACITY_STEP = 512
 IN_TRAINING = "model: is in training mode, in which layers may be random; call model.eval() first"
-_LOCKS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 
 
 class PromptChunk(NamedTuple):
@@ -69,7 +63,7 @@ class PromptChunk(NamedTuple):
     logits: torch.Tensor | None
 
 
-class TargetModel:
+class TargetModel(PassArithmetic):
     """A loaded causal LM, checked, with the operations that decoding needs.
 
     Args:
@@ -93,11 +87,6 @@ class TargetModel:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
         ValueError: if autocast would compute in another dtype than the weights'.
     """
-
-    # Whether passes are compiled: these round in their own way.
-    is_compiled = False
-    # Whether they are replayed as CUDA graphs of the model's own kernels: launches cost nothing then.
-    is_replayed = False
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         self.model = model
@@ -157,11 +146,6 @@ class TargetModel:
             use_masked_attention(self.model)
 
     @property
-    def lock(self) -> Any:
-        """Serialises passes: while one has swapped kernels in, no other thread may run the model or swap any."""
-        return _LOCKS.get(self.model) or _LOCKS.setdefault(self.model, RLock())
-
-    @property
     def chain_only(self) -> bool:
         """Whether drafts must be chains."""
         return bool(self.chain_reason)
@@ -175,70 +159,6 @@ class TargetModel:
             type(self).__name__,
         )
         return machine_key(facts, self.device, self.dtype)
-
-    @cached_property
-    def linear_kernels(self) -> LinearKernels:
-        """The kernels of linear layers; built at the first call."""
-        if not self.use_kernels:
-            return LinearKernels([], is_compiled=self.is_compiled)
-        return linear_kernels(self.model, self.dtype, self.is_compiled)
-
-    @cached_property
-    def norms(self) -> FusedNorms:
-        """The norms of passes; found at the first call."""
-        if not self.use_kernels:
-            return FusedNorms({}, self.dtype)
-        return fused_norms(self.model, self.dtype, self.is_compiled)
-
-    @cached_property
-    def attention(self) -> Attention:
-        """The attention of passes; built at the first call."""
-        # Models that choose among keys do so themselves only for transformers' attention.
-        chooses_keys = any(shape and shape.index_keys for shape in self.layer_shapes)
-        if not self.use_kernels or not self._attention_shape or chooses_keys:
-            return Attention(self.config, groups_heads=False, has_kernel=False)
-        keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
-        return attention(self.model, (keys, values), self.is_compiled, self.is_replayed)
-
-    @cached_property
-    def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:
-        """Shapes of the keys and values of the first layer with attention; None if there is none."""
-        for shape in self.layer_shapes:
-            if shape and shape.keys and shape.values:
-                return shape.keys, shape.values
-        return None
-
-    @property
-    def kernel_names(self) -> dict[str, str]:
-        """Names of the kernels in use, by what they compute."""
-        return {
-            "linear": self.linear_kernels.name,
-            "attention": self.attention.name,
-            "norms": self.norms.name,
-        }
-
-    @contextmanager
-    def kernels(self, num_rows: int) -> Iterator[None]:
-        """Within the block the model uses the kernels for a pass over `num_rows` rows."""
-        with (
-            self.lock,
-            without_cudnn(self.device),
-            self.attention.exchanged(num_rows),
-            self.linear_kernels.for_rows(num_rows),
-            self.norms.exchanged(),
-        ):
-            yield
-
-    def is_reference(self, num_rows: int) -> bool:
-        """Whether a prompt chunk of this length, or a single row, has reference arithmetic as it is."""
-        is_reference = self.attention.is_reference and self.norms.is_reference
-        return is_reference and self.linear_kernels.is_reference(num_rows)
-
-    @contextmanager
-    def reference(self) -> Iterator[None]:
-        """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
-        with self.linear_kernels.reference(), self.attention.reference(), self.norms.reference():
-            yield
 
     @cached_property
     def head_share(self) -> float:

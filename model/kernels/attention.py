@@ -160,6 +160,10 @@ class Attention:
         if self._has_choice:
             self.name = "-".join(("measured", *map(letters, choice)))
 
+    def __bool__(self) -> bool:
+        """Whether any pass attends by other numbers than transformers'."""
+        return self._has_kernel or self._has_choice
+
     def exchanged(self, num_rows: int) -> AbstractContextManager[None]:
         """Return the block to run a pass over `num_rows` rows in."""
         if self._has_kernel and not self._is_off:
@@ -173,7 +177,7 @@ class Attention:
     @property
     def is_reference(self) -> bool:
         """Whether passes attend as plain decoding does, bit for bit."""
-        return self._is_always_reference or not (self._has_kernel or self._has_choice)
+        return self._is_always_reference or not self
 
     @contextmanager
     def reference(self) -> Iterator[None]:

@@ -167,6 +167,7 @@ def _replay(call: Callable[[], object]) -> Callable[[], object]:
     """Return the replay of a call as a CUDA graph."""
     call()  # what the first call sets up cannot be captured
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Other threads may use the device meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
     return graph.replay

@@ -16,6 +16,8 @@ Which modules are norms is found by their numbers, not by their names (`NormKind
 In half precision Llama's norm rounds twice, before the product with the weight and after it; torch's
 function computes in float32 and rounds once. So the two differ by one rounding. In float32 they
 differ by the order of the sum: there near-ties are decided with the original modules (`reference`).
+Plain decoding in half precision has torch's norms, too, and the self-test compares with those: one
+rounding in each norm moves logits by up to ten times what passes with the same norms differ by.
 
 Compiled passes keep the modules: a compiler fuses them itself.
 
@@ -128,6 +130,10 @@ class FusedNorms:
         """Return the block to run a pass in."""
         is_used = self._norms and not self._is_off
         return exchanged_forwards(self._norms) if is_used else nullcontext()
+
+    def plain(self) -> AbstractContextManager[None]:
+        """Return the block to run a pass of plain decoding in, which is a reference for others."""
+        return self.exchanged() if self.is_reference else nullcontext()
 
     @contextmanager
     def reference(self) -> Iterator[None]:

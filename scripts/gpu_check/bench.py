@@ -17,7 +17,8 @@ from evaluation.questions.questions import load_questions, question_file_of
 from model.budget.measure import NAME as COSTS
 from model.commands.loading import CheckedModel, check_model, load_target, target_of
 from model.commands.model_options import ModelOptions
-from model.compiled.graphs import GraphedTarget, graphed
+from model.compiled.compiled_graphs import CompiledGraphedTarget
+from model.compiled.graphs import graphed
 from model.engine.self_test import self_test
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
@@ -124,7 +125,7 @@ class Bench:
         model = self.target(EAGER).model
         use_kernels = self.options.kernels != "off"
         if kind == COMPILED:
-            return GraphedTarget(model, use_kernels, backend="inductor", say=self.say)
+            return CompiledGraphedTarget(model, use_kernels, say=self.say)
         return graphed(model, use_kernels, say=self.say)
 
     def _made(self, kind: str) -> TargetModel:

@@ -29,7 +29,7 @@ DEMO = Path(__file__).resolve().parents[2] / "data/demo"
 KINDS = {"eager": TargetModel, "static": StaticTarget, "graphed": GraphedTarget}
 FIRST_TEXT = "USER: Tell me about the sea and its animals. ASSISTANT:"
 TEXT = "USER: Write a list of ten animals and tell me about the sea. ASSISTANT:"
-NUM_TOKENS = 16
+NUM_TOKENS = 12
 END = 2
 
 
@@ -135,17 +135,19 @@ class Costs:
     """The most that a step costs.
 
     Attributes:
-        launches: of kernels.
+        launches: of kernels; a graph is one.
+        kernels: those within graphs, too.
         waits: by kind and place.
     """
 
     def __init__(self) -> None:
-        self.launches = 0
+        self.launches = self.kernels = 0
         self.waits: Counter[str] = Counter()
 
     def add(self, accounts: Accounts) -> None:
         """Add a step."""
         self.launches = max(self.launches, accounts.num_launches)
+        self.kernels = max(self.kernels, accounts.num_kernels)
         self.waits |= Counter({" at ".join(key): count for key, count in accounts.waits.items()})
 
 
@@ -161,8 +163,9 @@ def run(target: TargetModel, setting: Setting, accounts: Accounts) -> Run:
     drafter, costs = setting.drafter(target), Costs()
     first = text_of(target, drafter, FIRST_TEXT, accounts, Costs())
     length = len(prompt_of(TEXT)) + NUM_TOKENS
-    target.warm_up(length, drafter.draft_sizes)
-    drafter.warm_up(length)
+    if isinstance(target, GraphedTarget):  # so that no step of the second text is captured
+        target.warm_up(length, drafter.draft_sizes)
+        drafter.warm_up(length)
     return Run([first, text_of(target, drafter, TEXT, accounts, costs)], costs)
 
 

@@ -45,7 +45,7 @@ class Runs:
 
 
 def table() -> dict[str, dict[str, Any]]:
-    """Return the stated costs of steps: by kind and setting, launches at most, and waits by place."""
+    """Return the stated costs of steps: by kind and setting, launches and kernels at most, and waits by place."""
     found: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
@@ -56,7 +56,8 @@ def main() -> None:
     for kind, setting in CASES:
         costs = runs.on_gpu(kind, SETTINGS.index(setting)).costs
         waits = dict(sorted(costs.waits.items()))
-        found[kind][setting.name] = {"launches": costs.launches, "waits": waits}
+        counts = {"launches": costs.launches, "kernels": costs.kernels}
+        found[kind][setting.name] = {**counts, "waits": waits}
     TABLE.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 

@@ -153,6 +153,9 @@ def test_pinned_memory_is_known_by_its_address() -> None:
     assert torch.ones(2).pin_memory().is_pinned()
     assert not torch.ones(2).is_pinned()
     assert not torch.ones(2, device="cuda").is_pinned()
+    del buffer
+    others = [torch.empty(4) for _ in range(100)]
+    assert not any(other.is_pinned() for other in others), "at the address of freed memory"
 
 
 def test_a_copy_from_pinned_memory_is_no_wait(accounts: Accounts) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from scripts.gpu_check.simulated.accounts import Accounts
 from scripts.gpu_check.simulated.device import SimulatedCuda
-from scripts.gpu_check.simulated.errors import CaptureError
+from scripts.gpu_check.simulated.errors import CaptureError, HostRace
 
 HERE = "tests/simulated_device/test_graph.py"
 
@@ -79,6 +79,9 @@ def test_a_replay_is_one_launch_and_its_kernels_are_known(accounts: Accounts) ->
     assert graph.num_kernels == 2  # type: ignore[attr-defined]
     graph.replay()
     assert accounts.launches == {"graph replay": 1}
+    assert accounts.num_kernels == 2
+    row.add_(1)
+    assert (accounts.num_launches, accounts.num_kernels) == (2, 3)
 
 
 REFUSED = {
@@ -125,6 +128,18 @@ def test_copies_of_pinned_memory_are_part_of_a_graph() -> None:
     assert taken.tolist() == [0, 0], "it arrives with the next wait"
     torch.cuda.synchronize()
     assert taken.tolist() == [12, 12]
+
+
+def test_pinned_memory_must_not_be_written_before_a_replay_has_ended() -> None:
+    given, row = torch.ones(2).pin_memory(), torch.zeros(2, device="cuda")
+    graph, _ = captured(lambda: row.copy_(given, non_blocking=True))
+    given.fill_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    graph.replay()
+    given.fill_(3)
+    with pytest.raises(HostRace):
+        torch.cuda.synchronize()
 
 
 def test_a_replay_spoils_the_results_of_later_graphs_of_its_pool_alone() -> None:

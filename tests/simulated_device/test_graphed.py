@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from itertools import zip_longest
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
+import model.compiled.target
 from model.api.decoder import SpeculativeDecoder
 from model.compiled.cache import StaticStorage
 from model.compiled.graphed_cache import GraphedCache
@@ -33,6 +35,7 @@ from scripts.gpu_check.demo import (
 )
 from scripts.gpu_check.simulated.accounts import Accounts
 from scripts.gpu_check.simulated.device import SimulatedCuda
+from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
 from tests.model.families.families_with_trees import TREES
 from tests.simulated_device.runs import Runs
 
@@ -99,8 +102,8 @@ def test_hooks_are_called(target: GraphedTarget, on_cpu: TargetModel) -> None:
 def test_weights_at_new_addresses_are_found(target: GraphedTarget) -> None:
     host = copy.deepcopy(demo_model())
     before = [decoded(target, PLD) for _ in range(3)]
-    for model in (host, target.model):
-        head = model.lm_head
+    for one in (host, target.model):
+        head = one.lm_head
         head.weight = nn.Parameter(head.weight.roll(1, 0), requires_grad=False)
     expected = decoded(TargetModel(host, use_kernels=False), PLD)
     assert expected != before[0]
@@ -111,14 +114,19 @@ def test_weights_at_new_addresses_are_found(target: GraphedTarget) -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_no_measured_step_captures(setting: Setting, target: GraphedTarget) -> None:
+def test_no_measured_step_captures(
+    setting: Setting, target: GraphedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.compiled.target, "SHORTEST_LENGTH", 32)
     drafter = setting.drafter(target)
     prompt, options = prompt_of(TEXT), {"max_new_tokens": 12, "eos_ids": {END}}
-    generate(target, drafter, prompt, **options)
-    target.warm_up(len(prompt) + 12, drafter.draft_sizes)
-    drafter.warm_up(len(prompt) + 12)
+    generate(target, drafter, prompt[:8], **options)
+    longest = 3 * len(prompt) + 12
+    target.warm_up(longest, drafter.draft_sizes)
+    drafter.warm_up(longest)
     draft_model = getattr(drafter, "_model", target)
     num_before = draft_model.num_compiled
+    generate(target, drafter, 3 * prompt, **options)
     generate(target, drafter, prompt, **options)
     assert target.num_late_shapes == 0
     assert draft_model.num_compiled == num_before
@@ -142,8 +150,8 @@ def test_two_texts_at_a_time_do_not_share_rows(target: GraphedTarget, on_cpu: Ta
 
 def test_a_conversation_goes_on_from_its_rows(on_cpu: TargetModel, on_gpu: SimulatedCuda) -> None:
     answers = []
-    for model in (demo_model(), copy.deepcopy(demo_model()).to("cuda")):
-        decoder = SpeculativeDecoder(model, method="recycling")
+    for one in (demo_model(), copy.deepcopy(demo_model()).to("cuda")):
+        decoder = SpeculativeDecoder(one, method="recycling")
         prompt = prompt_of(TEXT)
         first = decoder.generate(prompt, max_new_tokens=12)
         on_gpu.accounts.clear()
@@ -184,3 +192,33 @@ def test_logits_of_an_earlier_pass_are_read_as_they_are(target: GraphedTarget) -
         target.forward(DraftTree.chain([4, 5]), cache)
         found = target.read_out(cache, DraftTree.chain([3]), first, 2, False)
     assert found.candidates.token_ids[0] == first.topk(2).indices[0].tolist()
+
+
+@pytest.mark.parametrize("method", ["recycling", "pld", "hybrid"])
+def test_near_ties_are_decided_by_the_models_own_kernels(method: str) -> None:
+    for seed in range(3):
+        twins = model_with_twins(seed, stride=2).model.to("cuda")
+        target = graphed(twins, say=pytest.fail)
+        assert target.norms and not target.is_reference(1), "all arithmetic is the model's own"
+        generator = torch.Generator("cpu").manual_seed(seed)
+        prompt = torch.randint(VOCAB_SIZE, (30,), generator=generator).tolist()
+        for _ in range(2):  # the second time graphs are replayed
+            assert tokens_of(target, method, prompt) == tokens_of(target, "vanilla", prompt)
+
+
+def test_a_pass_that_cannot_be_captured_later_runs_as_it_is(
+    target: GraphedTarget, on_cpu: TargetModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    embed = target.model.get_input_embeddings()
+    original = type(embed).forward
+
+    def reads(self: nn.Embedding, token_ids: torch.Tensor) -> torch.Tensor:
+        if len(token_ids[0]) > 4:  # larger than the drafts that were tried
+            token_ids.max().item()
+        found: torch.Tensor = original(self, token_ids)
+        return found
+
+    expected = decoded(on_cpu, PLD)
+    with mock.patch.object(type(embed), "forward", reads):
+        assert decoded(target, PLD) == expected
+    assert "kernel by kernel" in caplog.text

@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,12 +15,16 @@ from transformers import PreTrainedModel
 
 import model.kernels.attention as attention_module
 import model.kernels.choice as choice_module
+import model.kernels.norms as norms_module
+from model.compiled.graphs import GraphedTarget
+from model.engine import rules
 from model.engine.loop import decode
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
+from model.engine.tree import DraftTree
 from model.kernels.choice import KEYS, ROWS
 from model.kernels.measured_attention import FOLDED, choice_on_gpu
-from model.kernels.norms import has_fused_rms_norm
+from model.kernels.norms import has_fused_rms_norm, weighted
 from model.kernels.registered import USUAL
 from scripts.gpu_check.demo import FIRST_TEXT, TEXT, Setting, demo_model, prompt_of
 from scripts.gpu_check.simulated.device import SimulatedCuda
@@ -55,9 +60,9 @@ class Steps(NamedTuple):
     waits: Counter[tuple[str, str]]
 
 
-def decoded_on(gpu: SimulatedCuda, target: TargetModel) -> Steps:
-    """Decode a text by recycling, after another one."""
-    drafter = Setting("recycling").drafter(target)
+def decoded_on(gpu: SimulatedCuda, target: TargetModel, method: str = "recycling") -> Steps:
+    """Decode a text, after another one."""
+    drafter = Setting(method).drafter(target)
     for text in (FIRST_TEXT, TEXT):
         tokens: list[int] = []
         launches, waits = 0, Counter[tuple[str, str]]()
@@ -137,17 +142,57 @@ def test_attention_is_measured_at_the_first_pass_and_never_again(
     choice_on_gpu.cache_clear()
 
 
+@pytest.mark.parametrize("kind", [TargetModel, GraphedTarget])
+def test_near_ties_are_decided_with_the_models_own_kernels(
+    kind: type[TargetModel], gpu: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The norms are far off, and every token counts as a near-tie."""
+
+    def wrong(rows: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+        return 1.5 * weighted(rows, weight, epsilon).flip(-1)
+
+    monkeypatch.setattr(norms_module, "KINDS", (weighted,))
+    tokens = {}
+    with gpu, always(USUAL):
+        model = moved(demo_model(), torch.float32)
+        expected = decoded_on(gpu, TargetModel(model, use_kernels=False), "vanilla").tokens
+        target = kind(model)
+        found = target.norms._norms
+        found |= {one: replace(norm, kind=wrong) for one, norm in found.items()}
+        for steps in (0, 1e9):
+            monkeypatch.setattr(rules, "TIE_STEPS", steps)
+            tokens[steps] = decoded_on(gpu, target, "vanilla").tokens
+    assert tokens[0] != expected
+    assert tokens[1e9] == expected
+
+
+def test_kernels_that_are_switched_off_are_in_no_graph(gpu: SimulatedCuda) -> None:
+    with gpu, always(USUAL):
+        target = GraphedTarget(moved(demo_model(), torch.float16))
+        tree = DraftTree.chain([5])
+        logits = []
+        for use_kernels in (True, False):
+            target.switch_kernels(use_kernels)
+            cache = target.new_cache(40)
+            with torch.inference_mode():
+                for _ in range(3):  # prepared, captured, replayed
+                    cache.keep(0, ())
+                    logits.append(target.forward(tree, cache).cpu())
+            del cache  # the next one has its rows
+    assert torch.equal(logits[1], logits[2]) and torch.equal(logits[3], logits[5])
+    assert not torch.equal(logits[2], logits[5])
+
+
 def test_passes_that_are_replayed_are_measured_as_graphs(
     gpu: SimulatedCuda, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     timed: list[Any] = []
     monkeypatch.setattr(choice_module, "seconds_of", lambda call, wait: timed.append(call()) or 1.0)
-    monkeypatch.setattr(TargetModel, "is_replayed", True)
     monkeypatch.setattr(choice_module, "ROWS", ROWS[:2])
     monkeypatch.setattr(choice_module, "KEYS", KEYS[:1])
     choice_on_gpu.cache_clear()
     with gpu:
-        target = TargetModel(moved(known("Llama, grouped heads").build(), torch.float16))
+        target = GraphedTarget(moved(known("Llama, grouped heads").build(), torch.float16))
         gpu.accounts.clear()
         assert target.attention.name == USUAL, "a tie"
         assert len(timed) == (choice_module.ROUNDS + 1) * 3 * 2

@@ -28,6 +28,7 @@ def test_a_step_waits_where_the_table_says_and_launches_no_more(case: Case, runs
     stated = table()[kind][setting.name]
     assert costs.waits == stated["waits"], "is it meant? python -m tests.simulated_device.runs"
     assert 0 < costs.launches <= stated["launches"]
+    assert costs.launches <= costs.kernels <= stated["kernels"]
 
 
 def test_the_table_states_no_more_than_is_run() -> None:

@@ -101,7 +101,9 @@ class SpsDrafter(CostAwareDrafter):
 
     def warm_up(self, num_tokens: int) -> None:
         """Prepare the draft model's passes: over one guess, and over the tokens that it has not read."""
+        del self._cache  # graphs hold its rows, which are used again
         self._model.warm_up(num_tokens, range(1, MOST_UNREAD + 1))
+        self._cache = self._model.new_cache(num_tokens)
 
     @torch.inference_mode()
     def start(self, prompt_ids: Sequence[int]) -> None:

@@ -15,6 +15,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 # Where installed packages are, which a checkout may hold.
 PACKAGES = "site-packages"
+# The launch of a graph.
+REPLAY = "graph replay"
 # Copies for others, who are the places that count.
 COPIERS = {"model/machine/transfer.py"}
 
@@ -65,6 +67,7 @@ class Accounts:
 
     Attributes:
         launches: kernels by operation; a replayed graph is one.
+        replayed_kernels: kernels within replayed graphs.
         waits: waits of the host for the device, by kind and place.
         copies: copies by direction ("H2D", "D2H", "D2D") and place.
         copied_bytes: bytes copied, by direction.
@@ -76,6 +79,7 @@ class Accounts:
     def clear(self) -> None:
         """Begin anew."""
         self.launches = Counter[str]()
+        self.replayed_kernels = 0
         self.waits = Counter[tuple[str, str]]()
         self.copies = Counter[tuple[str, str]]()
         self.copied_bytes = Counter[str]()
@@ -84,6 +88,11 @@ class Accounts:
     def num_launches(self) -> int:
         """Launches of all operations."""
         return self.launches.total()
+
+    @property
+    def num_kernels(self) -> int:
+        """Kernels that ran, by themselves or within graphs."""
+        return self.num_launches - self.launches[REPLAY] + self.replayed_kernels
 
     @property
     def num_waits(self) -> int:

@@ -17,6 +17,7 @@ Not simulated: time, streams that overlap, choice of kernels, compiled code, dev
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -197,8 +198,7 @@ class SimulatedCuda(TorchDispatchMode):
         if direction == "H2D":
             if is_async and self._transfers.is_pinned(source):
                 self._launch_transfer()
-                if self.recording is None:
-                    self._transfers.leave(source, place())
+                self._at_each_run(self._transfers.leave, source, place())
             else:
                 self.wait("H2D copy")
         return self._run(operation, device)
@@ -215,11 +215,15 @@ class SimulatedCuda(TorchDispatchMode):
             kwargs = {**operation.kwargs, "device": CPU}
             arrived = operation.func(source.held, **kwargs)
             target = self._transfers.pin(torch.zeros_like(arrived))
-        if self.recording is not None:
-            self.recording.run_later(self._transfers.arrive_later, (target, source.held))
-        else:
-            self._transfers.arrive_later(target, source.held)
+        self._at_each_run(self._transfers.arrive_later, target, source.held)
         return target
+
+    def _at_each_run(self, call: Callable[..., None], *args: Any) -> None:
+        """Call now, or at each replay of the graph that is captured."""
+        if self.recording is not None:
+            self.recording.run_later(call, args)
+        else:
+            call(*args)
 
     def _launch_transfer(self) -> None:
         """Count a copy beside the host as a node of the graph that records it."""
@@ -240,9 +244,14 @@ class SimulatedCuda(TorchDispatchMode):
             func = _wide_products  # which a CPU has not
         written = [held_by(tensor) for tensor in operation.written]
         result = self._call(func, args, kwargs, written, operation.launches)
-        outer = [value for value in operation.tensors if isinstance(value, torch.Tensor)]
-        known = {id(held_by(value)): value for value in outer}  # what was written in place
-        return mapped(lambda value: known.get(id(value), self._shown(value, device)), result)
+        known = {id(held_by(value)): value for value in operation.tensors}
+
+        def shown(value: Any) -> Any:
+            if id(value) in known:  # written in place
+                return known[id(value)]
+            return self._shown(value, device)
+
+        return mapped(shown, result)
 
     def _call(
         self,

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from .accounts import REPLAY
 from .errors import CaptureError
 from .tensor import SimulatedTensor, active_device, leaves
 
@@ -173,7 +174,9 @@ class SimulatedGraph:
         recording = self._recorded()
         if self._device.recording is not None:
             raise CaptureError("replay: called while a graph is captured")
-        self._device.accounts.launches["graph replay"] += 1
+        accounts = self._device.accounts
+        accounts.launches[REPLAY] += 1
+        accounts.replayed_kernels += recording.num_kernels
         of_pool = [found for ref in self._device.pools[self._pool] if (found := ref())]
         recording.replay()
         for later in of_pool[of_pool.index(recording) + 1 :]:

@@ -44,6 +44,23 @@ def stand_ins(device: Any) -> Iterator[None]:
         yield
 
 
+MEMORY_FIGURES = (
+    *("memory_allocated", "max_memory_allocated"),
+    *("memory_reserved", "max_memory_reserved"),
+)
+STREAMS = ("current_stream", "default_stream")
+# What is asked about a card and its memory.
+OF_CARD: dict[str, Any] = {
+    "get_device_name": lambda which=None: PROPERTIES.name,
+    "get_device_capability": lambda which=None: (PROPERTIES.major, PROPERTIES.minor),
+    "get_device_properties": lambda which=None: PROPERTIES,
+    "mem_get_info": lambda which=None: (PROPERTIES.total_memory, PROPERTIES.total_memory),
+    **dict.fromkeys(MEMORY_FIGURES, lambda which=None: 0),
+    "empty_cache": lambda: None,
+    "reset_peak_memory_stats": lambda which=None: None,
+}
+
+
 def _of_cuda(device: Any) -> dict[str, Any]:
     """Return what replaces members of `torch.cuda`, by name."""
 
@@ -71,13 +88,7 @@ def _of_cuda(device: Any) -> dict[str, Any]:
         "manual_seed_all": lambda seed: None,
         "synchronize": synchronize,
         "is_current_stream_capturing": lambda: device.recording is not None,
-        "get_device_name": lambda which=None: PROPERTIES.name,
-        "get_device_capability": lambda which=None: (PROPERTIES.major, PROPERTIES.minor),
-        "get_device_properties": lambda which=None: PROPERTIES,
-        "mem_get_info": lambda which=None: (PROPERTIES.total_memory, PROPERTIES.total_memory),
-        **dict.fromkeys(MEMORY_FIGURES, lambda which=None: 0),
-        "empty_cache": lambda: None,
-        "reset_peak_memory_stats": lambda which=None: None,
+        **OF_CARD,
         **dict.fromkeys(STREAMS, lambda which=None: SimulatedStream()),
         "Stream": SimulatedStream,
         "Event": SimulatedEvent,
@@ -86,13 +97,6 @@ def _of_cuda(device: Any) -> dict[str, Any]:
         "graph": SimulatedCapture,
         "graph_pool_handle": device.new_pool,
     }
-
-
-MEMORY_FIGURES = (
-    *("memory_allocated", "max_memory_allocated"),
-    *("memory_reserved", "max_memory_reserved"),
-)
-STREAMS = ("current_stream", "default_stream")
 
 
 class SimulatedStream:

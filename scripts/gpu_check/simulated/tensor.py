@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,17 +45,19 @@ class SimulatedTensor(torch.Tensor):
     def __new__(cls, held: torch.Tensor, device: torch.device) -> SimulatedTensor:
         """Return a tensor of the same shape and strides on the device."""
         # A view of a tensor made outside of inference mode is none of its own.
-        with torch.inference_mode(held.is_inference()):
-            tensor: SimulatedTensor = torch.Tensor._make_wrapper_subclass(
-                cls,
-                held.size(),
-                strides=held.stride(),
-                storage_offset=held.storage_offset(),
-                dtype=held.dtype,
-                layout=held.layout,
-                device=device,
-                requires_grad=held.requires_grad,
-            )
+        if held.is_inference() != torch.is_inference_mode_enabled():
+            with torch.inference_mode(held.is_inference()):
+                return cls(held, device)
+        tensor: SimulatedTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            layout=held.layout,
+            device=device,
+            requires_grad=held.requires_grad,
+        )
         tensor.held = held
         return tensor
 
@@ -107,15 +109,19 @@ def held_by(value: Any) -> Any:
     return value.held if isinstance(value, SimulatedTensor) else value
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """Yield what lists, tuples and dicts hold; torch's own function takes several times as long."""
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from leaves(each)
-    elif isinstance(value, dict):
-        yield from leaves(list(value.values()))
-    else:
-        yield value
+def leaves(value: Any) -> list[Any]:
+    """Return what lists, tuples and dicts hold; torch's own function takes several times as long."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (list, tuple)):
+        return [value]
+    found = []
+    for each in value:
+        if isinstance(each, (list, tuple, dict)):
+            found += leaves(each)
+        else:
+            found.append(each)
+    return found
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:

@@ -7,6 +7,8 @@ there before is told.
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from .accounts import Place
@@ -17,8 +19,10 @@ class Transfers:
     """The pinned memory of the host and the copies under way."""
 
     def __init__(self) -> None:
-        # By address; kept, so that no other memory gets the address.
-        self._pinned: dict[int, torch.UntypedStorage] = {}
+        # By address, while a tensor is there.
+        self._pinned: weakref.WeakValueDictionary[int, torch.UntypedStorage] = (
+            weakref.WeakValueDictionary()
+        )
         self._arriving: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._leaving: list[tuple[torch.Tensor, torch.Tensor, Place]] = []
 

@@ -16,7 +16,8 @@ import model.compiled.target
 from model.budget.cost_model import CostModel
 from model.budget.measure import NAME
 from model.compiled.capture import CapturedCalls
-from model.compiled.graphs import COMPILED_BUCKETS, GraphedTarget, graphed
+from model.compiled.compiled_graphs import BUCKETS, CompiledGraphedTarget
+from model.compiled.graphs import GraphedTarget, graphed
 from model.engine.loop import generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
@@ -40,7 +41,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphedTarget]:
     monkeypatch.setattr(CapturedCalls, "run", run)
     monkeypatch.setattr(model.compiled.target, "SHORTEST_LENGTH", 64)
     torch._dynamo.reset()
-    yield GraphedTarget(SMALL.build(), backend="eager", say=lambda line: None)
+    yield CompiledGraphedTarget(SMALL.build(), backend="eager", say=lambda line: None)
     torch._dynamo.reset()
 
 
@@ -66,7 +67,7 @@ def test_few_functions_are_compiled_for_a_method(method: str, target: GraphedTar
 
 def test_a_method_has_fewer_buckets_than_functions_are_allowed(target: GraphedTarget) -> None:
     sizes = [target.padded_size(count) for count in range(1, 129)]
-    assert set(sizes) == set(COMPILED_BUCKETS) and len(COMPILED_BUCKETS) <= 8
+    assert set(sizes) == set(BUCKETS) and len(BUCKETS) <= 8
     assert all(size >= count for count, size in enumerate(sizes, start=1))
     assert target.padded_size(130) == 192
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import MethodType
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from model import SpeculativeDecoder
 from model.engine import self_test as module
+from model.engine import target as target_module
 from model.engine.cache import TreeCache
 from model.engine.loop import generate
 from model.engine.self_test import (
@@ -32,6 +34,7 @@ from model.engine.self_test import (
 )
 from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import TreeTopology
+from model.kernels.norms import FusedNorms, find_norms
 from tests.model.decoded import drafter_for, random_ids, referee
 from tests.model.families.family import Family
 
@@ -337,6 +340,47 @@ def test_a_second_decoder_of_a_model_without_trees_drafts_chains_too(
     second = SpeculativeDecoder(first.model).target
     assert second.chain_only and second.chain_reason == first.chain_reason
     assert "chain drafts only" in caplog.text
+
+
+def wrong_norms(model: PreTrainedModel, dtype: torch.dtype, is_compiled: bool) -> FusedNorms:
+    """Return norms that are far off."""
+    found = find_norms(model, dtype, "cpu")
+
+    def wrong(rows: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+        return rows.flip(-1)
+
+    return FusedNorms({one: replace(norm, kind=wrong) for one, norm in found.items()}, dtype)
+
+
+def test_kernels_with_which_drafts_are_not_lossless_are_turned_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(target_module, "fused_norms", wrong_norms)
+    target = fresh()
+    assert target.has_kernels
+    assert prove(target) < 1e-4
+    assert not target.has_kernels and not target.use_kernels and not target.chain_only
+    assert caplog.text.count("kernels are off, with which a draft fails: its logits differ") == 1
+    second = TargetModel(target.model)
+    prove(second)
+    assert not second.has_kernels, "the verdict was kept without this"
+    prompt = random_ids(20)
+    answer = generate(second, drafter_for("recycling", second), prompt, max_new_tokens=20)
+    assert answer.token_ids == referee(second, prompt, 20)
+
+
+def test_kernels_stay_where_drafts_fail_without_them_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def right_norms(model: PreTrainedModel, dtype: torch.dtype, is_compiled: bool) -> FusedNorms:
+        return FusedNorms(find_norms(model, dtype, "cpu"), dtype)
+
+    monkeypatch.setattr(target_module, "fused_norms", right_norms)
+    target = fresh()
+    monkeypatch.setattr(target.masks, "of_tree", lambda *_: 1 / 0)
+    prove(target)
+    assert target.chain_only and target.has_kernels
+    assert "kernels are off" not in caplog.text
 
 
 def test_a_slow_self_test_says_so_and_a_fast_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,11 +128,12 @@ def fused_target(name: str, dtype: torch.dtype = torch.float32) -> TargetModel:
     target = TargetModel(known(name).build().to(dtype))
     norms = find_norms(target.model, dtype, "cpu")
     assert norms, "no norm was found"
+    generator = torch.Generator().manual_seed(0)
     for norm in norms.values():
         if norm.weight:
             weight = getattr(norm.module, norm.weight)
             lowest = -0.5 if norm.kind is weighted_from_one else 0.5
-            nn.init.uniform_(weight, lowest, lowest + 1)
+            nn.init.uniform_(weight, lowest, lowest + 1, generator)
     target.__dict__["norms"] = FusedNorms(norms, dtype)
     return target
 
@@ -242,6 +243,16 @@ def test_tokens_equal_generate(name: str, method: str) -> None:
     prompt = random_ids(28)
     answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)
     assert answer.token_ids == referee(target, prompt, 40)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [LLAMA, "Granite", "Qwen2", GEMMA])
+def test_half_precision_is_proved_with_the_norms_of_plain_decoding(
+    name: str, dtype: torch.dtype
+) -> None:
+    target = fused_target(name, dtype)
+    self_test(target)
+    assert not target.chain_only and target.norms
 
 
 def test_near_ties_are_decided_with_the_models_own_norms(monkeypatch: pytest.MonkeyPatch) -> None:

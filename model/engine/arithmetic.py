@@ -1,0 +1,136 @@
+"""With which functions a model's passes compute: its own, or kernels that are exchanged for them.
+
+Sums of kernels may round in another way. In float32 near-ties are decided by the model's own functions
+(`model.engine.near_ties`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from threading import RLock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from ..kernels.attention import Attention, HeadShape, attention
+from ..kernels.linear import LinearKernels, linear_kernels
+from ..kernels.norms import FusedNorms, fused_norms
+from ..kernels.sdpa import without_cudnn
+from .cache import BufferShape, LayerShape
+
+_LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+
+class PassArithmetic:
+    """The part of a target model that chooses the functions of its passes.
+
+    Attributes:
+        model, config, dtype, device, layer_shapes: of the target model.
+        use_kernels: whether passes may use kernels.
+    """
+
+    # Whether passes are compiled: these round in their own way.
+    is_compiled = False
+    # Whether they are replayed as CUDA graphs of the model's own kernels: launches cost nothing then.
+    is_replayed = False
+    # Whether passes have other arithmetic than usual, that of `reference`.
+    is_in_reference = False
+
+    model: Any
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+    layer_shapes: Sequence[LayerShape | None]
+    use_kernels: bool
+
+    @property
+    def lock(self) -> Any:
+        """Serialises passes: while one has swapped kernels in, no other thread may run the model or swap any."""
+        return _LOCKS.get(self.model) or _LOCKS.setdefault(self.model, RLock())
+
+    @cached_property
+    def linear_kernels(self) -> LinearKernels:
+        """The kernels of linear layers; built at the first call."""
+        if not self.use_kernels:
+            return LinearKernels([], is_compiled=self.is_compiled)
+        return linear_kernels(self.model, self.dtype, self.is_compiled)
+
+    @cached_property
+    def norms(self) -> FusedNorms:
+        """The norms of passes; found at the first call."""
+        if not self.use_kernels:
+            return FusedNorms({}, self.dtype)
+        return fused_norms(self.model, self.dtype, self.is_compiled)
+
+    @cached_property
+    def attention(self) -> Attention:
+        """The attention of passes; built at the first call."""
+        # Models that choose among keys do so themselves only for transformers' attention.
+        chooses_keys = any(shape and shape.index_keys for shape in self.layer_shapes)
+        if not self.use_kernels or not self._attention_shape or chooses_keys:
+            return Attention(self.config, groups_heads=False, has_kernel=False)
+        keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
+        return attention(self.model, (keys, values), self.is_compiled, self.is_replayed)
+
+    @cached_property
+    def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:
+        """Shapes of the keys and values of the first layer with attention; None if there is none."""
+        for shape in self.layer_shapes:
+            if shape and shape.keys and shape.values:
+                return shape.keys, shape.values
+        return None
+
+    def switch_kernels(self, use_kernels: bool) -> None:
+        """Use kernels from now on, or none."""
+        self.use_kernels = use_kernels
+        for part in ("linear_kernels", "attention", "norms"):
+            self.__dict__.pop(part, None)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether passes compute anything by other functions than the model's."""
+        return bool(self.linear_kernels or self.attention or self.norms)
+
+    @property
+    def kernel_names(self) -> dict[str, str]:
+        """Names of the kernels in use, by what they compute."""
+        return {
+            "linear": self.linear_kernels.name,
+            "attention": self.attention.name,
+            "norms": self.norms.name,
+        }
+
+    @contextmanager
+    def kernels(self, num_rows: int) -> Iterator[None]:
+        """Within the block the model uses the kernels for a pass over `num_rows` rows."""
+        with (
+            self.lock,
+            without_cudnn(self.device),
+            self.attention.exchanged(num_rows),
+            self.linear_kernels.for_rows(num_rows),
+            self.norms.exchanged(),
+        ):
+            yield
+
+    def is_reference(self, num_rows: int) -> bool:
+        """Whether a prompt chunk of this length, or a single row, has reference arithmetic as it is."""
+        is_reference = self.attention.is_reference and self.norms.is_reference
+        return is_reference and self.linear_kernels.is_reference(num_rows)
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
+        self.is_in_reference = self.has_kernels
+        try:
+            with (
+                self.linear_kernels.reference(),
+                self.attention.reference(),
+                self.norms.reference(),
+            ):
+                yield
+        finally:
+            self.is_in_reference = False
