@@ -20,7 +20,7 @@ from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
 from scripts.gpu_check import command
 from scripts.gpu_check.bench import AS_IT_IS, EAGER, GRAPHS, Bench
-from scripts.gpu_check.blocks import decoding, methods, verdicts
+from scripts.gpu_check.blocks import decoding, methods, steps, verdicts
 from scripts.gpu_check.blocks.passes import peak_bandwidth
 from scripts.gpu_check.command import BLOCKS, Block, main, run_block
 from scripts.gpu_check.demo import Costs, Decoded, Run, Setting, demo_target, prompt_of
@@ -219,6 +219,20 @@ def test_answers_that_differ_are_judged(free: int, monkeypatch: pytest.MonkeyPat
     else:
         assert "not judged" in found.notes[0]
         assert not found.problems
+
+
+def test_kernels_are_summed_up_by_name_a_step() -> None:
+    kernels = [("norm", 2.0), ("product", 50.0), ("norm", 2.5), ("norm", 3.5)]
+    found = steps.summary(kernels, num_steps=2)
+    assert found["kernels_a_step"] == 2
+    assert found["microseconds_a_step"] == 29
+    assert found["short_microseconds_a_step"] == 2.25
+    assert found["top"] == [
+        {"name": "product", "microseconds": 25, "count": 0.5},
+        {"name": "norm", "microseconds": 4, "count": 1.5},
+    ]
+    with pytest.raises(RuntimeError, match="saw no kernels"):
+        steps.summary([], num_steps=2)
 
 
 def with_figures(**figures: dict[str, Any]) -> Bench:

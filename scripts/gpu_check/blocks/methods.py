@@ -69,6 +69,7 @@ def _row(
         "steps_equal": steps,
         "waits": dict(waits),
         "launches": decoded.costs.launches or None,
+        "kernels": decoded.costs.kernels or None,
     }
 
 
@@ -77,7 +78,15 @@ def _all(rows: list[dict[str, Any]], key: str) -> bool | None:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    header = ("target", "method", "tokens", "steps", "waits a step", "launches a step")
+    header = (
+        "target",
+        "method",
+        "tokens",
+        "steps",
+        "waits a step",
+        "launches a step",
+        "kernels a step",
+    )
     body = [
         [
             row["kind"],
@@ -86,6 +95,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             "equal" if row["steps_equal"] else "DIFFER",
             str(sum(row["waits"].values())),
             str(row["launches"] or "-"),
+            str(row["kernels"] or "-"),
         ]
         for row in rows
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -87,20 +88,33 @@ def _kernels(bench: Bench, kind: str, setting: Setting) -> dict[str, Any]:
             num_steps += next(steps, None) is not None
         target.synchronize()
     wanted = DeviceType.CPU if bench.is_simulated else DeviceType.CUDA
-    times, counts, short = Counter[str](), Counter[str](), 0.0
-    for event in profiler.events():
-        if event.device_type == wanted:
-            microseconds = event.time_range.elapsed_us()
-            times[event.name] += microseconds
-            counts[event.name] += 1
-            short += microseconds if microseconds < SHORT_MICROSECONDS else 0.0
-    per_step = max(num_steps, 1)
+    kernels = [
+        (event.name, event.time_range.elapsed_us())
+        for event in profiler.events()
+        if event.device_type == wanted
+    ]
+    return summary(kernels, num_steps)
+
+
+def summary(kernels: Sequence[tuple[str, float]], num_steps: int) -> dict[str, Any]:
+    """Return counts and times a step of kernels, each with its name and microseconds.
+
+    Raises:
+        RuntimeError: if there are none.
+    """
+    if not kernels or not num_steps:
+        raise RuntimeError("the profiler saw no kernels; does the machine allow CUPTI?")
+    times, counts = Counter[str](), Counter[str]()
+    for name, microseconds in kernels:
+        times[name] += microseconds  # type: ignore[assignment]  # as a float
+        counts[name] += 1
+    short = sum(microseconds for _, microseconds in kernels if microseconds < SHORT_MICROSECONDS)
     return {
-        "kernels_a_step": counts.total() / per_step,
-        "microseconds_a_step": times.total() / per_step,
-        "short_microseconds_a_step": short / per_step,
+        "kernels_a_step": counts.total() / num_steps,
+        "microseconds_a_step": times.total() / num_steps,
+        "short_microseconds_a_step": short / num_steps,
         "top": [
-            {"name": name, "microseconds": time / per_step, "count": counts[name] / per_step}
+            {"name": name, "microseconds": time / num_steps, "count": counts[name] / num_steps}
             for name, time in times.most_common(NUM_TOP)
         ],
     }
