@@ -151,11 +151,7 @@ class MethodAnswerer:
         if not self.drafter.quirks.keeps_warmup:
             self.drafter.reset()
         limit = self.target.context_limit(1) or self._longest_text
-        longest = min(self._longest_text, limit)
-        # On a CPU each size takes its share of a minute to compile: only those that came so far.
-        is_cpu = self.target.device.type == "cpu"
-        self.target.warm_up(longest, () if is_cpu else self.drafter.draft_sizes)
-        self.drafter.warm_up(longest)
+        self.drafter.prepare(self.target, min(self._longest_text, limit))
         if prepared := str(self.target.preparation):
             print(prepared, file=sys.stderr, flush=True)
 

@@ -171,6 +171,15 @@ class GraphedTarget(StaticTarget):
         )
         return unpacked(tree, downloaded(packed), count, has_tokens=True)
 
+    def will_read(
+        self, num_candidates: int, with_sketches: bool, hidden_layers: tuple[int, ...]
+    ) -> None:
+        """Note what is read of passes; the next warm-up captures it."""
+        # One candidate is read at least, and two where near-ties are looked for.
+        self._read_out_kinds |= {(max(num_candidates, least), with_sketches) for least in (1, 2)}
+        if hidden_layers:
+            self._hidden_kinds.add(hidden_layers)
+
     def device_step(
         self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
     ) -> StaticDeviceStep | None:

@@ -130,8 +130,13 @@ class Drafter:
         """Numbers of nodes that drafts may have, so that passes of these sizes can be prepared."""
         return range(1, self.max_nodes + 1)
 
-    def warm_up(self, num_tokens: int) -> None:
-        """Prepare a draft model for texts of up to `num_tokens` tokens, so that no later pass takes longer."""
+    def prepare(self, target: TargetModel, num_tokens: int) -> None:
+        """Prepare a target model, and a draft model, for drafts after texts of up to `num_tokens` tokens: no later
+        step compiles or captures.
+        """
+        target.will_read(self.num_candidates, self.wants_sketches, self.hidden_layers)
+        # On a CPU each size takes its share of a minute to compile: only those that came so far.
+        target.warm_up(num_tokens, () if target.device.type == "cpu" else self.draft_sizes)
 
     def check_target(self, target: TargetModel) -> None:
         """Check that this drafter can draft for a target model, as far as its vocabulary does not tell.

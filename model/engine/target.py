@@ -318,6 +318,11 @@ class TargetModel(PassArithmetic):
     def will_draft(self, num_nodes: Collection[int]) -> None:
         """Note sizes of drafts that may come, for the next warm-up; here: do nothing."""
 
+    def will_read(
+        self, num_candidates: int, with_sketches: bool, hidden_layers: tuple[int, ...]
+    ) -> None:
+        """Note what is read of passes, for the next warm-up; here: do nothing."""
+
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next counts finished work."""
         if self.device.type == "cuda":

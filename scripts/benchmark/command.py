@@ -19,7 +19,7 @@ import argparse
 import random
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -65,10 +65,10 @@ def measure(
     methods: dict[str, Method],
     prompts: Sequence[list[int]],
     num_repetitions: int,
-    warm_up: Callable[[], None] = lambda: None,
+    longest: int = 0,
 ) -> dict[str, list[list[Turn]]]:
     """Return answers[method][repetition][question], interleaved, after one unmeasured answer of
-    each method and then `warm_up`.
+    each method, and after each is prepared for texts of up to `longest` tokens.
 
     Memory is cleared before every repetition: nobody drafts from his own earlier answer to the same
     question.
@@ -76,7 +76,8 @@ def measure(
     names = list(methods)
     for name in names:
         methods[name].answer(prompts[0])
-    warm_up()
+    for method in methods.values():
+        method.prepare(longest)
     answers: dict[str, list[list[Turn]]] = {name: [] for name in names}
     total = num_repetitions * len(prompts) * len(names)
     with progress(total=total, unit="answer") as bar:
@@ -228,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{choice}; --threads sets it", file=sys.stderr)
     methods = {entrant.words: ready(entrant, target, sampling, eos_ids) for entrant in entrants}
     longest = max(map(len, prompts)) + args.max_new_tokens
-    answers = measure(methods, prompts, args.repetitions, lambda: target.warm_up(longest))
+    answers = measure(methods, prompts, args.repetitions, longest)
     rows = summarise(answers, tasks)
     num_late_shapes = target.num_late_shapes
     curve = cost_curve(target, NODES, contexts)

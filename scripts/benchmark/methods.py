@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -29,10 +30,12 @@ class Method(NamedTuple):
     Attributes:
         answer: answers one prompt.
         reset: forgets what earlier prompts taught.
+        prepare: prepares steps after texts of up to so many tokens.
     """
 
     answer: Callable[[list[int]], Turn]
     reset: Callable[[], None]
+    prepare: Callable[[int], None] = lambda num_tokens: None
 
 
 def ready(
@@ -47,7 +50,8 @@ def ready(
         limit = sampling.max_new_tokens
         return Method(RefereeAnswerer(target, entrant.config, limit, eos_ids).answer, lambda: None)
     drafter = make_drafter(entrant.method, entrant.config, target.vocab_size, target.device, {})
-    return Method(MethodAnswerer(target, drafter, sampling, eos_ids).answer, drafter.reset)
+    answerer = MethodAnswerer(target, drafter, sampling, eos_ids)
+    return Method(answerer.answer, drafter.reset, partial(drafter.prepare, target))
 
 
 def check_draft_models(entrants: Sequence[Entrant], model: CheckedModel) -> None:

@@ -164,8 +164,7 @@ def run(target: TargetModel, setting: Setting, accounts: Accounts) -> Run:
     first = text_of(target, drafter, FIRST_TEXT, accounts, Costs())
     length = len(prompt_of(TEXT)) + NUM_TOKENS
     if isinstance(target, GraphedTarget):  # so that no step of the second text is captured
-        target.warm_up(length, drafter.draft_sizes)
-        drafter.warm_up(length)
+        drafter.prepare(target, length)
     return Run([first, text_of(target, drafter, TEXT, accounts, costs)], costs)
 
 

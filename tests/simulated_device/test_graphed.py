@@ -121,8 +121,7 @@ def test_no_measured_step_captures(
     prompt, options = prompt_of(TEXT), {"max_new_tokens": 12, "eos_ids": {END}}
     generate(target, drafter, prompt[:8], **options)
     longest = 3 * len(prompt) + 12
-    target.warm_up(longest, drafter.draft_sizes)
-    drafter.warm_up(longest)
+    drafter.prepare(target, longest)
     draft_model = getattr(drafter, "_model", target)
     num_before = draft_model.num_compiled
     generate(target, drafter, 3 * prompt, **options)

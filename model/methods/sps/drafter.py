@@ -94,13 +94,13 @@ class SpsDrafter(CostAwareDrafter):
 
     def for_target(self, target: TargetModel) -> Drafter:
         """Return the drafter, whose draft model runs in the same way as the target model from now on."""
-        if self._runs_like is not type(target):
-            self._model, self._runs_like = target.like(self._model.model), type(target)
-            self._cache = self._model.new_cache(0)
+        self._run_like(target)
         return super().for_target(target)
 
-    def warm_up(self, num_tokens: int) -> None:
-        """Prepare the draft model's passes: over one guess, and over the tokens that it has not read."""
+    def prepare(self, target: TargetModel, num_tokens: int) -> None:
+        """Prepare both models; the draft model reads one guess, or the few tokens that it has not read."""
+        super().prepare(target, num_tokens)
+        self._run_like(target)
         del self._cache  # graphs hold its rows, which are used again
         self._model.warm_up(num_tokens, range(1, MOST_UNREAD + 1))
         self._cache = self._model.new_cache(num_tokens)
@@ -163,6 +163,12 @@ class SpsDrafter(CostAwareDrafter):
         """Return the size of the draft model."""
         parameters = sum(part.numel() for part in self._model.model.parameters())
         return f"draft model of {parameters / 1e6:.1f}M parameters, {self._model.dtype}"
+
+    def _run_like(self, target: TargetModel) -> None:
+        """Let the draft model's passes run as the target model's: launched one by one, or replayed."""
+        if self._runs_like is not type(target):
+            self._model, self._runs_like = target.like(self._model.model), type(target)
+            self._cache = self._model.new_cache(0)
 
     def _paying(self, length: int, cost_curve: CostCurve) -> int:
         """Return the best number of guesses; now and then 1 where none pays, to keep learning."""

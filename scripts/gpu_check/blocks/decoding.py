@@ -94,9 +94,7 @@ def _answers(bench: Bench, kind: str, entrant: Entrant, prompts: list[list[int]]
     sampling = SamplingOptions(max_new_tokens=bench.sizes.num_tokens)
     method = ready(entrant, target, sampling, bench.eos_ids)
     method.answer(prompts[0])
-    if not isinstance(entrant.method, Referee):
-        sizes = drafter_of(entrant, target).draft_sizes
-        target.warm_up(max(map(len, prompts)) + bench.sizes.num_tokens, sizes)
+    method.prepare(max(map(len, prompts)) + bench.sizes.num_tokens)
     method.reset()
     num_late = target.num_late_shapes
     turns = [method.answer(prompt) for prompt in prompts]

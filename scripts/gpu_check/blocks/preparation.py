@@ -79,8 +79,7 @@ def _two_texts(bench: Bench, target: TargetModel, setting: Setting) -> None:
     generate(target, drafter, short, max_new_tokens=count)
     # The second text is made longer than any bucket that the first has seen.
     longest = len(long) + 2 * count
-    target.warm_up(longest, drafter.draft_sizes)
-    drafter.warm_up(longest)
+    drafter.prepare(target, longest)
     generate(target, drafter, long, max_new_tokens=2 * count)
 
 

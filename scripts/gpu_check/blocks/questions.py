@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from evaluation.answering.entrants import entrants_of
@@ -15,7 +14,6 @@ from scripts.benchmark.command import measure, spread
 from scripts.benchmark.methods import ready
 from scripts.benchmark.report import over, summarise
 from scripts.gpu_check.bench import GRAPHS, Bench
-from scripts.gpu_check.drafters import drafter_of
 from scripts.gpu_check.findings import Findings, Table, cell
 
 METHODS = ("vanilla", "recycling", "recycling-auto", "hybrid", GENERATE)
@@ -42,9 +40,7 @@ def questions(bench: Bench) -> Findings:
     chosen = spread(load_questions(question_file_of(bench_name)), count)
     tasks = [task_of(question.category) for question in chosen]
     prompts = bench.prompts(count, bench_name)
-    sizes = {size for one in entrants for size in drafter_of(one, target).draft_sizes}
-    warm_up = partial(target.warm_up, longest, sizes)
-    answers = measure(methods, prompts, bench.sizes.num_repetitions, warm_up)
+    answers = measure(methods, prompts, bench.sizes.num_repetitions, longest)
     rows = summarise(answers, tasks)
     found.figures |= {"rows": rows, "num_questions": len(prompts), "bench": bench_name}
     if late := target.num_late_shapes:

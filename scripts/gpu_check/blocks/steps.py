@@ -66,8 +66,7 @@ def _steps(
     options: dict[str, Any] = {"max_new_tokens": num_tokens, "eos_ids": ()}
     list(decode(target, drafter, prompt, **options))
     longest = len(prompt) + num_tokens
-    target.warm_up(longest, drafter.draft_sizes)
-    drafter.warm_up(longest)
+    drafter.prepare(target, longest)
     return list(decode(target, drafter, prompt, **options))[1:]
 
 
