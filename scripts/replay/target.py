@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -106,6 +107,10 @@ class ReplayTarget:
     def reference(self) -> AbstractContextManager[None]:
         """Return a block that changes nothing."""
         return nullcontext()
+
+    def like(self, model: Any) -> TargetModel:
+        """Return a target of another model, whose passes are not replayed."""
+        return TargetModel(model)
 
     def device_step(self, *arguments: object) -> None:
         """Return None: steps are replayed part by part."""
