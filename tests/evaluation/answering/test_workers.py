@@ -70,6 +70,7 @@ def test_a_worker_on_a_gpu_loads_its_model_with_cudnn_attention_off(
     setup = light_setup(1)
     question = Question(1, "qa", ("hm",))
     said = []
+    torch.backends.cuda.enable_cudnn_sdp(True)  # commands on a simulated GPU turn it off
     for name in ("cpu", "cuda"):
         setup.model.device = torch.device(name)
         said.append(Worker(1).load(setup, torch.get_num_threads(), question).mistake)

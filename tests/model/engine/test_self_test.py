@@ -17,8 +17,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from model import SpeculativeDecoder
+from model.engine import arithmetic
 from model.engine import self_test as module
-from model.engine import target as target_module
 from model.engine.cache import TreeCache
 from model.engine.loop import generate
 from model.engine.self_test import (
@@ -355,7 +355,7 @@ def wrong_norms(model: PreTrainedModel, dtype: torch.dtype, is_compiled: bool) -
 def test_kernels_with_which_drafts_are_not_lossless_are_turned_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(target_module, "fused_norms", wrong_norms)
+    monkeypatch.setattr(arithmetic, "fused_norms", wrong_norms)
     target = fresh()
     assert target.has_kernels
     assert prove(target) < 1e-4
@@ -375,7 +375,7 @@ def test_kernels_stay_where_drafts_fail_without_them_too(
     def right_norms(model: PreTrainedModel, dtype: torch.dtype, is_compiled: bool) -> FusedNorms:
         return FusedNorms(find_norms(model, dtype, "cpu"), dtype)
 
-    monkeypatch.setattr(target_module, "fused_norms", right_norms)
+    monkeypatch.setattr(arithmetic, "fused_norms", right_norms)
     target = fresh()
     monkeypatch.setattr(target.masks, "of_tree", lambda *_: 1 / 0)
     prove(target)
