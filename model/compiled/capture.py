@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+
+from ..machine.cuda_graph import Captured, captured
 
 
 class CaptureFailed(RuntimeError):
     """A call does something that a CUDA graph cannot hold, such as waiting for the device."""
 
-
-class Captured(NamedTuple):
-    """A captured call and its output, whose tensors every replay overwrites."""
-
-    graph: torch.cuda.CUDAGraph
-    output: Any
+    @classmethod
+    def of(cls, error: Exception) -> CaptureFailed:
+        """Return the failure that an error is the cause of, in one line."""
+        lines = str(error).splitlines() or [""]
+        return cls(f"{type(error).__name__}: {lines[0]}")
 
 
 class CapturedCalls:
@@ -54,20 +55,20 @@ class CapturedCalls:
 
     def __len__(self) -> int:
         """Return the number of graphs."""
-        return sum(captured is not None for captured in self._captured.values())
+        return sum(known is not None for known in self._captured.values())
 
     def run(self, key: Hashable, call: Callable[[], Any]) -> Any:
         """Return the output of a call, of which the key tells all that a replay does not read from memory."""
-        captured = self._captured.get(key)
-        if captured is None:
+        known = self._captured.get(key)
+        if known is None:
             begin = time.perf_counter()
             self.num_prepared += 1
-            output, captured = self._prepare(key, call)
+            output, known = self._prepare(key, call)
             self.seconds += time.perf_counter() - begin
-            if captured is None:
+            if known is None:
                 return output
-        captured.graph.replay()
-        return captured.output
+        known.graph.replay()
+        return known.output
 
     def _prepare(self, key: Hashable, call: Callable[[], Any]) -> tuple[Any, Captured | None]:
         """Return the output of a call that runs as it is; or None, and its graph."""
@@ -76,28 +77,15 @@ class CapturedCalls:
         if is_first or key in self._uncapturable:
             return call(), None
         try:
-            captured = self._capture(call)
-        except CaptureFailed as error:
-            self.failure = str(error)
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            self._captured[key] = found = captured(call, self._device, self._pool)
+        except RuntimeError as error:
+            self.failure = str(CaptureFailed.of(error))
             self._uncapturable.add(key)
             return call(), None
-        self._captured[key] = captured
-        return None, captured
+        return None, found
 
-    def forget(self, is_old: Callable[[Any], bool] = lambda key: True) -> None:
-        """Forget the calls with such keys; all without an argument."""
+    def forget(self, is_old: Callable[[Any], bool]) -> None:
+        """Forget the calls with such keys."""
         self._captured = {key: value for key, value in self._captured.items() if not is_old(key)}
-
-    def _capture(self, call: Callable[[], Any]) -> Captured:
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            # Other threads may use the device meanwhile.
-            mode = {"pool": self._pool, "capture_error_mode": "thread_local"}
-            with torch.cuda.device(self._device), torch.cuda.graph(graph, **mode):
-                output = call()
-        except RuntimeError as error:
-            lines = str(error).splitlines() or [""]
-            raise CaptureFailed(f"{type(error).__name__}: {lines[0]}") from error
-        return Captured(graph, output)

@@ -102,8 +102,7 @@ class GraphedTarget(StaticTarget):
                 self._prepare(DraftTree.star([0] * size), cache, 0)
         # A model's own code may raise anything.
         except Exception as error:
-            lines = str(error).splitlines() or [""]
-            raise CaptureFailed(f"{type(error).__name__}: {lines[0]}") from error
+            raise CaptureFailed.of(error) from error
         self._is_trial = False
         if failure := self._passes_over(cache.storage).calls.failure:
             raise CaptureFailed(failure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..engine.masks import WINDOWS
-from ..engine.prefix_cache import ADAPTER_STATE, has_hooks
+from ..engine.prefix_cache import active_adapters, has_hooks
 
 
 class ModelState:
@@ -24,11 +24,7 @@ class ModelState:
         self._windows = [
             getattr(config, name, None) for name in WINDOWS
         ]  # a self-test shortens them
-        self._adapters = [
-            [str(getattr(module, name, None)) for name in ADAPTER_STATE]
-            for module in model.modules()
-            if hasattr(module, "active_adapters")
-        ]
+        self._adapters = active_adapters(model)
 
     def __eq__(self, other: object) -> bool:
         """Whether graphs captured in one state are right in the other."""

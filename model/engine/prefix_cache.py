@@ -107,11 +107,7 @@ class Weights:
         self._tensors = [weakref.ref(tensor) for tensor in tensors]
         self._writes = [tensor._version for tensor in tensors if self.are_counted]
         self._samples = _samples(tensors if self.are_counted else ())
-        self._adapters = [
-            [str(getattr(module, name, None)) for name in ADAPTER_STATE]
-            for module in model.modules()
-            if hasattr(module, "active_adapters")
-        ]
+        self._adapters = active_adapters(model)
 
     def are_those_of(self, other: Weights | None) -> bool:
         """Whether nothing has changed since `other` was recorded."""
@@ -126,6 +122,15 @@ class Weights:
             and self._samples.keys() == other._samples.keys()
             and all(torch.equal(one, other._samples[kind]) for kind, one in self._samples.items())
         )
+
+
+def active_adapters(model: nn.Module) -> list[list[str]]:
+    """Return which adapters of peft are active in each layer that has some."""
+    return [
+        [str(getattr(module, name, None)) for name in ADAPTER_STATE]
+        for module in model.modules()
+        if hasattr(module, "active_adapters")
+    ]
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..machine.cuda_graph import captured
 from ..machine.timing import seconds_of
 
 # Queries and keys that are measured. Others are taken for the next larger one; passes over more queries
@@ -108,9 +109,11 @@ def measured_choice(
 
     def fastest(num_rows: int, num_keys: int) -> str:
         given = inputs(num_rows, num_keys)
-        calls = {name: partial(_in_a_row, attend, given) for name, attend in usable.items()}
+        calls: dict[str, Callable[[], object]] = {
+            name: partial(_in_a_row, attend, given) for name, attend in usable.items()
+        }
         if is_replayed:
-            return _fastest({name: _replay(call) for name, call in calls.items()}, synchronize)
+            calls = {name: _replay(call, device) for name, call in calls.items()}
         return _fastest(calls, synchronize)
 
     return tuple(tuple(fastest(num_rows, num_keys) for num_keys in KEYS) for num_rows in ROWS)
@@ -163,11 +166,7 @@ def _in_a_row(attend: Attend, inputs: Inputs) -> None:
         attend(*inputs)
 
 
-def _replay(call: Callable[[], object]) -> Callable[[], object]:
+def _replay(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """Return the replay of a call as a CUDA graph."""
     call()  # what the first call sets up cannot be captured
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may use the device meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        call()
-    return graph.replay
+    return captured(call, device).graph.replay
