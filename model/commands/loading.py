@@ -169,7 +169,7 @@ def load_config_and_tokenizer(
 
 
 def _packages_hint(error: BaseException) -> str:
-    """Return what to install where a tokenizer could not be read for want of it; else nothing."""
+    """Return advice to install the package for want of which a tokenizer could not be read; else nothing."""
     missing = [name for name in TOKENIZER_PACKAGES if not _is_installed(name)]
     is_of_tokenizer = any(word in str(error) for word in ("tokenizer.model", *TOKENIZER_PACKAGES))
     return f"; pip install {' '.join(missing)}" if missing and is_of_tokenizer else ""

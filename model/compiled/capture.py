@@ -33,10 +33,10 @@ class CapturedCalls:
 
     All graphs share their memory: an output must be used before the next call.
 
+    A call that cannot be captured runs as it is every time.
+
     Args:
         device: a GPU.
-
-    A call that cannot be captured runs as it is every time.
 
     Attributes:
         failure: why the last call that could not be captured could not; empty if there was none.

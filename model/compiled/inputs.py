@@ -43,7 +43,7 @@ class PaddedTopology(NamedTuple):
 
 
 class PassInputs:
-    """What passes over P nodes read that changes from step to step.
+    """The inputs of passes over P nodes that change from step to step.
 
     Args:
         num_padded: P.

@@ -1,4 +1,4 @@
-"""What a captured graph depends on besides the numbers in the model's tensors: if it changes, graphs are old."""
+"""The facts about a model, besides the numbers in its tensors, whose change makes captured graphs old."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Candidates(NamedTuple):
 
 
 class ReadOut(NamedTuple):
-    """What the host reads of a pass.
+    """The part of a pass that the host reads.
 
     Attributes:
         node_tokens: token of every node [N].
@@ -84,7 +84,7 @@ def packed_read_out(
     with_sketches: bool = False,
     token_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return what `unpacked` takes, on the device of the logits [N, V], as one int32 tensor with a row a node.
+    """Return the input of `unpacked`, on the device of the logits [N, V], as one int32 tensor with a row a node.
 
     Columns: candidates [N, k], their logits [N, k], sketches [N, S] if wanted, and the nodes' tokens [N]
     if they are given.

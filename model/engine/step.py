@@ -93,7 +93,7 @@ class Generation:
 
 
 class Preparation(NamedTuple):
-    """What was prepared for steps, such as compiled code.
+    """Work done ahead of steps, such as compilation.
 
     Attributes:
         num_functions: compiled functions.

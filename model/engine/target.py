@@ -306,7 +306,7 @@ class TargetModel(PassArithmetic):
 
     @property
     def preparation(self) -> Preparation:
-        """What was compiled and captured so far; here: nothing."""
+        """The functions compiled and graphs captured so far; here: none."""
         return Preparation()
 
     def device_step(

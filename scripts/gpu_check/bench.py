@@ -1,4 +1,4 @@
-"""What all blocks of the check share: the device, the sizes, the model and its targets, the time that is left."""
+"""The parts that all blocks of the check share: device, sizes, the model and its targets, the time that is left."""
 
 from __future__ import annotations
 

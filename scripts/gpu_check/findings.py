@@ -1,4 +1,4 @@
-"""What a block of the check found: figures, tables for people, notes, and problems, each in one line."""
+"""The findings of a block of the check: figures, tables for people, notes, and problems, each in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Table(NamedTuple):
 
 @dataclass
 class Findings:
-    """What a block found.
+    """The findings of a block.
 
     Attributes:
         figures: for the JSON report and for the verdicts.

@@ -157,7 +157,7 @@ class ReplayTarget:
         num_candidates: int,
         with_sketches: bool,
     ) -> ReadOut:
-        """Return what is read of a pass."""
+        """Read the last pass out, as `TargetModel.read_out`."""
         return read_out(tree, logits, num_candidates, with_sketches)
 
     def _chain(self, tokens: Sequence[int], cache: ReplayCache) -> torch.Tensor:

@@ -25,7 +25,7 @@ RECYCLING = Setting("recycling")
 
 @pytest.fixture(scope="module")
 def expected(runs: Runs) -> list[Decoded]:
-    """What the CPU decodes."""
+    """The texts that the CPU decodes."""
     return runs.on_cpu(SETTINGS.index(RECYCLING)).texts
 
 

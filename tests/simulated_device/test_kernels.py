@@ -1,4 +1,4 @@
-"""What passes on a GPU launch: norms of one kernel each, attention by measurement, at the first use alone."""
+"""Launches of passes on a GPU: norms of one kernel each, attention by measurement, at the first use alone."""
 
 from __future__ import annotations
 

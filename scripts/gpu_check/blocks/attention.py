@@ -36,7 +36,7 @@ A_PLAN = 2.0
 
 
 class Case(NamedTuple):
-    """What attention is measured on; one query has no mask, more have that of a tree."""
+    """The inputs on which attention is measured; one query has no mask, more have that of a tree."""
 
     name: str
     num_queries: int

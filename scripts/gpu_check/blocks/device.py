@@ -24,7 +24,7 @@ NVIDIA_SMI = (
 
 
 def device_facts(bench: Bench) -> Findings:
-    """Return what device and software this is, and how fast it copies and launches."""
+    """Name device and software, and measure how fast it copies and launches."""
     found = Findings()
     found.figures |= bench.device_facts
     facts: dict[str, Any] = found.figures
@@ -51,7 +51,7 @@ def device_facts(bench: Bench) -> Findings:
 
 
 def _nvidia_smi() -> str:
-    """Return what nvidia-smi says of the devices; that it is missing is no problem in a container."""
+    """Return the devices as nvidia-smi names them; that it is missing is no problem in a container."""
     try:
         asked = subprocess.run(
             NVIDIA_SMI, capture_output=True, text=True, timeout=SMI_SECONDS, check=False

@@ -17,7 +17,7 @@ from scripts.gpu_check.findings import Findings, Table, cell
 
 
 def captures(bench: Bench) -> Findings:
-    """Return what the graphs of each method take, and hold that no answer captures."""
+    """Measure the graphs of each method, and hold that no answer captures."""
     found = Findings()
     rows: list[dict[str, Any]] = []
     for setting in bench.in_time(MAIN_SETTINGS, found):
@@ -46,7 +46,7 @@ def captures(bench: Bench) -> Findings:
 
 
 def _captured(bench: Bench, setting: Setting, found: Findings) -> dict[str, Any]:
-    """Return what is captured for a method on a target of its own."""
+    """Capture for a method on a target of its own; return counts, seconds and memory."""
     before = _memory(bench)
     start = time.perf_counter()
     target = bench.new_target(GRAPHS)
@@ -89,7 +89,7 @@ def _memory(bench: Bench) -> tuple[int, int]:
 
 
 def compilations(bench: Bench) -> Findings:
-    """Return what compilation takes, and hold that nothing is compiled after the warm-up."""
+    """Measure compilation, and hold that nothing is compiled after the warm-up."""
     found = Findings()
     target = bench.target(COMPILED)
     assert isinstance(target, GraphedTarget)
@@ -119,7 +119,7 @@ def compilations(bench: Bench) -> Findings:
 
 
 def _compiled(bench: Bench, target: GraphedTarget, setting: Setting) -> dict[str, Any]:
-    """Return what is compiled for a method; a function that is compiled again later raises."""
+    """Compile for a method and return the counts; a function that is compiled again later raises."""
     _two_texts(bench, target, setting)
     with torch.compiler.set_stance("fail_on_recompile"):
         generate(

@@ -1,4 +1,4 @@
-"""What a GPU refuses about devices: tensors of two in one operation."""
+"""Refuses tensors of two devices in one operation, as a GPU does."""
 
 from __future__ import annotations
 

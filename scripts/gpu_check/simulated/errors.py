@@ -1,4 +1,4 @@
-"""What a GPU refuses."""
+"""Errors for the mistakes that a GPU refuses."""
 
 
 class DeviceMismatch(RuntimeError):

@@ -45,7 +45,7 @@ class _Kernel:
 
 @dataclass(eq=False)
 class Recording:
-    """What one capture records.
+    """The record of one capture.
 
     Attributes:
         num_kernels: launches on a GPU.

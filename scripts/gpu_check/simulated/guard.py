@@ -1,4 +1,4 @@
-"""What a build of torch without CUDA needs to index tensors of a GPU."""
+"""The device guard that a build of torch without CUDA needs to index tensors of a GPU."""
 
 from __future__ import annotations
 

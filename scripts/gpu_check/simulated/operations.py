@@ -31,7 +31,7 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
 class Traits(NamedTuple):
-    """What is fixed about an operation.
+    """The fixed traits of an operation.
 
     Attributes:
         name: without its overload.

@@ -1,4 +1,4 @@
-"""What stands in for `torch.cuda` while GPUs are simulated."""
+"""Stand-ins for `torch.cuda` while GPUs are simulated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ OF_CARD: dict[str, Any] = {
 
 
 def _of_cuda(device: Any) -> dict[str, Any]:
-    """Return what replaces members of `torch.cuda`, by name."""
+    """Return the replacements of members of `torch.cuda`, by name."""
 
     def synchronize(which: Any = None) -> None:
         device.wait("synchronize")

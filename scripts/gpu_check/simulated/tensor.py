@@ -110,7 +110,7 @@ def held_by(value: Any) -> Any:
 
 
 def leaves(value: Any) -> list[Any]:
-    """Return what lists, tuples and dicts hold; torch's own function takes several times as long."""
+    """Return the contents of lists, tuples and dicts; torch's own function takes several times as long."""
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, (list, tuple)):
