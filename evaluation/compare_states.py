@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and one line of JSON; return 1 if a question failed.
 
     Args:
-        argv: The command line's words; None takes the process's own.
+        argv: the command line's words; None takes the process's own.
 
     Raises:
-        UserError: Something given cannot be used, or the method keeps no memory.
+        UserError: if something given cannot be used, or the method keeps no memory.
     """
     options, rest = _parse(argv)
     method = find_method(options.method)

@@ -1,6 +1,6 @@
 """List the defects in the rows of answer files.
 
-``answers/defects.py`` says what counts as a defect, and its effect on figures.
+`answers/defects.py` says what counts as a defect, and its effect on figures.
 
 Run:
     python -m evaluation.defects data/spec_bench/model_answer/vicuna-7b-v1.3-recycling.jsonl
@@ -31,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each defect and one line of JSON; return 1 if there is any.
 
     Args:
-        argv: The command line's words; None takes the process's own.
+        argv: the command line's words; None takes the process's own.
 
     Raises:
-        UserError: A file is not an answer file.
+        UserError: if a file is not an answer file.
     """
     parser = OptionParser(
         prog="python -m evaluation.defects",

@@ -1,16 +1,16 @@
 r"""Compare two answer files question by question: equal, or where they first part.
 
 Lossless decoding means the same tokens, so this is the check behind every speed-up. How answers are
-compared is said in ``checking/differences.py``.
+compared is said in `checking/differences.py`.
 
-In half precision two almost equal logits may change places. With ``--model-path`` the model is loaded
-and every first differing token is judged a tie or a BUG (``checking/tie_or_bug.py``); ties alone are no error.
+In half precision two almost equal logits may change places. With `--model-path` the model is loaded
+and every first differing token is judged a tie or a BUG (`checking/tie_or_bug.py`); ties alone are no error.
 
 Run:
     python -m evaluation.equal --file-path data/demo/model_answer \
         --jsonfile1 vanilla.jsonl --jsonfile2 recycling.jsonl
 
-Exit code: 0 equal (or ties alone, with ``--model-path``), 1 different, 2 not comparable.
+Exit code: 0 equal (or ties alone, with `--model-path`), 1 different, 2 not comparable.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdict and one line of JSON; return 0 if the files are equal, else 1.
 
     Args:
-        argv: The command line's words; None takes the process's own.
+        argv: the command line's words; None takes the process's own.
 
     Raises:
-        UserError: A file is not an answer file.
+        UserError: if a file is not an answer file.
     """
     options = _parse(argv)
     paths = [_locate(options.file_path, name) for name in (options.jsonfile1, options.jsonfile2)]

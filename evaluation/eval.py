@@ -1,6 +1,6 @@
 """Spec-Bench's entry points, `run_eval` and `reorg_answer_file`, for code written against them.
 
-Both go through the loop of all inference commands (``answering/loop.py``).
+Both go through the loop of all inference commands (`answering/loop.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Files are grouped by what must be equal for a speed-up to mean anything: model, device, dtype,
 threads, token limit and temperature, as their sidecars say. In a group, every method is compared
-with the group's own baseline, by both rulers (``scoring/figures.py``). Files of the same method with
+with the group's own baseline, by both rulers (`scoring/figures.py`). Files of the same method with
 the same options are runs of it: run i is compared with run i of the baseline (from the first again
 if the baseline has fewer), and mean ± deviation are shown. MBPP's answers fill the code column of
 the Spec-Bench answers beside them; overall figures stay over Spec-Bench's questions.
@@ -85,9 +85,9 @@ class Part(NamedTuple):
     """A group as every format shows it.
 
     Attributes:
-        facts: Its conditions in words.
-        tables: Its tables.
-        notes: What must be known of them.
+        facts: its conditions in words.
+        tables: its tables.
+        notes: what must be known of them.
     """
 
     facts: dict[str, str]
@@ -99,9 +99,9 @@ class Board(NamedTuple):
     """Everything that the leaderboard shows.
 
     Attributes:
-        groups: The measured groups.
-        published: Published figures, None if they are not wanted.
-        benchmarks: Reports of ``scripts.benchmark``.
+        groups: the measured groups.
+        published: published figures, None if they are not wanted.
+        benchmarks: reports of `scripts.benchmark`.
     """
 
     groups: list[Group]
@@ -140,10 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and one line of JSON, write what is asked for; return the exit code.
 
     Args:
-        argv: The command line's words; None takes the process's own.
+        argv: the command line's words; None takes the process's own.
 
     Raises:
-        UserError: An input is not what it should be, or a group has no baseline.
+        UserError: if an input is not what it should be, or a group has no baseline.
     """
     options = _parse(argv)
     paths = answer_paths(options.paths, options.base)

@@ -1,6 +1,6 @@
 """Put the answer files of shards together into the file that one run would have written.
 
-Shards are runs of one command with ``--shard 1/4``, ``--shard 2/4`` and so on, on any machines of
+Shards are runs of one command with `--shard 1/4`, `--shard 2/4` and so on, on any machines of
 the same kind, without anything between them. What was run must be equal in all of them, and all
 must be there and finished: half a benchmark is not a smaller benchmark. A matrix that lives across
 questions saw its own shard only, which every row and the sidecar of the result say.
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the merged file; return 1 if a question in it failed.
 
     Raises:
-        UserError: A shard is missing, unfinished or of another run, or the result is there.
+        UserError: if a shard is missing, unfinished or of another run, or the result is there.
     """
     options = _parse(argv)
     out = Path(options.out)

@@ -1,8 +1,8 @@
 """Pictures of answer files and of a device's step costs, as PNG and SVG.
 
-For each group of comparable answers (``scoring/comparable.py``): speed-up per task with intervals, how many
+For each group of comparable answers (`scoring/comparable.py`): speed-up per task with intervals, how many
 tokens a step brings, which nodes of the draft tree are accepted, and how acceptance grows with the
-questions seen. For each report of ``scripts.benchmark``: what a step over N nodes costs, which is the
+questions seen. For each report of `scripts.benchmark`: what a step over N nodes costs, which is the
 acceptance at which it breaks even. The leaderboard's page shows the same pictures.
 
 Run:
@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write every picture and name the files on stdout; return the exit code.
 
     Args:
-        argv: The command line's words; None takes the process's own.
+        argv: the command line's words; None takes the process's own.
 
     Raises:
-        UserError: An input is not what it should be, or a file cannot be written.
+        UserError: if an input is not what it should be, or a file cannot be written.
     """
     options = _parse(argv)
     if not options.paths and not options.benchmark:

@@ -1,6 +1,6 @@
 r"""Is sampling exact? Draws of every method against the exact distribution, and against plain decoding.
 
-How is said in ``checking/sampling.py``.
+How is said in `checking/sampling.py`.
 
 Run:
     python -m evaluation.sampling_check --method recycling lookahead
@@ -32,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print a row for each check and one line of JSON; return 1 if a check fails.
 
     Args:
-        argv: The command line's words; None takes the process's own.
+        argv: the command line's words; None takes the process's own.
 
     Raises:
-        UserError: Too few samples.
+        UserError: if there are too few samples.
     """
     options = _parse(argv)
     transformers_logging.disable_progress_bar()

@@ -1,7 +1,7 @@
 """Speed figures of a method against a baseline, per task, as tables and as JSON.
 
-``scoring/figures.py`` says how the figures are made, docs/numbers.md when its two rulers differ. Without
-``--tokenizer-path`` both sides are measured by the tokens they counted; with it the legacy ruler
+`scoring/figures.py` says how the figures are made, docs/numbers.md when its two rulers differ. Without
+`--tokenizer-path` both sides are measured by the tokens they counted; with it the legacy ruler
 counts the baseline's tokens from its text, as Spec-Bench does. Several files are several runs: run
 i of the method is compared with run i of the baseline.
 
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables, what is left out, and one line of JSON; return the exit code.
 
     Args:
-        argv: The command line's words; None takes the process's own.
+        argv: the command line's words; None takes the process's own.
 
     Raises:
-        UserError: The files are not what they should be; one line says why.
+        UserError: if the files are not what they should be; one line says why.
     """
     options = _parse(argv)
     pairs = _pair_runs(options.file_path, options.base_path)

@@ -167,7 +167,7 @@ class RunConfig:
 
         Raises:
             ValueError: if a value is not allowed, or values do not go together.
-            UserError: the same of one part.
+            UserError: as the other, of one part.
         """
         return cls(**{name: config_of(part, given) for name, part in PARTS.items()})
 

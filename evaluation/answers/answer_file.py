@@ -17,10 +17,10 @@ def read_answers(path: str | Path) -> list[AnswerRow]:
     """Return the rows of an answer file in file order, failed ones included; one a question.
 
     Args:
-        path: An answer file: UTF-8, one JSON object a line; blank lines are skipped.
+        path: an answer file: UTF-8, one JSON object a line; blank lines are skipped.
 
     Raises:
-        UserError: As `read_lines`, or a question is answered twice; names the file and the line.
+        UserError: as `read_lines`, or a question is answered twice; names the file and the line.
     """
     line_of: dict[int | str, int] = {}
     lines = read_lines(path)
@@ -39,10 +39,10 @@ def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
     answered twice, as some writers leave it.
 
     Args:
-        path: An answer file: UTF-8, one JSON object a line; blank lines are skipped.
+        path: an answer file: UTF-8, one JSON object a line; blank lines are skipped.
 
     Raises:
-        UserError: The file is missing, unreadable or empty, or a line is not an answer row; names
+        UserError: if the file is missing, unreadable or empty, or a line is not an answer row; names
             the file and the line.
     """
     lines: list[tuple[int, AnswerRow]] = []

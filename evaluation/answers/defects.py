@@ -2,7 +2,7 @@
 
 Answer files of any writer are read as they are, and some carry rows that measure nothing: a turn
 "ERROR" with the counters of the turn before it, times of zero, tokens past the limit, questions
-answered twice or not at all. Each defect has an effect on the figures (``scoring/figures.py``): it is
+answered twice or not at all. Each defect has an effect on the figures (`scoring/figures.py`): it is
 only listed, it keeps the row out of the exact figures, or out of all.
 """
 
@@ -39,7 +39,7 @@ class Flaw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """A flaw and where it is; as a text, ``FILE:LINE: question ID: WHAT (EFFECT)``.
+    """A flaw and where it is; as a text, `FILE:LINE: question ID: WHAT (EFFECT)`.
 
     The line is None for a question that the file lacks.
     """
@@ -61,9 +61,9 @@ def find_defects(
     """Return every defect of an answer file, in file order.
 
     Args:
-        path: The answer file.
-        lines: Its rows, as `read_lines` gives them.
-        max_new_tokens: Limit of new tokens a turn; None takes the sidecar's, if there is one.
+        path: the answer file.
+        lines: its rows, as `read_lines` gives them.
+        max_new_tokens: limit of new tokens a turn; None takes the sidecar's, if there is one.
     """
     limit = max_new_tokens or RunRecord.read(path).max_new_tokens
     found = row_flaws([row for _, row in lines], limit)
@@ -78,7 +78,7 @@ def find_missing(files: Mapping[str, Sequence[tuple[int, AnswerRow]]]) -> list[D
     """Return a defect for each question that one file lacks and another has.
 
     Args:
-        files: The rows of every file by its path, as `read_lines` gives them.
+        files: the rows of every file by its path, as `read_lines` gives them.
     """
     ids = {path: dict.fromkeys(row.question_id for _, row in files[path]) for path in files}
     every = dict.fromkeys(question_id for found in ids.values() for question_id in found)
@@ -94,8 +94,8 @@ def row_flaws(rows: Sequence[AnswerRow], max_new_tokens: int | None = None) -> l
     """Return the flaws of each row, given all rows of the file in its order.
 
     Args:
-        rows: The rows; a question may occur twice.
-        max_new_tokens: Limit of new tokens a turn, None if it is not known.
+        rows: the rows; a question may occur twice.
+        max_new_tokens: limit of new tokens a turn, None if it is not known.
     """
     last_of = {row.question_id: place for place, row in enumerate(rows)}
     found = []

@@ -148,10 +148,10 @@ class RunRecord:
         """Read the sidecar of an answer file; an empty record if it has none.
 
         Args:
-            path: The answer file (not the sidecar).
+            path: the answer file (not the sidecar).
 
         Raises:
-            UserError: There is a sidecar, but it is not a readable JSON object.
+            UserError: if there is a sidecar, but it is not a readable JSON object.
         """
         return cls(_read(sidecar_path(path)))
 
@@ -159,7 +159,7 @@ class RunRecord:
         """Write the sidecar of an answer file.
 
         Raises:
-            UserError: It cannot be written.
+            UserError: if it cannot be written.
         """
         write_whole(sidecar_path(path), json.dumps(self.values, indent=2) + "\n")
 
@@ -299,10 +299,10 @@ class RunRecord:
 
 
 def sidecar_path(path: str | Path) -> Path:
-    """Return where an answer file's sidecar lies: ``ANSWERS.jsonl`` has ``ANSWERS.meta.json``.
+    """Return where an answer file's sidecar lies: `ANSWERS.jsonl` has `ANSWERS.meta.json`.
 
     Raises:
-        UserError: ``ANSWERS`` is there too: its sidecar would have the same name.
+        UserError: if `ANSWERS` is there too: its sidecar would have the same name.
     """
     return _beside(Path(path), ".meta.json")
 
@@ -311,7 +311,7 @@ def state_path(path: str | Path) -> Path:
     """Return the folder of what a method keeps across the questions of an answer file.
 
     Raises:
-        UserError: As `sidecar_path`.
+        UserError: as `sidecar_path`.
     """
     return _beside(Path(path), ".state")
 

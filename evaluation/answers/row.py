@@ -58,7 +58,7 @@ class Choice:
     """One of the answers to a question, with the counters of its turns.
 
     Attributes:
-        values: the JSON object. Lists have one entry a turn, ``accept_lengths`` one a step; a list
+        values: the JSON object. Lists have one entry a turn, `accept_lengths` one a step; a list
             that the writer left out reads as an empty one, if nothing else is said below.
     """
 
@@ -223,7 +223,7 @@ class AnswerRow:
             where: file and line, for errors.
 
         Raises:
-            UserError: It is not an answer row.
+            UserError: if it is not an answer row.
         """
         try:
             values = parse_json(line, where)
@@ -236,7 +236,7 @@ class AnswerRow:
         """Return the line of an answer file, without its end.
 
         Raises:
-            ValueError: It holds NaN or an infinity, and `allow_nan` is off.
+            ValueError: if it holds NaN or an infinity, and `allow_nan` is off.
         """
         return json.dumps(self.values, allow_nan=allow_nan)
 

@@ -27,7 +27,7 @@ def read_shard(path: Path) -> Shard:
     """Read the answers and the sidecar of a shard.
 
     Raises:
-        UserError: It is no shard, or its run is not finished.
+        UserError: if it is no shard, or its run is not finished.
     """
     rows, record = read_answers(path), RunRecord.read(path)
     index, slash, count = str(record.shard).partition("/")
@@ -44,7 +44,7 @@ def check_together(shards: Sequence[Shard]) -> None:
     """Refuse shards that are not the whole of one run.
 
     Raises:
-        UserError: One is missing or twice there, or of another run.
+        UserError: if one is missing or twice there, or of another run.
     """
     first = shards[0]
     expected = list(range(1, first.count + 1))
@@ -65,7 +65,7 @@ def check_counts(shards: Sequence[Shard]) -> None:
     """Refuse shards of which one has lost rows: questions are dealt out in turn.
 
     Raises:
-        UserError: Their numbers of answers cannot be those of one run.
+        UserError: if their numbers of answers cannot be those of one run.
     """
     counts = [len(shard.rows) for shard in shards]
     if counts != sorted(counts, reverse=True) or counts[0] - counts[-1] > 1:
@@ -82,7 +82,7 @@ def merged_rows(shards: Sequence[Shard]) -> list[AnswerRow]:
     """Return all rows by question id, each with its shard and its place in it.
 
     Raises:
-        UserError: Two shards answer the same question.
+        UserError: if two shards answer the same question.
     """
     rows: dict[int | str, AnswerRow] = {}
     for shard in shards:

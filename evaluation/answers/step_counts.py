@@ -27,10 +27,10 @@ def step_counts(steps: Sequence[StepRecord]) -> dict[str, Any]:
         steps: every step of the turn.
 
     Returns:
-        ``draft_tokens``: nodes drafted, roots excluded. ``drafted``: the same by place,
-        ``drafted[depth - 1][rank]``. ``accepted``, of the same shape: those whose tokens were
-        emitted. ``sources``: drafted and accepted by the name of their source, empty where the
-        drafter names none. ``step_times``: seconds by part.
+        `draft_tokens`: nodes drafted, roots excluded. `drafted`: the same by place,
+        `drafted[depth - 1][rank]`. `accepted`, of the same shape: those whose tokens were
+        emitted. `sources`: drafted and accepted by the name of their source, empty where the
+        drafter names none. `step_times`: seconds by part.
     """
     drafted: Counter[Place] = Counter()
     accepted: Counter[Place] = Counter()
@@ -58,7 +58,7 @@ def step_counts(steps: Sequence[StepRecord]) -> dict[str, Any]:
 
 
 def _by_place(counts: Counter[Place], shape: Counter[Place]) -> list[list[int]]:
-    """Lay counts out as [depth - 1][rank], as far as ``shape`` reaches."""
+    """Lay counts out as [depth - 1][rank], as far as `shape` reaches."""
     widths: dict[int, int] = {}
     for depth, rank in shape:
         widths[depth] = max(widths.get(depth, 0), rank + 1)

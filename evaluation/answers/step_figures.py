@@ -31,8 +31,8 @@ def node_counts(rows: Iterable[AnswerRow]) -> pd.DataFrame:
     """Return how many nodes were drafted and accepted at every place of the tree.
 
     Returns:
-        Columns: ``depth`` (the root's children have 1), ``rank`` (place among the siblings, from
-        0), ``drafted`` (above 0), ``accepted``; empty if no row has counts.
+        Columns: `depth` (the root's children have 1), `rank` (place among the siblings, from
+        0), `drafted` (above 0), `accepted`; empty if no row has counts.
     """
     drafted: Counter[tuple[int, int]] = Counter()
     accepted: Counter[tuple[int, int]] = Counter()
@@ -47,7 +47,7 @@ def source_counts(rows: Iterable[AnswerRow]) -> pd.DataFrame:
     """Return how many nodes each source drafted and had accepted.
 
     Returns:
-        Index: the source's name. Columns: ``drafted``, ``accepted``; empty if none is named.
+        Index: the source's name. Columns: `drafted`, `accepted`; empty if none is named.
     """
     found = [
         {"source": name, "drafted": drafted, "accepted": accepted}

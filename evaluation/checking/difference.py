@@ -10,16 +10,16 @@ class Difference:
     """Where the answers to one question first part; indices count from 0.
 
     Attributes:
-        question_id: The question.
-        category: Its category.
-        cause: What differs, in words.
-        choice: Index of the choice, None if the whole row differs.
-        turn: Index of the turn, None if the whole choice or row differs.
-        unit: What ``position`` counts, ``token`` or ``character``; None without a position.
-        position: First differing token or character in the turn.
-        excerpts: The first file's and the second's tokens or characters around it.
-        texts: The two texts around their first differing character, if token ids were compared.
-        parts_at_tokens: Whether both have a token at the position: neither ends before it.
+        question_id: the question.
+        category: its category.
+        cause: what differs, in words.
+        choice: index of the choice, None if the whole row differs.
+        turn: index of the turn, None if the whole choice or row differs.
+        unit: what `position` counts, `token` or `character`; None without a position.
+        position: first differing token or character in the turn.
+        excerpts: the first file's and the second's tokens or characters around it.
+        texts: the two texts around their first differing character, if token ids were compared.
+        parts_at_tokens: whether both have a token at the position: neither ends before it.
     """
 
     question_id: int | str

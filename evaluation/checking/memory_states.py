@@ -55,8 +55,8 @@ def state_figures(rows: dict[str, list[AnswerRow]]) -> list[dict[str, Any]]:
         rows: answers by state, to the same questions; `HOT` among them.
 
     Returns:
-        For every state: ``state``, ``tasks`` (mean accepted tokens), ``ratio`` of the overall one to
-        hot's, its ``interval``, and whether that ``is_different`` from 1.
+        For every state: `state`, `tasks` (mean accepted tokens), `ratio` of the overall one to
+        hot's, its `interval`, and whether that `is_different` from 1.
     """
     frames = {name: question_frame(answered) for name, answered in rows.items()}
     sound = set.intersection(

@@ -44,7 +44,7 @@ class Replay:
         question_file: the questions; None takes the sidecar's benchmark.
 
     Raises:
-        UserError: A sidecar lacks what is needed, the files are not of equal runs, were sampled, or
+        UserError: if a sidecar lacks what is needed, the files are not of equal runs, were sampled, or
             the questions or the model are not there.
     """
 

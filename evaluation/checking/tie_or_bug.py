@@ -125,7 +125,7 @@ class Judge:
                 their trees are not those of the run, but go through the same engine.
 
         Raises:
-            ValueError: one text is the beginning of the other.
+            ValueError: if one text is the beginning of the other.
         """
         pairs = zip(*texts, strict=False)
         position = next((i for i, (one, other) in enumerate(pairs) if one != other), None)

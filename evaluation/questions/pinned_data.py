@@ -21,8 +21,8 @@ class SourceForm:
     """The form in which a benchmark is published, where it is not question.jsonl.
 
     Attributes:
-        sha256: Hash of the published file.
-        convert: Makes question.jsonl of its content.
+        sha256: hash of the published file.
+        convert: makes question.jsonl of its content.
     """
 
     sha256: str
@@ -34,14 +34,14 @@ class PinnedFile:
     """One benchmark's question file and what it must be.
 
     Attributes:
-        name: Benchmark name, also the folder under ``data/``.
-        url: Address at a fixed commit (for a derived file: its parent's address).
-        sha256: Hash of the file as it lies in ``data/<name>/question.jsonl``.
-        num_rows: Number of questions.
-        licence: Licence the questions come under.
-        source: Where they come from, in words.
-        parent: Benchmark whose first ``num_rows`` rows make up this one, if it is derived.
-        form: The form in which it is published; None: as question.jsonl.
+        name: benchmark name, also the folder under `data/`.
+        url: address at a fixed commit (for a derived file: its parent's address).
+        sha256: hash of the file as it lies in `data/<name>/question.jsonl`.
+        num_rows: number of questions.
+        licence: licence the questions come under.
+        source: where they come from, in words.
+        parent: benchmark whose first `num_rows` rows make up this one, if it is derived.
+        form: the form in which it is published; None: as question.jsonl.
     """
 
     name: str

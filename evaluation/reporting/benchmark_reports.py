@@ -1,4 +1,4 @@
-"""Read reports of ``scripts.benchmark``: what a step costs on a device, and what methods make of it.
+"""Read reports of `scripts.benchmark`: what a step costs on a device, and what methods make of it.
 
 Use:
     report = read_benchmark("docs/benchmarks/cpu-demo-float32.json")
@@ -17,7 +17,7 @@ from model.commands.command_line import UserError
 
 
 class Benchmark(NamedTuple):
-    """The part of a report of ``scripts.benchmark`` that `step_cost_chart` draws, and its conditions."""
+    """The part of a report of `scripts.benchmark` that `step_cost_chart` draws, and its conditions."""
 
     conditions: str
     costs: pd.DataFrame
@@ -26,10 +26,10 @@ class Benchmark(NamedTuple):
 
 
 def read_benchmark(path: str | Path) -> Benchmark:
-    """Read a report of ``scripts.benchmark``.
+    """Read a report of `scripts.benchmark`.
 
     Raises:
-        UserError: The file is missing or is not such a report.
+        UserError: if the file is missing or is not such a report.
     """
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -58,10 +58,10 @@ class Picture(NamedTuple):
     """A drawn figure.
 
     Attributes:
-        name: What its files are called; differs from the names of the others beside it.
-        title: One line.
-        caption: How to read it.
-        figure: The drawing.
+        name: what its files are called; differs from the names of the others beside it.
+        title: one line.
+        caption: how to read it.
+        figure: the drawing.
     """
 
     name: str
@@ -113,8 +113,8 @@ def svg_text(figure: Figure, name: str) -> str:
     """Return a figure as an SVG element for a page, without the XML head.
 
     Args:
-        figure: What to draw.
-        name: Unique in the page; every id in the element begins with it.
+        figure: what to draw.
+        name: unique in the page; every id in the element begins with it.
     """
     out = StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):

@@ -43,11 +43,11 @@ def speedup_chart(
     """Draw speed-ups with their intervals, a band for each task and a mark for each method.
 
     Args:
-        frame: Columns ``method``, ``task``, ``speedup``, ``low``, ``high`` (ratios; the last two NaN
+        frame: columns `method`, `task`, `speedup`, `low`, `high` (ratios; the last two NaN
             where there is no interval); tasks from top to bottom and methods in order of occurrence.
-        baseline: What the ratio is against; its rows are not drawn, since they are the line at 1.
-        look: How each method is drawn.
-        floor: Overall ratios within which two runs of one method differ, drawn as a band.
+        baseline: what the ratio is against; its rows are not drawn, since they are the line at 1.
+        look: how each method is drawn.
+        floor: overall ratios within which two runs of one method differ, drawn as a band.
     """
     frame = frame[frame["method"] != baseline]
     tasks, methods = list(dict.fromkeys(frame["task"])), list(dict.fromkeys(frame["method"]))
@@ -92,9 +92,9 @@ def accept_length_chart(lengths: Mapping[str, Sequence[int]], look: Mapping[str,
     """Draw how many tokens a step brought, as a share of each method's steps.
 
     Args:
-        lengths: Tokens of every step, bonus token included, for each method; methods from top to
+        lengths: tokens of every step, bonus token included, for each method; methods from top to
             bottom. Steps of more than `LONGEST_BAR` tokens share the last bar.
-        look: How each method is drawn.
+        look: how each method is drawn.
     """
     titles = [
         wrapped(f"{method}: mean {np.mean(steps):.2f}", 50) for method, steps in lengths.items()
@@ -130,9 +130,9 @@ def warm_up_chart(
 
     Args:
         curves: MAT after question 1, 2, ... for each method; NaN where none counts yet.
-        cold: Methods that forget between questions, drawn dashed.
-        tasks: Task of each question, in order; where contiguous, its end is marked.
-        look: How each method is drawn.
+        cold: methods that forget between questions, drawn dashed.
+        tasks: task of each question, in order; where contiguous, its end is marked.
+        look: how each method is drawn.
     """
     figure, axes = figure_of(3.1)
     for method, values in curves.items():
@@ -167,10 +167,10 @@ def step_cost_chart(
     A draft of N nodes pays where the tokens a step brings (MAT) lie above the line.
 
     Args:
-        costs: Columns ``num_nodes``, ``context`` (cached tokens) and ``milliseconds`` of one forward
+        costs: columns `num_nodes`, `context` (cached tokens) and `milliseconds` of one forward
             pass; every context has a row of one node.
         accepted: MAT of each method that drafts, measured on this device.
-        nodes: Mean nodes of a step, root included, of those methods for which it is known; they are
+        nodes: mean nodes of a step, root included, of those methods for which it is known; they are
             marks at (nodes, MAT), the others lines at their MAT.
     """
     look = looks(list(accepted))

@@ -2,7 +2,7 @@
 
 Why self-contained: a page that is mailed, or opened from a folder years later, must still show what
 it showed. It fetches nothing, and its content security policy forbids it to; the pictures are SVG
-inside it, and the only script that may run is the one that sorts tables (``assets/page.js``, known
+inside it, and the only script that may run is the one that sorts tables (`assets/page.js`, known
 to the policy by its hash). All texts come from other people's files and are escaped.
 
 Use:
@@ -31,11 +31,11 @@ class Section:
     """A part of a page.
 
     Attributes:
-        heading: Its title, also in the list of sections.
-        facts: What holds for all of it, by name.
-        tables: Tables, sorted by a click on a column's title.
-        notes: Remarks, a line each.
-        pictures: Pictures, below the tables.
+        heading: its title, also in the list of sections.
+        facts: what holds for all of it, by name.
+        tables: tables, sorted by a click on a column's title.
+        notes: remarks, a line each.
+        pictures: pictures, below the tables.
     """
 
     heading: str
@@ -51,10 +51,10 @@ def page_text(
     """Return the page.
 
     Args:
-        title: Of the page; plain text, as all texts here.
-        introduction: A paragraph below the title.
-        sections: What it shows, in order; the names of all their pictures differ.
-        alarms: What must be read before all else, a line each.
+        title: of the page; plain text, as all texts here.
+        introduction: a paragraph below the title.
+        sections: what it shows, in order; the names of all their pictures differ.
+        alarms: what must be read before all else, a line each.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined

@@ -1,6 +1,6 @@
 """The leaderboard's tables and records: measured groups, and published figures.
 
-The command (``leaderboard.py``) writes them as Markdown, LaTeX, CSV, JSON and HTML; they are made
+The command (`leaderboard.py`) writes them as Markdown, LaTeX, CSV, JSON and HTML; they are made
 once, here, so that all of these say the same.
 """
 
@@ -203,7 +203,7 @@ def published_rows(published: pd.DataFrame, groups: Sequence[Group]) -> list[dic
 
 
 def csv_text(measured: Sequence[dict[str, Any]], published: Sequence[dict[str, Any]]) -> str:
-    """Return both kinds of records as CSV, told apart by the column ``kind``."""
+    """Return both kinds of records as CSV, told apart by the column `kind`."""
     table = pd.DataFrame(measured)
     table.insert(0, "kind", "measured")
     if not published:

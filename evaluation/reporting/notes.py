@@ -76,8 +76,8 @@ def difference_text(published: pd.DataFrame, groups: Sequence[Group]) -> str:
     """Return one sentence on why published figures differ from ours, with both sides' conditions.
 
     Args:
-        published: Rows of one source and device.
-        groups: What was measured here.
+        published: rows of one source and device.
+        groups: what was measured here.
     """
     row = published.iloc[0]
     models = ", ".join(dict.fromkeys(published["model"]))

@@ -13,11 +13,11 @@ def answer_paths(names: Sequence[str], base: str | None) -> list[Path]:
     """Return the files named, those in the folders named, and the baseline's; each once, sorted.
 
     Args:
-        names: Answer files, or folders of ``*.jsonl``.
-        base: A baseline, counted in if it is a file.
+        names: answer files, or folders of `*.jsonl`.
+        base: a baseline, counted in if it is a file.
 
     Raises:
-        UserError: A folder holds no answer file.
+        UserError: if a folder holds no answer file.
     """
     found: dict[Path, Path] = {}
     for name in names:
@@ -55,7 +55,7 @@ def make_folder(path: str | Path) -> None:
     """Make a folder for results, those above it included, unless it is there.
 
     Raises:
-        UserError: It cannot be made.
+        UserError: if it cannot be made.
     """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)

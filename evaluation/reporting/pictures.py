@@ -50,7 +50,7 @@ def write_picture(picture: Picture, folder: Path) -> list[Path]:
     """Write a picture as PNG and SVG into a folder, made if missing; return the files.
 
     Raises:
-        UserError: A file cannot be written.
+        UserError: if a file cannot be written.
     """
     make_folder(folder)
     files = [folder / f"{picture.name}.{ending}" for ending in ("png", "svg")]

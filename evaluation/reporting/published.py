@@ -1,4 +1,4 @@
-"""Published figures (``data/published``) as one table for the leaderboard.
+"""Published figures (`data/published`) as one table for the leaderboard.
 
 They are other people's measurements on other machines: shown below our rows, never averaged with
 them and never a baseline. The README beside the files says where each comes from.
@@ -45,18 +45,18 @@ class PublishedBaseline(NamedTuple):
 def read_published(
     folder: Path, devices: Sequence[str], models: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Return the published rows of some devices, ``COLUMNS`` wide.
+    """Return the published rows of some devices, `COLUMNS` wide.
 
     Args:
-        folder: Where the published files lie.
-        devices: Names, or their beginnings: ``A100`` takes ``A100-40GB`` and ``A100-80GB``.
-        models: Names, or their beginnings; empty takes all.
+        folder: where the published files lie.
+        devices: names, or their beginnings: `A100` takes `A100-40GB` and `A100-80GB`.
+        models: names, or their beginnings; empty takes all.
 
     Returns:
         Speed-ups as ratios, NaN where none was reported; in the order they were published.
 
     Raises:
-        UserError: A file is missing or not as expected, or a device or model has no row.
+        UserError: if a file is missing or not as expected, or a device or model has no row.
     """
     try:
         rows = pd.concat([_read_spec_bench(folder), _read_paper(folder)], ignore_index=True)
@@ -74,8 +74,8 @@ def published_baseline(rows: pd.DataFrame, model: str) -> PublishedBaseline | No
     """Return the published plain decoding of a model, None if there is none among these rows.
 
     Args:
-        rows: What ``read_published`` returned.
-        model: The model's path or hub name, which contains the published name in whatever case.
+        rows: what `read_published` returned.
+        model: the model's path or hub name, which contains the published name in whatever case.
     """
     is_same = rows["model"].map(lambda name: name.lower() in model.lower())
     found = rows[(rows["method"] == BASELINE_METHOD) & is_same].dropna(subset="tokens_per_second")

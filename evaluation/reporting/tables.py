@@ -31,12 +31,12 @@ class Table(NamedTuple):
     """A table for Markdown, LaTeX, CSV and a page.
 
     Attributes:
-        caption: One line that says what it shows.
-        header: One title a column.
-        rows: Cells, as many as titles in each row.
-        num_text_columns: How many leading columns are text; the others are figures.
-        notes: Remarks below it, a line each.
-        first: Titles of the columns that a page shows next to the method's name, where a narrow
+        caption: one line that says what it shows.
+        header: one title a column.
+        rows: cells, as many as titles in each row.
+        num_text_columns: how many leading columns are text; the others are figures.
+        notes: remarks below it, a line each.
+        first: titles of the columns that a page shows next to the method's name, where a narrow
             screen shows them too.
     """
 
@@ -72,12 +72,12 @@ class Table(NamedTuple):
 
 
 def cell(value: float, deviation: float = math.nan, unit: str = "") -> str:
-    """Return a figure with two decimals, ``-`` if there is none.
+    """Return a figure with two decimals, `-` if there is none.
 
     Args:
-        value: The figure, NaN if it was not measured.
-        deviation: Its standard deviation over runs, NaN for a single run.
-        unit: Appended to the figure, such as ``x``.
+        value: the figure, NaN if it was not measured.
+        deviation: its standard deviation over runs, NaN for a single run.
+        unit: appended to the figure, such as `x`.
     """
     if math.isnan(value):
         return "-"
@@ -102,9 +102,9 @@ def markdown_table(
     """Return an aligned Markdown table without a final newline.
 
     Args:
-        header: One title a column.
-        rows: Cells, as many as titles in each row.
-        num_text_columns: How many leading columns are text, aligned left; the others are right.
+        header: one title a column.
+        rows: cells, as many as titles in each row.
+        num_text_columns: how many leading columns are text, aligned left; the others are right.
     """
     lines = [[_escape(value) for value in line] for line in (header, *rows)]
     # Three dashes are the least a Markdown table takes.

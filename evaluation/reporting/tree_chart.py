@@ -28,7 +28,7 @@ def tree_chart(nodes: pd.DataFrame) -> Figure:
     share of steps that get so far. A line leads to the best-ranked circle one level up.
 
     Args:
-        nodes: Columns ``depth`` (from 1), ``rank`` (from 0), ``drafted`` and ``accepted`` (counts of
+        nodes: columns `depth` (from 1), `rank` (from 0), `drafted` and `accepted` (counts of
             nodes, drafted above 0).
     """
     depths, ranks = nodes["depth"].to_numpy(), nodes["rank"].to_numpy() + 1

@@ -4,7 +4,7 @@ The leaderboard shows what this module arranges. A group is everything measured 
 and dtype with the same threads, token limit and temperature, over one benchmark's questions; its
 entries are methods with their options; an entry's runs are the files that differ in nothing else.
 A second run of a method made in the same interleaved run is no entry: it says what the group's run
-cannot tell apart (``noise.py``).
+cannot tell apart (`noise.py`).
 
 Use:
     groups = group_answers([load_answers(path) for path in paths], base=None)
@@ -47,7 +47,7 @@ def load_answers(path: Path) -> AnswerFile:
     """Read an answer file and its sidecar.
 
     Raises:
-        UserError: Either is not what it should be.
+        UserError: if either is not what it should be.
     """
     return AnswerFile(path, [row for _, row in read_lines(path)], RunRecord.read(path))
 
@@ -56,7 +56,7 @@ def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
     """Say in which conditions two answer files' sidecars disagree; what either lacks is not compared.
 
     Raises:
-        UserError: A sidecar is not readable.
+        UserError: if a sidecar is not readable.
     """
     differing = RunRecord.read(path).differing(RunRecord.read(base_path), Use.COMPARED | Use.WARNED)
     return [
@@ -69,15 +69,15 @@ def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[
     """Arrange answer files into groups and measure every entry against its group's baseline.
 
     Args:
-        files: Answer files; their order is the order of runs.
-        base: The baseline: a method's name, or the path of one of the files, which is then the
+        files: answer files; their order is the order of runs.
+        base: the baseline: a method's name, or the path of one of the files, which is then the
             baseline of its group while the others keep theirs. None takes vanilla.
 
     Returns:
         Groups by conditions, entries by overall speed-up, best first.
 
     Raises:
-        UserError: A group has no baseline or several, or files cannot be compared.
+        UserError: if a group has no baseline or several, or files cannot be compared.
     """
     spec_bench = {
         file.conditions: file.record.question_file for file in files if file.bench == SPEC_BENCH
@@ -168,7 +168,7 @@ def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str 
 
 
 def _is_method(entry: Entry, name: str) -> bool:
-    """Foreign files name their method within the model id: ``vicuna-7b-v1.3-vanilla-float16``."""
+    """Foreign files name their method within the model id: `vicuna-7b-v1.3-vanilla-float16`."""
     is_foreign = entry.files[0].record.is_foreign
     return entry.method == name or (is_foreign and name in entry.method.split("-"))
 

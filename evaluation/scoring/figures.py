@@ -55,11 +55,11 @@ class RunFigures(NamedTuple):
     """Figures over several runs, one row a task.
 
     Attributes:
-        mean: Mean of every figure; of the counts, the fewest rows and questions and the most left
+        mean: mean of every figure; of the counts, the fewest rows and questions and the most left
             out.
-        deviation: Standard deviation (ddof=1) of every figure, NaN for a single run.
-        num_runs: Number of runs.
-        intervals: Columns ``INTERVALS``: a 95% `Interval` over questions of each speed-up.
+        deviation: standard deviation (ddof=1) of every figure, NaN for a single run.
+        num_runs: number of runs.
+        intervals: columns `INTERVALS`: a 95% `Interval` over questions of each speed-up.
     """
 
     mean: pd.DataFrame
@@ -119,12 +119,12 @@ def measure(
     """Return the figures of a method over its runs, with intervals over questions.
 
     Args:
-        runs: For each run, at least one, what `question_frame` made of the method's rows and of the
+        runs: for each run, at least one, what `question_frame` made of the method's rows and of the
             baseline's.
-        names: What errors call the two sides, such as their file names.
+        names: what errors call the two sides, such as their file names.
 
     Raises:
-        UserError: As `run_figures`.
+        UserError: as `run_figures`.
     """
     figures = [run_figures(frame, base, names) for frame, base in runs]
     tables = pd.concat(figures).groupby(level=0)
@@ -147,24 +147,24 @@ def run_figures(
 ) -> pd.DataFrame:
     """Return the figures of one run, one row for each task that occurs.
 
-    ``overall`` is over everything but code, as MBPP is a benchmark beside Spec-Bench; if there is
+    `overall` is over everything but code, as MBPP is a benchmark beside Spec-Bench; if there is
     only code, it is over code.
 
     Args:
-        frame: What `question_frame` made of the method's rows.
-        base_frame: The same of the baseline's.
-        names: What errors call the two sides, such as their file names.
+        frame: what `question_frame` made of the method's rows.
+        base_frame: the same of the baseline's.
+        names: what errors call the two sides, such as their file names.
 
     Returns:
-        Index: task, in Spec-Bench's order. ``COUNTS``: questions with sound rows on both sides,
-        others left out of exact figures, and their causes (the first that applies). ``FIGURES``:
-        legacy tokens, tokens/s twice, and a ratio, over ``LEGACY_COUNTS`` rows. ``EXACT_FIGURES``:
+        Index: task, in Spec-Bench's order. `COUNTS`: questions with sound rows on both sides,
+        others left out of exact figures, and their causes (the first that applies). `FIGURES`:
+        legacy tokens, tokens/s twice, and a ratio, over `LEGACY_COUNTS` rows. `EXACT_FIGURES`:
         the same, exactly; tokens/s and speed-up of decoding alone, NaN where a writer did not time
         it; the mean accepted tokens at which that speed-up would be 1; CPU milliseconds of the
         process for a token, and their ratio to the baseline's.
 
     Raises:
-        UserError: The files answer different questions, or none has figures in both.
+        UserError: if the files answer different questions, or none has figures in both.
     """
     pairs = pair_questions(frame, base_frame, names)
     exact = {task: _exact_figures(part) for task, part in _by_task(pairs).items()}
@@ -184,8 +184,8 @@ def left_out_text(figures: pd.DataFrame, names: tuple[str, str]) -> str | None:
     """Say how many questions exact figures leave out and why; None if they use every one.
 
     Args:
-        figures: What `run_figures` returned.
-        names: What to call the method's and the baseline's answers.
+        figures: what `run_figures` returned.
+        names: what to call the method's and the baseline's answers.
     """
     counts = figures.drop(index=OVERALL)[list(COUNTS)].sum()
     if not counts["left_out"]:

@@ -85,10 +85,10 @@ class Entry:
     """A method with its options in a group: one row of the table.
 
     Attributes:
-        method: The method's name.
-        options: Its options, as the sidecars give them.
-        runs: Its answer files for each benchmark, in path order.
-        differing: Those of its options that tell it from others of its method.
+        method: the method's name.
+        options: its options, as the sidecars give them.
+        runs: its answer files for each benchmark, in path order.
+        differing: those of its options that tell it from others of its method.
     """
 
     method: str
@@ -112,10 +112,10 @@ class Measured(NamedTuple):
     """An entry's figures against its group's baseline.
 
     Attributes:
-        entry: Whose figures.
-        figures: They.
-        notes: A line for each run not used whole.
-        gaps: Runs in which equal prompts took another time than in the baseline's.
+        entry: whose figures.
+        figures: they.
+        notes: a line for each run not used whole.
+        gaps: runs in which equal prompts took another time than in the baseline's.
     """
 
     entry: Entry
@@ -128,10 +128,10 @@ class Group(NamedTuple):
     """Entries measured under equal conditions.
 
     Attributes:
-        conditions: What is equal, in the order of `condition_names`.
-        rows: The entries' figures, best overall speed-up first.
-        baseline: What they are compared with.
-        floor: A second run of the baseline's method over its first; None if none was made.
+        conditions: what is equal, in the order of `condition_names`.
+        rows: the entries' figures, best overall speed-up first.
+        baseline: what they are compared with.
+        floor: a second run of the baseline's method over its first; None if none was made.
     """
 
     conditions: tuple[str, ...]

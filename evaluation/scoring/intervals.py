@@ -34,8 +34,8 @@ def paired_interval(
     """Return the percentile bootstrap interval of a figure over questions, drawn in pairs.
 
     Args:
-        statistic: Takes the samples and ``axis``, the one that runs over questions; vectorised.
-        samples: What was measured on each question [Q], both methods' together, so that a drawn
+        statistic: takes the samples and `axis`, the one that runs over questions; vectorised.
+        samples: what was measured on each question [Q], both methods' together, so that a drawn
             question counts for both. The draws are the same at every call.
 
     Returns:

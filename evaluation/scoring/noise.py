@@ -37,8 +37,8 @@ def verdict(interval: Interval, floor: Interval | None = None) -> Verdict:
     """Return the verdict that the interval of a speed-up allows.
 
     Args:
-        interval: Of the speed-up.
-        floor: Of a second run of the baseline over the first; None, or unknown, compares with 1.
+        interval: of the speed-up.
+        floor: of a second run of the baseline over the first; None, or unknown, compares with 1.
     """
     low, high = (1.0, 1.0) if floor is None or math.isnan(floor.low) else floor
     if interval.low > max(1.0, high):
@@ -57,11 +57,11 @@ class PrefillGap(NamedTuple):
     """Equal prompts that took much longer in one of two files.
 
     Attributes:
-        name: The method's file.
-        base_name: The baseline's.
-        num_prompts: How many prompts both have.
-        seconds: What these took in the method's file.
-        base_seconds: And in the baseline's.
+        name: the method's file.
+        base_name: the baseline's.
+        num_prompts: how many prompts both have.
+        seconds: what these took in the method's file.
+        base_seconds: and in the baseline's.
     """
 
     name: str
@@ -77,9 +77,9 @@ def prefill_gap(
     """Compare the prefill seconds of equal prompts; None if they differ little or are not known.
 
     Args:
-        rows: The method's answers.
-        base_rows: The baseline's.
-        names: What to call the two files.
+        rows: the method's answers.
+        base_rows: the baseline's.
+        names: what to call the two files.
     """
     mine, theirs = dict(_prefills(rows)), dict(_prefills(base_rows))
     common = mine.keys() & theirs.keys()

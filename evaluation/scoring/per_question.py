@@ -41,14 +41,14 @@ def question_frame(
     """Return a line for each answer row, in file order.
 
     Args:
-        rows: Rows of one file; a question may occur twice.
-        max_new_tokens: Limit of new tokens a turn, past which none counts; None if not known.
-        tokenizer: Counts ``first_tokens`` from the text, minus one a turn, as Spec-Bench does with
+        rows: rows of one file; a question may occur twice.
+        max_new_tokens: limit of new tokens a turn, past which none counts; None if not known.
+        tokenizer: counts `first_tokens` from the text, minus one a turn, as Spec-Bench does with
             a baseline. None takes the row's own counter.
 
     Returns:
-        ``COLUMNS``: the question; whether it failed, has figures at all (``is_usable``), has no
-        defect that forbids exact ones (``is_sound``), has none (``is_flawless``). Of the first
+        `COLUMNS`: the question; whether it failed, has figures at all (`is_usable`), has no
+        defect that forbids exact ones (`is_sound`), has none (`is_flawless`). Of the first
         choice, the only one that
         Spec-Bench measures: new tokens, steps, tokens accepted (bonus tokens included) and seconds,
         over its turns. Of all choices the same, tokens only up to the limit; seconds without the
@@ -81,18 +81,18 @@ def pair_questions(
     """Return a line for each question of either file, from the last row that each has for it.
 
     Args:
-        frame: What `question_frame` made of the method's rows.
-        base_frame: The same of the baseline's.
-        names: What errors call the two sides, such as their file names.
+        frame: what `question_frame` made of the method's rows.
+        base_frame: the same of the baseline's.
+        names: what errors call the two sides, such as their file names.
 
     Returns:
-        The columns of both, the baseline's with ``base_`` in front; ``task``; on each side whether
-        the question is ``missing``, ``failed`` or ``unsound`` (the first that applies);
-        ``is_used`` where none of these is the case; ``rate`` and ``base_rate``, tokens/s of the
+        The columns of both, the baseline's with `base_` in front; `task`; on each side whether
+        the question is `missing`, `failed` or `unsound` (the first that applies);
+        `is_used` where none of these is the case; `rate` and `base_rate`, tokens/s of the
         first choice.
 
     Raises:
-        UserError: The files answer different questions, or none has figures in both.
+        UserError: if the files answer different questions, or none has figures in both.
     """
     sides = [side.drop_duplicates("question_id", keep="last") for side in (frame, base_frame)]
     # Numbers and texts are different ids, and must not become one.
