@@ -60,10 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_model_options(
-    parser: argparse.ArgumentParser, top_k: int | None = TOP_K, shown: str = "%(default)s"
-) -> None:
-    """Add what says which model answers which questions; `top_k` is the default, and how help shows it."""
+def add_model_options(parser: argparse.ArgumentParser, top_k: int = TOP_K) -> None:
+    """Add the options that say which model answers which questions; `top_k` is a default."""
     parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
     parser.add_argument(
         "--bench-name", default=QuestionOptions().bench_name, help="benchmark in data/"
@@ -77,7 +75,9 @@ def add_model_options(
         help="instead of these: some questions of each of several benchmarks or JSONL files",
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
-    parser.add_argument("--top-k", type=int, default=top_k, help=f"likeliest tokens kept ({shown})")
+    parser.add_argument(
+        "--top-k", type=int, default=top_k, help="likeliest tokens kept (%(default)s)"
+    )
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="(%(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
 

@@ -6,7 +6,7 @@ answer is a bug, and is said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -122,7 +122,6 @@ def score(
     target: ReplayTarget,
     drafter: Drafter,
     turns: Iterable[RecordedTurn],
-    memory: Mapping[str, torch.Tensor] | None = None,
 ) -> list[TurnScore]:
     """Run a drafter over turns.
 
@@ -130,7 +129,6 @@ def score(
         target: the recording.
         drafter: hot drafters go on from turn to turn, cold ones forget before every question.
         turns: in the order of the run.
-        memory: what the drafter knows before every question; None leaves that to the drafter.
 
     Raises:
         UserError: if the recording lacks rows and there is no model to ask.
@@ -140,10 +138,8 @@ def score(
     scores: list[TurnScore] = []
     for turn in turns:
         is_new = not scores or scores[-1].turn.question_id != turn.question_id
-        if is_new and (drafter.is_cold or memory is not None):
+        if is_new and drafter.is_cold:
             drafter.reset()
-            if memory is not None:
-                drafter.load_memory(memory)
         try:
             answer = replay(target, drafter, turn)
         except InvalidLogitsError:  # where the text has left the answer no row is known

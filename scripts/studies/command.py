@@ -1,13 +1,13 @@
-r"""Studies of drafting: one question each, answered by a table and a figure.
+r"""Compare all methods at equal drafted nodes: the study of the field, as a page and a figure.
 
-Questions are answered once and recorded; every drafter of a study is then run through the one loop
-on the recording, which asks the model only about texts that nobody asked about before. Acceptance
-does not depend on the clock, so that a busy machine gives the same figures.
+Questions are answered once and recorded. Every drafter then runs through the one loop on the
+recording, which asks the model only about texts that are new. Acceptance does not depend on the
+clock, so a busy machine gives the same figures.
 
 Examples:
-    python -m scripts.studies budget --num-questions 8
+    python -m scripts.studies field --num-questions 8
     python -m scripts.studies field --mix spec_bench=60 mbpp=20 spec_bench:math_reasoning=20
-    python -m scripts.studies all --recording demo.replay --out studies
+    python -m scripts.studies field --recording demo.replay --out studies
 """
 
 from __future__ import annotations
@@ -23,53 +23,43 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from evaluation.answering.config import AnswerOptions
 from evaluation.answers.provenance import git_commit
-from evaluation.questions.conversation import choose_conversation
 from evaluation.reporting.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.tables import cell, json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError
 from model.commands.files import write_whole
-from model.commands.loading import load_config_and_tokenizer
-from model.options import unknown_name
-from scripts.replay.command import TOP_K, add_model_options, load_recorded_model, record
+from scripts.replay.command import add_model_options, load_recorded_model, record
 from scripts.replay.mix import asked_questions
 from scripts.replay.recording import Recording
-from scripts.studies.catalogue import CHECKS, NUM_READ, STUDIES
+from scripts.studies.field import check_entrants, field
 from scripts.studies.lab import Lab, Study
 
-ALL = "all"
+NAME = "field"
+# Tokens of a recorded row that the study reads: goose hangs 64 nodes from one row.
+NUM_READ = 65
 # More series than these have their legend below the picture.
 MOST_INSIDE = 8
 
 
 def chart(study: Study) -> Figure:
-    """Draw a study: lines where a number is varied, bars where names are."""
+    """Draw mean accepted tokens against what is varied, a line for each series."""
     series = list(dict.fromkeys(point.series for point in study.points))
-    places = list(dict.fromkeys(point.x for point in study.points))
-    is_line = all(isinstance(place, int | float) for place in places)
     with matplotlib.rc_context(STYLE):
         is_crowded = len(series) > MOST_INSIDE
         figure = Figure(figsize=(WIDTH, 3.6 + 0.11 * len(series) * is_crowded))
         axes = figure.add_subplot()
         for index, name in enumerate(series):
             points = [point for point in study.points if point.series == name]
-            values = [point.figures.mat for point in points]
-            color = COLORS[index % len(COLORS)]
-            if is_line:
-                xs = [float(point.x) for point in points]
-                marker, line = MARKERS[index % len(MARKERS)], "-" if index < len(COLORS) else "--"
-                axes.plot(xs, values, marker=marker, linestyle=line, color=color, label=name)
-            else:
-                width = 0.8 / len(series)
-                shift = (index - (len(series) - 1) / 2) * width
-                spots = [places.index(point.x) + shift for point in points]
-                axes.bar(spots, values, width * 0.92, color=color, label=name)
-        if is_line:
-            _scale(figure, [float(place) for place in places])
-        else:
-            axes.set_xticks(range(len(places)), [str(place).replace(" ", "\n") for place in places])
+            axes.plot(
+                [float(point.x) for point in points],
+                [point.figures.mat for point in points],
+                marker=MARKERS[index % len(MARKERS)],
+                linestyle="-" if index < len(COLORS) else "--",
+                color=COLORS[index % len(COLORS)],
+                label=name,
+            )
+        _scale(figure, list(dict.fromkeys(float(point.x) for point in study.points)))
         axes.set_xlabel(study.varied)
         axes.set_ylabel("mean accepted tokens a step")
         axes.set_ylim(bottom=1)
@@ -95,11 +85,10 @@ def page(name: str, study: Study, title: str, num_turns: int) -> str:
     """Return a study as Markdown: question, provenance, table, figure."""
     header = ["drafter", study.varied, "MAT", "MAT before loops", "nodes a step"]
     rows = [[point.series, str(point.x), *map(cell, point.figures)] for point in study.points]
-    greedy = ", greedy" if study.is_greedy else ""
     parts = [
         f"# {study.question}",
         f"`python -m scripts.studies {name}`, commit {git_commit() or 'unknown'}: {num_turns} turns of "
-        f"{title}{greedy}. MAT is the mean of accepted tokens a step, bonus token included; before loops: only "
+        f"{title}, greedy. MAT is the mean of accepted tokens a step, bonus token included; before loops: only "
         "steps that begin before an answer is seen to repeat itself. Nodes include the root.",
         study.note,
         markdown_table(header, rows, num_text_columns=2),
@@ -112,24 +101,24 @@ def page(name: str, study: Study, title: str, num_turns: int) -> str:
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.studies", description=__doc__)
-    parser.add_argument("studies", nargs="+", help=f"of: {', '.join(STUDIES)}; or {ALL}")
+    parser.add_argument("study", choices=(NAME,), help="the study to run")
     parser.add_argument("--out", default="studies", help="folder to write to (%(default)s)")
     parser.add_argument(
         "--recording",
-        help="file of scripts.replay record to go on with; what is asked for is added to it",
+        help="file of scripts.replay record to go on with; new texts are added to it",
     )
     parser.add_argument(
         "--files",
         nargs="+",
         metavar="NAME=FILE",
-        help="files that lines of the study field need, such as automaton=corpus.safetensors",
+        help="files that some lines need, such as automaton=corpus.safetensors",
     )
-    add_model_options(parser, None, f"{TOP_K}, or as many more as the studies read")
+    add_model_options(parser, NUM_READ)
     return parser
 
 
-def _files_of(given: Sequence[str] | None, names: Sequence[str]) -> dict[str, str]:
-    """Return the files by name, and check them where a study takes some.
+def _files_of(given: Sequence[str] | None) -> dict[str, str]:
+    """Return the files by name.
 
     Raises:
         UserError: if a file is not given as NAME=FILE, has no use or is not there.
@@ -140,76 +129,66 @@ def _files_of(given: Sequence[str] | None, names: Sequence[str]) -> dict[str, st
         if not (name and found and file):
             raise UserError(f"files: got {words!r}; allowed: NAME=FILE")
         files[name] = file
-    checks = [CHECKS[name] for name in names if name in CHECKS]
-    if files and not checks:
-        raise UserError(f"files: got {' '.join(files)}; only these take any: {', '.join(CHECKS)}")
-    for check in checks:
-        check(files)
+    check_entrants(files)
     return files
 
 
-def check_num_questions(number: int) -> None:
-    """Refuse a single question: templates are learned on every other one, and scored on the rest.
+def _refuse_options_beside_a_recording(args: argparse.Namespace) -> None:
+    """Refuse options that a recording has already answered.
 
     Raises:
         UserError: naming the option.
     """
-    if number < 2:
+    defaults = vars(build_parser().parse_args([NAME]))
+    for name, value in vars(args).items():
+        if name not in ("study", "out", "recording", "files") and value != defaults[name]:
+            raise UserError(
+                f"{name}: got {value} with a recording, which has its own; leave it out"
+            )
+
+
+def _check_sizes(num_questions: int, top_k: int) -> None:
+    """Refuse rows that are too short, and a single question.
+
+    Raises:
+        UserError: naming the option.
+    """
+    if top_k < NUM_READ:
+        raise UserError(f"top_k: got {top_k}; allowed: {NUM_READ} or more, which the study reads")
+    if num_questions < 2:
         raise UserError(
-            f"num_questions: got {number}; allowed: 2 or more, since templates are learned on every "
-            "other question and scored on the rest"
+            f"num_questions: got {num_questions}; allowed: 2 or more, since templates are learned on "
+            "every other question and scored on the rest"
         )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run studies."""
+    """Run the study."""
     args = build_parser().parse_args(argv)
-    for name in args.studies:
-        if name not in (*STUDIES, ALL):
-            raise UserError(unknown_name("studies", name, [*STUDIES, ALL]))
-    names = list(STUDIES) if ALL in args.studies else args.studies
-    files = _files_of(args.files, names)
+    files = _files_of(args.files)
     out = Path(args.out)
     file = Path(args.recording) if args.recording else None
     if file:
-        defaults = vars(build_parser().parse_args([ALL]))
-        for name, value in vars(args).items():
-            if name not in ("studies", "out", "recording", "files") and value != defaults[name]:
-                raise UserError(
-                    f"{name}: got {value} with a recording, which has its own; leave it out"
-                )
+        _refuse_options_beside_a_recording(args)
         recording = Recording.load(file)
-    if args.top_k is None:
-        args.top_k = max(TOP_K, *(NUM_READ.get(name, 8) for name in names))
-    top_k = recording.source.top_k if file else args.top_k
-    for name in names:
-        if top_k < NUM_READ.get(name, 8):
-            raise UserError(
-                f"top_k: got {top_k}; allowed: {NUM_READ.get(name, 8)} or more, which the study {name} reads"
-            )
-    check_num_questions(recording.num_questions if file else len(asked_questions(args)))
-    make_folder(out)
-    if file:
+        _check_sizes(recording.num_questions, recording.source.top_k)
+        make_folder(out)
         model = load_recorded_model(recording.source)
     else:
+        _check_sizes(len(asked_questions(args)), args.top_k)
+        make_folder(out)
         recording, model = record(args)
-    _, tokenizer = load_config_and_tokenizer(recording.source.model_path)
-    template = AnswerOptions().conv_template
-    conversation = choose_conversation(template, recording.source.model_path, tokenizer)
     with TemporaryDirectory() as folder:
-        lab = Lab(recording, model, conversation, Path(folder), files)
+        lab = Lab(recording, model, Path(folder), files)
         if file:
             lab.save = partial(recording.save, file)
-        for name in names:
-            study = STUDIES[name](lab)
-            text = page(name, study, recording.source.title, len(recording.turns))
-            write_whole(out / f"{name}.svg", svg_text(chart(study), name))
-            write_whole(out / f"{name}.md", text)
-            print(text)
-            points = [
-                {**point._asdict(), "figures": point.figures._asdict()} for point in study.points
-            ]
-            tables = {table.caption: table.records for table in study.tables}
-            print(json_line({"study": name, "points": points, "tables": tables}))
-            lab.save()
+        study = field(lab)
+        text = page(NAME, study, recording.source.title, len(recording.turns))
+        write_whole(out / f"{NAME}.svg", svg_text(chart(study), NAME))
+        write_whole(out / f"{NAME}.md", text)
+        print(text)
+        points = [{**point._asdict(), "figures": point.figures._asdict()} for point in study.points]
+        tables = {table.caption: table.records for table in study.tables}
+        print(json_line({"study": NAME, "points": points, "tables": tables}))
+        lab.save()
     return 0

@@ -1,4 +1,4 @@
-"""Common ground of the studies: a recording that grows, the model behind it, and points of figures."""
+"""The laboratory of a study: a recording that grows, the model behind it, and points of figures."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from itertools import cycle, groupby
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
-from evaluation.questions.conversation import Conversation
 from evaluation.reporting.tables import Table
 from model.commands.command_line import user_errors
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
-from model.engine.rules import SamplingRule, TokenRule, sampling_processors
 from model.engine.target import TargetModel
 from model.methods.recycling.tree_template import load_template
 from scripts.replay.recording import RecordedTurn, Recording
@@ -25,7 +21,6 @@ from scripts.replay.scores import (
     check_replayable,
     check_text,
     drafter_from,
-    figures,
     score,
 )
 from scripts.replay.search_tree import FIRST_TEMPLATE, RankPath, learn, write_template
@@ -41,12 +36,12 @@ class Point(NamedTuple):
 
     Attributes:
         series: what is compared, such as a drafter.
-        x: what is varied: a number for a line, a name for a bar.
+        x: what is varied.
         figures: the means over all steps.
     """
 
     series: str
-    x: float | str
+    x: float
     figures: Figures
 
 
@@ -59,7 +54,6 @@ class Study:
         varied: title of what is varied.
         points: in the order of the table.
         note: what a reader must know to read the table right; may be empty.
-        is_greedy: whether all answers are.
         tables: more tables, below the one of the points.
     """
 
@@ -67,7 +61,6 @@ class Study:
     varied: str
     points: list[Point]
     note: str = ""
-    is_greedy: bool = True
     tables: Sequence[Table] = ()
 
 
@@ -78,7 +71,6 @@ class Lab:
     Attributes:
         recording: grows with every drafter that is run.
         model: the model.
-        conversation: how its prompts are made.
         folder: for templates, which drafters read from files.
         files: files by name, for the lines of a field that need one.
         save: saves the recording where it has a file, so that a long study that is cut off does not begin anew.
@@ -86,7 +78,6 @@ class Lab:
 
     recording: Recording
     model: TargetModel
-    conversation: Conversation
     folder: Path
     files: Mapping[str, str] = field(default_factory=dict)
     save: Callable[[], None] = lambda: None
@@ -94,23 +85,6 @@ class Lab:
 
     def __post_init__(self) -> None:
         self._target = ReplayTarget(self.recording, self.model)
-
-    @property
-    def learning(self) -> list[RecordedTurn]:
-        """The turns of every other question: what templates are learned from."""
-        return self._half(1)
-
-    def run(
-        self,
-        words: str,
-        turns: Sequence[RecordedTurn] | None = None,
-        memory: Mapping[str, torch.Tensor] | None = None,
-    ) -> list[TurnScore]:
-        """Run a drafter over turns (default: all), each question begun with `memory` if given."""
-        drafter = self._drafter(words)
-        return score(
-            self._target, drafter, self.recording.turns if turns is None else turns, memory
-        )
 
     def check(self, words: str) -> None:
         """Refuse a drafter that the recording cannot serve, or whose heads are not of this model.
@@ -132,7 +106,7 @@ class Lab:
         return scores, held_bytes(drafter)
 
     def run_by_half(self, words: Sequence[str]) -> tuple[list[TurnScore], int]:
-        """Run a drafter with options of their own for every other question (`questions_of_half`); what it knows
+        """Run a drafter with options of their own for every other question; what it knows
         goes on from question to question. Return the scores of all turns, and the bytes held after the last.
         """
         drafters = [self._drafter(each) for each in words]
@@ -145,28 +119,7 @@ class Lab:
             before = drafter
         return scores, held_bytes(before)
 
-    def measure(self, words: str, turns: Sequence[RecordedTurn] | None = None) -> Figures:
-        """Return the means of a drafter over turns (default: all)."""
-        return figures(self.run(words, turns))
-
-    def measure_held_out(self, words: str) -> Figures:
-        """Return the means of a drafter that answers all turns over those that no template was learned
-        from.
-        """
-        held_out = self.questions_of_half(0)
-        return figures([each for each in self.run(words) if each.turn.question_id in held_out])
-
-    def memory_after(self, words: str, turns: Sequence[RecordedTurn]) -> dict[str, torch.Tensor]:
-        """Return the memory of a drafter that has answered these turns."""
-        drafter = self._drafter(words)
-        score(self._target, drafter, turns)
-        return drafter.memory()
-
-    def learn(self, num_nodes: int, num_ranks: int = 8) -> list[RankPath]:
-        """Return the rank paths that are right most often on the learning half."""
-        return learn(self._target, self.learning, num_nodes, num_ranks)
-
-    def ranked(self, half: int = 1) -> list[RankPath]:
+    def ranked(self, half: int) -> list[RankPath]:
         """Return the paper's rank paths, those first that are right most often on a half of the questions."""
         found = learn(self._target, self._half(half), NUM_RANKED, num_rounds=1)
         places = {path: place for place, path in enumerate(found)}
@@ -179,14 +132,6 @@ class Lab:
         write_template(file, paths, "a study")
         return f"--tree-version {file}"
 
-    def sample(self, words: str, temperature: float) -> list[TurnScore]:
-        """Answer all prompts with sampling, on the model itself; every drafter draws alike."""
-        generator = torch.Generator(device=self.model.device).manual_seed(0)
-        rule = None
-        if temperature:
-            rule = SamplingRule(sampling_processors(temperature, 0, 1.0), generator)
-        return self._answer(drafter_from(words, self.recording.source.vocab_size), rule)
-
     def answer_and_weigh(self, words: str) -> tuple[list[TurnScore], int]:
         """Answer all prompts greedily, on the model itself, with a drafter that cannot be replayed; return its
         scores and the bytes that it holds then.
@@ -195,12 +140,12 @@ class Lab:
             RuntimeError: if an answer is not the recorded one.
         """
         drafter = drafter_from(words, self.recording.source.vocab_size)
-        scores = self._answer(drafter, None)
+        scores = self._answer(drafter)
         for found, recorded in zip(scores, self.recording.turns, strict=True):
             check_text(found.turn.answer_ids, recorded, drafter, self.recording.source)
         return scores, held_bytes(drafter, apart_from=self.model)
 
-    def _answer(self, drafter: Drafter, rule: TokenRule | None) -> list[TurnScore]:
+    def _answer(self, drafter: Drafter) -> list[TurnScore]:
         """Answer all prompts on the model itself."""
         source = self.recording.source
         scores = []
@@ -211,7 +156,6 @@ class Lab:
                 turn.prompt_ids,
                 max_new_tokens=source.max_new_tokens,
                 eos_ids=source.eos_ids,
-                rule=rule,
             )
             told = replace(turn, answer_ids=tuple(answer.token_ids))
             counts = tuple(step.num_nodes for step in answer.steps)
@@ -224,11 +168,8 @@ class Lab:
         check_replayable(drafter, words, source.top_k)
         return drafter
 
-    def questions_of_half(self, half: int) -> set[int | str]:
-        """Return every other question: half 0 begins with the first one, half 1 with the second."""
-        questions = list(dict.fromkeys(turn.question_id for turn in self.recording.turns))
-        return set(questions[half::2])
-
     def _half(self, half: int) -> list[RecordedTurn]:
-        chosen = self.questions_of_half(half)
+        """Return the turns of every other question: half 0 begins with the first, half 1 with the second."""
+        questions = list(dict.fromkeys(turn.question_id for turn in self.recording.turns))
+        chosen = set(questions[half::2])
         return [turn for turn in self.recording.turns if turn.question_id in chosen]

@@ -1,4 +1,4 @@
-"""Every study runs, and says what it varies; figures and pages hold its points.
+"""The page and the figure of a study hold its points; sizes that it cannot use are refused.
 
 Run: pytest tests/scripts/test_studies.py
 """
@@ -11,22 +11,17 @@ from pathlib import Path
 import pytest
 
 from model.commands.command_line import UserError
-from model.methods.growth.tree_template import TreeTemplate
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import Figures
-from scripts.studies import catalogue as studies_catalogue
 from scripts.studies import command as studies_command
-from scripts.studies.catalogue import STUDIES, regular_tree
 from scripts.studies.command import chart, main, page
 from scripts.studies.lab import Point, Study
-from scripts.studies.texts import made_up_questions
 
 LINES = Study(
     "Does it draw?",
     "nodes",
     [Point(name, x, Figures(1 + x / 10, 1.0, x)) for name in "ab" for x in (1, 4, 16)],
 )
-BARS = Study("Bars?", "kind", [Point("a", x, Figures(2.0, 1.5, 3.0)) for x in ("one two", "three")])
 
 
 def test_a_page_holds_every_point() -> None:
@@ -38,52 +33,23 @@ def test_a_page_holds_every_point() -> None:
     assert "2.60" in rows[2]
 
 
-@pytest.mark.parametrize("study", [LINES, BARS])
-def test_a_chart_shows_every_series(study: Study) -> None:
-    (axes,) = chart(study).axes
+def test_a_chart_shows_every_series() -> None:
+    (axes,) = chart(LINES).axes
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == list(dict.fromkeys(point.series for point in study.points))
-    assert axes.get_xlabel() == study.varied
-    if study is LINES:
-        assert list(axes.lines[1].get_xdata()) == [1, 4, 16]
-        assert list(axes.lines[1].get_ydata()) == [1.1, 1.4, 2.6]
-    else:
-        assert [bar.get_height() for bar in axes.patches] == [2.0, 2.0]
+    assert names == list(dict.fromkeys(point.series for point in LINES.points))
+    assert axes.get_xlabel() == LINES.varied
+    assert list(axes.lines[1].get_xdata()) == [1, 4, 16]
+    assert list(axes.lines[1].get_ydata()) == [1.1, 1.4, 2.6]
 
 
-@pytest.mark.parametrize("breadth", [1, 2, 3, 32])
-def test_regular_trees_have_the_nodes_asked_for(breadth: int) -> None:
-    paths = regular_tree(breadth, 32)
-    assert len(paths) == 32 == len(set(paths))
-    TreeTemplate(paths, "regular").check_ranks(breadth)
-    assert max(map(len, paths)) == {1: 32, 2: 5, 3: 3, 32: 1}[breadth]
-
-
-def test_made_up_questions_are_the_same_every_time() -> None:
-    assert made_up_questions() == made_up_questions()
-    for kind, questions in made_up_questions().items():
-        assert len({question.turns for question in questions}) == len(questions) > 1, kind
-
-
-def test_an_unknown_study_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did you mean shape") as error:
-        main(["shapes", "--out", str(tmp_path)])
-    assert all(name in str(error.value) for name in STUDIES)
-
-
-@pytest.mark.parametrize(
-    ("words", "least"),
-    [("policy shape --top-k 12", 32), ("all --top-k 31", 32), ("text --top-k 7", 8)],
-)
-def test_rows_too_short_for_a_study_are_refused_first(
-    words: str, least: int, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=f"top_k: got .*; allowed: {least} or more"):
-        main([*words.split(), "--model-path", str(tmp_path), "--out", str(tmp_path / "out")])
+def test_rows_too_short_for_the_study_are_refused_first(tmp_path: Path) -> None:
+    words = f"field --top-k 64 --model-path {tmp_path} --out {tmp_path / 'out'}"
+    with pytest.raises(UserError, match="top_k: got 64; allowed: 65 or more"):
+        main(words.split())
     assert not (tmp_path / "out").exists()
 
 
-def test_rows_are_as_long_as_the_studies_read_where_nothing_is_said(
+def test_rows_are_as_long_as_the_study_reads_where_nothing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -93,34 +59,25 @@ def test_rows_are_as_long_as_the_studies_read_where_nothing_is_said(
         raise UserError("enough")
 
     monkeypatch.setattr(studies_command, "record", note)
-    monkeypatch.setitem(studies_catalogue.NUM_READ, "field", 65)
-    for words in ("budget", "budget field", "field --top-k 70"):
+    for words in ("field", "field --top-k 70"):
         with pytest.raises(UserError, match="enough"):
             main([*words.split(), "--out", str(tmp_path)])
-    assert asked == [32, 65, 70]
+    assert asked == [65, 70]
+
+
+def test_options_that_a_recording_has_are_refused(tmp_path: Path) -> None:
+    words = f"field --recording {tmp_path / 'a.replay'} --num-questions 3"
+    with pytest.raises(UserError, match="num_questions: got 3 with a recording"):
+        main(words.split())
 
 
 def test_a_single_question_is_refused_first(tmp_path: Path) -> None:
-    words = f"policy --num-questions 1 --model-path {tmp_path} --out {tmp_path / 'out'}"
+    words = f"field --num-questions 1 --model-path {tmp_path} --out {tmp_path / 'out'}"
     with pytest.raises(UserError, match="num_questions: got 1; allowed: 2 or more"):
         main(words.split())
     assert not (tmp_path / "out").exists()
-    source = Source("model", "0", "float32", None, 100, 32, False, 4, (), "demo")
+    source = Source("model", "0", "float32", None, 100, 65, False, 4, (), "demo")
     turn = RecordedTurn(1, "any", None, (9, 5), (7, 3))
     Recording(source, [turn, turn]).save(tmp_path / "one.replay")
     with pytest.raises(UserError, match="num_questions: got 1; allowed: 2 or more"):
-        main(["policy", "--recording", str(tmp_path / "one.replay"), "--out", str(tmp_path / "o")])
-
-
-def test_studies_run_on_a_recording_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(studies_catalogue, "TEMPERATURES", (1.0,))
-    given = f"--num-questions 2 --max-new-tokens 6 --top-k 12 --out {tmp_path / 'out'}"
-    assert main(["policy", "temperature", *given.split()]) == 0
-    written = sorted(file.name for file in (tmp_path / "out").iterdir())
-    assert written == ["policy.md", "policy.svg", "temperature.md", "temperature.svg"]
-    text = (tmp_path / "out" / "policy.md").read_text()
-    assert "| accepted last" in text and str(tmp_path) not in text
-    assert "<svg" in (tmp_path / "out" / "policy.svg").read_text()
-    assert '"study": "policy"' in capsys.readouterr().out
+        main(["field", "--recording", str(tmp_path / "one.replay"), "--out", str(tmp_path / "o")])
