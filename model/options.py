@@ -1,14 +1,14 @@
 """Options of methods and runs: dataclass fields with help text and bounds.
 
-The command line is built from them (`model.commands.options`), and each config checks itself
-against them.
+The command line is built from them (`model.commands.options`), and each config (`Options`) checks
+itself against them.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 BUDGETS = ("fixed", "auto")
@@ -47,26 +47,34 @@ def budget_option(default: str) -> Any:
     return option(default, text, choices=BUDGETS)
 
 
-def check_options(config: Any) -> None:
-    """Check the options of a config, and give derived ones their values.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Base of configs: it checks each option when it is made, and gives derived ones their values.
 
     Raises:
-        ValueError: for the first option whose value its field does not allow.
+        ValueError: for the first option whose value its field does not allow, else for options that
+            do not go together.
     """
-    for item in fields(config):
-        value = getattr(config, item.name)
-        least, most, choices = (item.metadata.get(key) for key in ("least", "most", "choices"))
-        if value == item.default:
-            continue
-        if choices and value not in choices:
-            raise ValueError(f"{item.name}: got {value!r}; allowed: {', '.join(choices)}")
-        if least is not None and (value < least or (most is not None and value > most)):
-            allowed = f"{least} or more" if most is None else f"{least} to {most}"
-            raise ValueError(f"{item.name}: got {value}; allowed: {allowed}")
-    given = {item.name: getattr(config, item.name) for item in fields(config)}
-    for name, value in resolved(type(config), given).items():
-        if value is not given[name]:
-            object.__setattr__(config, name, value)  # its dataclass is frozen
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            least, most, choices = (item.metadata.get(key) for key in ("least", "most", "choices"))
+            if value == item.default:
+                continue
+            if choices and value not in choices:
+                raise ValueError(f"{item.name}: got {value!r}; allowed: {', '.join(choices)}")
+            if least is not None and (value < least or (most is not None and value > most)):
+                allowed = f"{least} or more" if most is None else f"{least} to {most}"
+                raise ValueError(f"{item.name}: got {value}; allowed: {allowed}")
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        for name, value in resolved(type(self), given).items():
+            if value is not given[name]:
+                object.__setattr__(self, name, value)  # the dataclass is frozen
+        self._check()
+
+    def _check(self) -> None:
+        """Check what bounds and choices do not tell; here: nothing."""
 
 
 def resolved(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:

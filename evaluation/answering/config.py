@@ -11,13 +11,13 @@ from typing import Any
 
 from model.commands.model_options import ModelOptions, SamplingOptions
 from model.commands.options import config_of
-from model.options import check_options, option
+from model.options import Options, option
 
 STATE_ORDERS = ("any", "single")
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionOptions:
+class QuestionOptions(Options):
     """Which questions are answered, and in which order."""
 
     bench_name: str = option("demo", "benchmark: a folder in data/ with a question.jsonl")
@@ -31,13 +31,7 @@ class QuestionOptions:
         None, "I/N: every N-th question from the I-th on; put together by evaluation.merge"
     )
 
-    def __post_init__(self) -> None:
-        """Validate what needs no file.
-
-        Raises:
-            ValueError: naming the option, what was given, what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         if self.shard is not None:
             self.part_of(range(1))
 
@@ -64,7 +58,7 @@ class QuestionOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerOptions:
+class WorkerOptions(Options):
     """Processes that answer side by side."""
 
     num_gpus_total: int = option(
@@ -85,17 +79,9 @@ class WorkerOptions:
         choices=STATE_ORDERS,
     )
 
-    def __post_init__(self) -> None:
-        """Validate the bounds of each option.
-
-        Raises:
-            ValueError: naming the option, what was given, what is allowed.
-        """
-        check_options(self)
-
 
 @dataclass(frozen=True, slots=True)
-class AnswerOptions:
+class AnswerOptions(Options):
     """The answer file, and what is asked for each question."""
 
     model_id: str | None = option(None, "name of the run in answers and tables (default: made up)")
@@ -113,13 +99,7 @@ class AnswerOptions:
         "auto: fastchat's for models it knows, else the tokenizer's; tokenizer; a fastchat name",
     )
 
-    def __post_init__(self) -> None:
-        """Validate what needs no file.
-
-        Raises:
-            ValueError: naming the option, what was given, what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         if self.resume and self.overwrite:
             raise ValueError("resume, overwrite: got both; leave one out")
         if self.model_id is not None and (
@@ -139,11 +119,6 @@ class RunConfig:
     workers: WorkerOptions = field(default_factory=WorkerOptions)
 
     def __post_init__(self) -> None:
-        """Validate what goes together.
-
-        Raises:
-            ValueError: naming the options, what was given, what is allowed.
-        """
         num_total, num_per_model = self.workers.num_gpus_total, self.model.num_gpus_per_model
         if num_total % num_per_model:
             raise ValueError(

@@ -13,13 +13,13 @@ import torch
 from evaluation.answers.row import Turn
 from model.engine.target import TargetModel
 from model.methods.sps.draft_model import load_draft_model
-from model.options import check_options, option
+from model.options import Options, option
 
 GENERATE, LOOKUP, ASSISTED = "generate", "generate-pld", "generate-assisted"
 
 
 @dataclass(frozen=True, slots=True)
-class RefereeConfig:
+class RefereeConfig(Options):
     """Options of `generate` beyond greedy decoding.
 
     Raises:
@@ -28,9 +28,6 @@ class RefereeConfig:
 
     prompt_lookup_num_tokens: int | None = option(None, "tokens of a prompt lookup", least=1)
     draft_model: str | None = option(None, "folder or hub name of the assistant")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..options import DTYPES, check_options, option
+from ..options import DTYPES, Options, option
 from .known_models import KNOWN_MODELS, resolve_model
 from .options import CHECKOUT
 
@@ -17,7 +17,7 @@ GRAPHS = ("auto", "off")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOptions:
+class ModelOptions(Options):
     """The target model, and where and how it runs."""
 
     model_path: str = option(
@@ -50,13 +50,7 @@ class ModelOptions:
         False, "read weights from pickles too; code that these name is not run"
     )
 
-    def __post_init__(self) -> None:
-        """Validate as far as possible without files and devices.
-
-        Raises:
-            ValueError: naming the option, what was given, what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         if self.model_path is None:  # the default if there is no demo model
             raise ValueError(f"model_path: got none; give --model-path, {MODEL_PATHS}")
         # Sidecars and file names then say which folder a short name stands for.
@@ -72,7 +66,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOptions:
+class SamplingOptions(Options):
     """How tokens are chosen, and how many; names are Spec-Bench's where it has the option."""
 
     max_new_tokens: int = option(
@@ -83,13 +77,7 @@ class SamplingOptions:
     top_p: float = option(1.0, "sample from the likeliest tokens with this total probability")
     seed: int = option(0, "seed of sampling; choice i, in a chat turn i, uses SEED + i", least=0)
 
-    def __post_init__(self) -> None:
-        """Validate the numbers, and options that need sampling.
-
-        Raises:
-            ValueError: naming the option, what was given, what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         if self.seed >= 2**63:
             raise ValueError(f"seed: got {self.seed}; allowed: less than 2**63")
         if not 0 <= self.temperature < float("inf"):

@@ -32,7 +32,7 @@ from ...engine.hidden import FINAL
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...machine.transfer import uploaded
-from ...options import check_options, option
+from ...options import Options, option
 from ..growth.head_files import required
 from .checkpoint import build_network, open_checkpoint, write_checkpoint
 from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
@@ -50,37 +50,21 @@ MAX_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True)
-class EagleConfig:
+class EagleConfig(Options):
     """Options of EAGLE."""
 
     heads: str | None = option(None, HEADS)
     num_nodes: int = option(len(PATHS), NODES, least=1, most=len(PATHS))
 
-    def __post_init__(self) -> None:
-        """Validate as far as possible without files.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Eagle2Config:
+class Eagle2Config(Options):
     """Options of EAGLE-2."""
 
     heads: str | None = option(None, HEADS)
     num_nodes: int = option(59, NODES, least=1, most=MAX_DRAFT)
     depth: int = option(6, DEPTH, least=1, most=MAX_DEPTH)
     width: int = option(10, WIDTH, least=1, most=MAX_DRAFT)
-
-    def __post_init__(self) -> None:
-        """Validate as far as possible without files.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
-from ...options import STARTS, check_options, option
+from ...options import STARTS, Options, option
 from ..growth.memory import MAX_BYTES, check_topk
 from .earlier_text import EarlierText
 from .spine_tree import Limits, SpineTree
@@ -38,7 +38,7 @@ SMOOTHING = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class GooseConfig:
+class GooseConfig(Options):
     """Options of Goose."""
 
     num_nodes: int = option(
@@ -57,14 +57,6 @@ class GooseConfig:
     start: str = option(
         "cold", "cold: rows are cleared before each question; hot: they live on", choices=STARTS
     )
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
 
 
 class GooseDrafter(Drafter):

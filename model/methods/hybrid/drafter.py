@@ -30,7 +30,7 @@ from ...engine.drafter import VerifiedStep
 from ...engine.read_out import state_sketch
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
-from ...options import STARTS, budget_option, check_options, option
+from ...options import STARTS, Options, budget_option, option
 from ..growth.memory import check_size, check_topk, wrong_tensors
 from .candidate_pool import CandidatePool, library_of_pool
 from .row_tables import LONGEST_KEY
@@ -39,7 +39,7 @@ MAX_DEPTH = 24
 
 
 @dataclass(frozen=True, slots=True)
-class HybridConfig:
+class HybridConfig(Options):
     """Options of the hybrid."""
 
     num_nodes: int = option(
@@ -65,13 +65,7 @@ class HybridConfig:
         derived=lambda given: None if given["budget"] == "auto" else True,
     )
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         check_size("table_bits, output_id_topk", 2**self.table_bits, self.output_id_topk)
         library_of_pool()  # fail before any weights load if it cannot be built
 

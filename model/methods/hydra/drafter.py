@@ -27,7 +27,7 @@ from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...machine.transfer import uploaded
-from ...options import check_options, option
+from ...options import Options, option
 from ..growth.decoder_layer import LayerShape, Rows
 from ..growth.head_files import called, heads_option, required
 from ..growth.tree_choices import NUM_NODES, NUM_RANKS, tree_of
@@ -36,19 +36,11 @@ from .heads import HydraHeads, HydraShape, read_hydra, write_hydra
 
 
 @dataclass(frozen=True, slots=True)
-class HydraConfig:
+class HydraConfig(Options):
     """Options of Hydra."""
 
     heads: str | None = heads_option("hydra_lm_head")
     num_nodes: int = option(NUM_NODES, "drafted nodes of a tree", least=1, most=NUM_NODES)
-
-    def __post_init__(self) -> None:
-        """Validate as far as possible without files.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
 
 
 class HydraDrafter(Drafter):

@@ -24,7 +24,7 @@ from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
-from ...options import check_options, option
+from ...options import Options, option
 from .ngram_pool import NgramPool
 
 # Longest branch by the rank of its first token among the last logits, 0 for the likeliest: up to rank 8
@@ -34,7 +34,7 @@ LAST_LENGTH = 1
 
 
 @dataclass(frozen=True, slots=True)
-class LogitSpecConfig:
+class LogitSpecConfig(Options):
     """Options of LogitSpec."""
 
     num_nodes: int = option(63, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
@@ -45,14 +45,6 @@ class LogitSpecConfig:
     harvest_prompt: bool = option(
         True, "compute the prompt's logits, so that the first draft has likely tokens too"
     )
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
 
 
 class LogitSpecDrafter(Drafter):

@@ -25,7 +25,7 @@ from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree
-from ...options import budget_option, check_options, option
+from ...options import Options, budget_option, option
 from ..growth.backoff import Backoff
 
 # For the automatic budget: the initial mean of accepted drafted tokens per step, and the steps it averages over.
@@ -33,7 +33,7 @@ FIRST_GAIN, MEMORY = 1.0, 32
 
 
 @dataclass(frozen=True, slots=True)
-class LookaheadConfig:
+class LookaheadConfig(Options):
     """Options of lookahead decoding."""
 
     level: int = option(5, "length N of the n-grams", least=2)
@@ -41,13 +41,7 @@ class LookaheadConfig:
     guess: int = option(7, "n-grams G verified in a step, and kept for each token", least=1)
     budget: str = budget_option("fixed")
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         if self.num_drafted > MAX_DRAFT:
             raise ValueError(
                 f"level, window, guess: got {self.level}, {self.window}, {self.guess}, a draft of "

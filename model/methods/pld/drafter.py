@@ -20,7 +20,7 @@ from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree
-from ...options import budget_option, check_options, option
+from ...options import Options, budget_option, option
 from ..growth.chain_acceptance import ChainAcceptance
 
 # A rate is kept for every length of a match and every place in the chain.
@@ -28,7 +28,7 @@ MAX_NGRAM_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class PldConfig:
+class PldConfig(Options):
     """Options of prompt lookup."""
 
     max_ngram_size: int = option(3, "longest suffix n-gram looked up", least=1, most=MAX_NGRAM_SIZE)
@@ -37,14 +37,6 @@ class PldConfig:
         "first", "which earlier occurrence to continue", choices=("first", "latest")
     )
     budget: str = budget_option("fixed")
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
 
 
 class PldDrafter(CostAwareDrafter):

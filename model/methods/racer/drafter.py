@@ -24,7 +24,7 @@ from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
-from ...options import STARTS, check_options, option
+from ...options import STARTS, Options, option
 from ..growth.memory import check_size, wrong_tensors
 from .automaton import Automaton
 from .copied_rows import CopiedRows
@@ -34,7 +34,7 @@ ROWS = "adjacency"
 
 
 @dataclass(frozen=True, slots=True)
-class RacerConfig:
+class RacerConfig(Options):
     """Options of RACER."""
 
     num_nodes: int = option(63, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
@@ -51,13 +51,7 @@ class RacerConfig:
         choices=STARTS,
     )
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         if self.max_nodes <= self.ngram:
             raise ValueError(
                 f"max_nodes: got {self.max_nodes} with n-grams of {self.ngram} tokens; allowed: "

@@ -30,7 +30,7 @@ from ...engine.budget import DraftBudget
 from ...engine.drafter import Quirks, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
-from ...options import STARTS, check_options, option
+from ...options import STARTS, Options, option
 from ..growth.memory import check_topk, wrong_tensors
 from ..growth.tree_template import TreeTemplate
 from .adjacency import AdjacencyMatrix, DeviceTemplate
@@ -42,7 +42,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class RecyclingConfig:
+class RecyclingConfig(Options):
     """Options of Token Recycling.
 
     `policy="original"` reproduces the published code: the prompt is not harvested, rows are written
@@ -75,13 +75,7 @@ class RecyclingConfig:
         ),
     )
 
-    def __post_init__(self) -> None:
-        """Validate, the tree template included.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         if self.policy == "original" and self.harvest_prompt:
             raise ValueError(
                 "harvest_prompt: got yes with policy original, which never harvests; leave one out"

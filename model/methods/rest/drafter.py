@@ -20,7 +20,7 @@ import torch
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter
 from ...engine.tree import DraftTree
-from ...options import check_options, option
+from ...options import Options, option
 from .datastore import BUILD, Datastore
 from .prefix_counts import Path, chain, cut, most_frequent
 
@@ -29,7 +29,7 @@ MAX_SPAN, MAX_MATCHES = 1024, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class RestConfig:
+class RestConfig(Options):
     """Options of REST."""
 
     datastore: str | None = option(None, "file of scripts.build_datastore (required)")
@@ -52,13 +52,7 @@ class RestConfig:
         choices=("published", "none"),
     )
 
-    def __post_init__(self) -> None:
-        """Validate as far as possible without files.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         if self.min_token_span > self.max_token_span:
             raise ValueError(
                 f"min_token_span: got {self.min_token_span}; allowed: at most {self.max_token_span}, "

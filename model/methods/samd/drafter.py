@@ -28,7 +28,7 @@ from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
-from ...options import STARTS, budget_option, check_options, option
+from ...options import STARTS, Options, budget_option, option
 from ..growth.chain_acceptance import ChainAcceptance
 from ..registry import drafter_class
 from .static_automaton import Follower, StaticAutomaton
@@ -41,7 +41,7 @@ FALLBACK_OPTIONS = ("output_id_topk", "tree_version", "start", "policy")
 
 
 @dataclass(frozen=True, slots=True)
-class SamdConfig:
+class SamdConfig(Options):
     """Options of SAMD; the fallback's own, left at None, take its defaults."""
 
     fallback: str = option(
@@ -80,13 +80,7 @@ class SamdConfig:
     )
     budget: str = budget_option("fixed")
 
-    def __post_init__(self) -> None:
-        """Validate, the fallback's options included.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         if self.bias is not None and self.automaton is None:
             raise ValueError(f"bias: got {self.bias} without an automaton; leave it out")
         if self.fallback != "none":

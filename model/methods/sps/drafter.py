@@ -32,7 +32,7 @@ from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree, TreeTopology
 from ...machine.transfer import uploaded
-from ...options import DTYPES, budget_option, check_options, option
+from ...options import DTYPES, Options, budget_option, option
 from ..growth.backoff import Backoff
 from ..growth.chain_acceptance import ChainAcceptance
 from .draft_model import check_draft_model, load_draft_model
@@ -44,7 +44,7 @@ MOST_UNREAD = 2
 
 
 @dataclass(frozen=True, slots=True)
-class SpsConfig:
+class SpsConfig(Options):
     """Options of speculative sampling."""
 
     draft_model: str | None = option(None, "folder or hub name of the draft model (required)")
@@ -55,14 +55,6 @@ class SpsConfig:
         "auto", "of the draft model; auto: float32 on CPU, float16 elsewhere", choices=DTYPES
     )
     budget: str = budget_option("fixed")
-
-    def __post_init__(self) -> None:
-        """Validate as far as possible without files.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
 
 
 class SpsDrafter(CostAwareDrafter):

@@ -25,7 +25,7 @@ import torch
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
-from ...options import STARTS, check_options, option
+from ...options import STARTS, Options, option
 from ..growth.memory import wrong_tensors
 from .continuation import Continuation, Grow, likeliest_path, likeliest_tree
 from .suffix_tree import Place, SuffixTree
@@ -41,7 +41,7 @@ NODE_BYTES, TOKEN_BYTES = 265, 340
 
 
 @dataclass(frozen=True, slots=True)
-class SuffixConfig:
+class SuffixConfig(Options):
     """Options of SuffixDecoding."""
 
     num_nodes: int = option(64, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
@@ -65,13 +65,7 @@ class SuffixConfig:
         "hot", "hot: answers are kept across questions; cold: cleared before each", choices=STARTS
     )
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        check_options(self)
+    def _check(self) -> None:
         for name in ("max_spec_factor", "max_spec_offset", "min_token_prob"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed: a finite number")

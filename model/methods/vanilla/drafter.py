@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from ...engine.budget import DraftBudget
 from ...engine.drafter import Drafter
 from ...engine.tree import DraftTree
+from ...options import Options
 
 
 @dataclass(frozen=True, slots=True)
-class VanillaConfig:
+class VanillaConfig(Options):
     """Vanilla has no options."""
 
 
