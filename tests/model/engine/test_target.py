@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 import model.engine.target
+from model.engine import arithmetic
 from model.engine.loop import generate
 from model.engine.self_test import plain_logits, self_test
 from model.engine.support import ATTENTION
@@ -167,28 +167,47 @@ def test_a_draft_that_reaches_over_a_step_of_scaling_is_a_chain() -> None:
     assert (error > 1e-2) == target.chain_only_at(base=29, num_nodes=3), f"error {error:.1e}"
 
 
-def test_measurements_of_one_model_do_not_wait_for_each_other() -> None:
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("attention", "attention"),
+        ("linear_kernels", "linear_kernels"),
+        ("norms", "fused_norms"),
+    ],
+)
+def test_measurements_of_one_model_do_not_wait_for_each_other(
+    name: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = known("Llama, grouped heads").build()
     one, other = TargetModel(network), TargetModel(network)
-    is_held = threading.Event()
+    choose = getattr(arithmetic, function)
+    is_held, is_choosing = threading.Event(), threading.Event()
+    found: dict[TargetModel, Any] = {}
+
+    def choosing(*given: object) -> Any:
+        """Choose; the first to do so is `other`, while `one` holds the model's lock."""
+        is_choosing.set()
+        return choose(*given)
 
     def look_within_a_pass() -> None:
         with one.lock:
             is_held.set()
-            time.sleep(0.2)  # for the other to begin
-            assert one.attention
+            is_choosing.wait()
+            found[one] = getattr(one, name)
 
     def look() -> None:
         is_held.wait()
-        assert other.attention
+        found[other] = getattr(other, name)
 
+    monkeypatch.setattr(arithmetic, function, choosing)
     threads = [threading.Thread(target=work, daemon=True) for work in (look_within_a_pass, look)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
-        assert not thread.is_alive()
-    assert one.attention is one.attention
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "the two wait for each other"
+    assert {target: getattr(target, name) for target in (one, other)} == found, "chosen again"
+    assert type(found[one]) is type(found[other])
 
 
 def test_a_cache_class_that_is_made_in_a_way_of_its_own_is_refused_in_one_line(
