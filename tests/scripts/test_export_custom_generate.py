@@ -79,7 +79,7 @@ def test_a_model_folder_with_it_generates_by_itself(tmp_path: Path) -> None:
     text = tokenizer.decode(plain.generate(**inputs, max_new_tokens=30)[0])
     stop = text[-12:-8]
     options = {"max_new_tokens": 30, "stop_strings": [stop], "tokenizer": tokenizer}
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=10)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=120)
     found = model.generate(**inputs, **options, streamer=streamer)
     assert torch.equal(found, plain.generate(**inputs, **options))
     assert model.__dict__["_speculative"].steps[-1].stop_reason == "criteria"

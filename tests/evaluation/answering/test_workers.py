@@ -26,18 +26,23 @@ from evaluation.answering.workers import Worker, answer_by_workers, cluster
 
 STEPS = ("token_ids", "accept_lengths", "draft_tokens", "turns")
 OVER = "poison"
+PATIENCE = 600.0  # seconds; only a hang takes that long
 
 
-def light_worker(question_seconds: float) -> type:
-    """Return a worker without a model, which dies over one question and takes its time for others.
+def light_worker(begin: Path) -> type:
+    """Return a worker without a model, which dies over one question.
 
     Made here, so that Ray sends its code and no process imports torch.
+
+    Args:
+        begin: a file; a worker answers one question, and others once the file is there.
     """
     poison = OVER
 
     class Light:
         def __init__(self, number: int) -> None:
             self._number = number
+            self._is_first = True
 
         def load(self, *_: object) -> SimpleNamespace:
             return SimpleNamespace(mistake=None, notes=[])
@@ -45,7 +50,9 @@ def light_worker(question_seconds: float) -> type:
         def answer(self, question: Any, _: object) -> SimpleNamespace:
             if question.turns[0] == poison:
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(question_seconds)
+            while not (self._is_first or begin.exists()):
+                time.sleep(0.01)
+            self._is_first = False
             row = {"question_id": question.question_id, "pid": os.getpid(), "worker": self._number}
             return SimpleNamespace(row=SimpleNamespace(values=row), memory={})
 
@@ -79,10 +86,11 @@ def test_a_worker_on_a_gpu_loads_its_model_with_cudnn_attention_off(
 
 
 def test_a_worker_killed_under_load_is_replaced_and_a_question_that_kills_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(workers, "Worker", light_worker(question_seconds=0.05))
+    begin = tmp_path / "begin"
+    monkeypatch.setattr(workers, "Worker", light_worker(begin))
     questions = [Question(number, "qa", ("hm",)) for number in range(30)]
     questions[3] = Question(3, "qa", (OVER,))
     rows, killed = [], None
@@ -93,7 +101,8 @@ def test_a_worker_killed_under_load_is_replaced_and_a_question_that_kills_is_giv
             rows.append(row)
             if killed is None and "error" not in row:
                 killed = row["worker"]
-                os.kill(row["pid"], signal.SIGKILL)  # it is at its next question by now
+                os.kill(row["pid"], signal.SIGKILL)  # before it answers another question
+                begin.touch()
     assert sorted(row["question_id"] for row in rows) == list(range(30)), "lost or doubled"
     failed = [row for row in rows if "error" in row]
     assert [row["question_id"] for row in failed] == [3]
@@ -129,6 +138,8 @@ def test_a_forced_order_gives_the_steps_of_one_run_though_its_worker_is_killed(
 
     class Telling(Worker):
         def answer(self, *given: Any) -> Any:
+            if (self._number, self._num_seen) == (1, 3):
+                time.sleep(PATIENCE)  # until it is killed
             done = super().answer(*given)
             return done._replace(row=done.row.plus(pid=os.getpid()))
 

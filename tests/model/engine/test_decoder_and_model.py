@@ -107,11 +107,13 @@ def test_a_decoder_may_be_made_while_another_decodes(
     with ThreadPoolExecutor(1) as pool:
         making = pool.submit(make)
         texts = []
-        for _ in range(10):
-            decoder.reset()
-            steps = decoder.steps(prompt, max_new_tokens=12)
-            texts.append([token for step in steps for token in step.tokens])
-        is_done.set()
+        try:
+            for _ in range(10):
+                decoder.reset()
+                steps = decoder.steps(prompt, max_new_tokens=12)
+                texts.append([token for step in steps for token in step.tokens])
+        finally:
+            is_done.set()  # or the pool waits for ever
         making.result()
     assert texts == [expected] * 10
     assert caplog.text == "", "the kernels of one are no setting of the other"

@@ -6,7 +6,7 @@ Run: pytest tests/model/engine/test_self_test.py
 from __future__ import annotations
 
 import logging
-import time
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MethodType
@@ -385,17 +385,22 @@ def test_kernels_stay_where_drafts_fail_without_them_too(
 
 def test_a_slow_self_test_says_so_and_a_fast_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*arguments: object) -> Comparison:
-        time.sleep(0.05)
+        assert is_said.wait(timeout=60.0), "nothing was said"
         return original(*arguments)
 
+    def say(text: str) -> None:
+        said.append(text)
+        is_said.set()
+
     original = module.compare
-    monkeypatch.setattr(module, "SLOW_SECONDS", 60.0)
+    monkeypatch.setattr(module, "SLOW_SECONDS", 3600.0)
     said: list[str] = []
-    self_test(fresh(), say=said.append)
+    is_said = threading.Event()
+    self_test(fresh(), say=say)
     assert not said
     monkeypatch.setattr(module, "SLOW_SECONDS", 0.01)
     monkeypatch.setattr(module, "compare", slow)
-    self_test(fresh(), say=said.append)
+    self_test(fresh(), say=say)
     assert said == [
         "model type llama: comparing drafts with plain forward passes, once a model; slow on a busy machine"
     ]

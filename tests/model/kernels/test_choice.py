@@ -5,8 +5,8 @@ Run: pytest tests/model/kernels/test_choice.py
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from model.kernels.choice import KEYS, ROWS, Attend, LayerHeads, bucket, measure
 from model.kernels.folded import folded_products, folded_sdpa
 from model.kernels.measured_attention import FOLDED, choice_on_gpu
 from model.kernels.registered import USUAL
+from model.machine import timing
 from tests.model.decoded import known, random_ids
 
 HEADS = LayerHeads(num_heads=4, num_key_heads=2, key_size=8, value_size=8)
@@ -81,11 +82,14 @@ def test_ties_go_to_the_usual_one(
     assert found == ((expected,) * len(KEYS),) * len(ROWS)
 
 
-def test_time_is_that_of_the_clock_with_the_device_idle() -> None:
+def test_time_is_that_of_the_clock_with_the_device_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
+    now = 0.0
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now))
 
     def slow(*given: Any) -> torch.Tensor:
-        time.sleep(0.01)
+        nonlocal now
+        now += 0.01
         return folded_sdpa(*given)
 
     found = choose({USUAL: slow, "folded": folded_sdpa}, synchronize=lambda: waits.append(0))

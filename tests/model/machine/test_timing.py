@@ -5,7 +5,6 @@ Run: pytest tests/model/machine/test_timing.py
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import pytest
@@ -18,9 +17,10 @@ class Clock:
     """A clock that moves only when told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        self.now = self.ran = 0.0
         self.calls: list[float] = []
         monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(timing.time, "thread_time", lambda: self.ran)
 
     def take(self, seconds: float) -> None:
         """Let time pass."""
@@ -36,13 +36,15 @@ def test_a_call_is_timed_from_an_idle_device_to_an_idle_device(
     assert seconds_of(partial(clock.take, 1.0), lambda: clock.take(waits.pop(0))) == 4.0
 
 
-def test_time_in_which_the_thread_could_not_run_is_lost() -> None:
+def test_time_in_which_the_thread_could_not_run_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lost_share(Clocks(1.0, 5.0), Clocks(3.0, 6.5)) == 0.25
     assert lost_share(Clocks(1.0, 5.0), Clocks(3.0, 7.5)) == 0.0, "clocks of unlike grain"
     assert lost_share(Clocks(1.0, 5.0), Clocks(1.0, 5.0)) == 0.0
+    clock = Clock(monkeypatch)
     since = clocks()
-    time.sleep(0.05)
-    assert lost_share(since, clocks()) > 0.3
+    clock.take(4.0)
+    clock.ran += 1.0
+    assert lost_share(since, clocks()) == 0.75
 
 
 def test_spread_is_relative_to_the_median() -> None:
