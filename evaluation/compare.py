@@ -4,6 +4,8 @@ Times are then ratios within the run, whatever the machine does meanwhile. The b
 answers twice: what its two entrants differ by, the run cannot tell apart. Each method writes the answer
 file that its inference command would write; evaluation.leaderboard makes the tables.
 
+Several benchmarks are answered one after the other.
+
 Run:
     python -m evaluation.compare --methods vanilla recycling-auto hybrid --max-new-tokens 128
 """
@@ -16,19 +18,23 @@ from collections.abc import Sequence
 from evaluation.answering.config import AnswerOptions, QuestionOptions, RunConfig
 from evaluation.answering.entrants import entrants_of
 from evaluation.answering.interleaved import Place, compare
+from evaluation.questions.questions import question_file_of
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.model_options import ModelOptions, SamplingOptions
 from model.commands.options import add_options
 
 DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld-auto", "hybrid")
 # Questions and answer files: as of an inference command, but for what is one method's own.
-QUESTIONS = ("bench_name", "question_file", "question_begin", "question_end", "shuffle", "shard")
+QUESTIONS = (
+    *("question_file", "question_begin", "question_end", "num_questions", "shuffle", "shard"),
+)
 ANSWERS = ("overwrite", "num_choices", "warmup", "conv_template")
 EXAMPLES = """\
 examples:
   python -m evaluation.compare --max-new-tokens 128
   python -m evaluation.compare --methods vanilla "recycling --tree-version 2.2.2" hybrid generate \\
       --max-new-tokens 128 --runs 3 --out answers
+  python -m evaluation.compare --bench-name spec_bench mbpp --num-questions 60 --max-new-tokens 128
   python -m evaluation.leaderboard answers
 """
 
@@ -61,7 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--out",
         metavar="DIR",
-        help="folder of the answer files (default: data/BENCH/model_answer)",
+        help="folder of the answer files, with a folder for each of several benchmarks (default: "
+        "data/BENCH/model_answer)",
     )
     group.add_argument(
         "--model-id",
@@ -69,7 +76,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="what the names of the answer files begin with (default: the model's name)",
     )
     add_options(parser.add_argument_group("model"), ModelOptions)
-    add_options(parser.add_argument_group("questions"), QuestionOptions, QUESTIONS)
+    questions = parser.add_argument_group("questions")
+    default = QuestionOptions().bench_name
+    questions.add_argument(
+        "--bench-name",
+        nargs="+",
+        default=[default],
+        metavar="NAME",
+        help=f"benchmarks: folders in data/ with a question.jsonl (default: {default})",
+    )
+    add_options(questions, QuestionOptions, QUESTIONS)
     add_options(parser.add_argument_group("sampling"), SamplingOptions)
     add_options(parser.add_argument_group("answers"), AnswerOptions, ANSWERS)
     return parser
@@ -85,15 +101,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         UserError: if something given cannot be used.
     """
     given = vars(build_parser().parse_args(argv))
-    place = Place(given.pop("out"), given.pop("model_id"))
+    out, name = given.pop("out"), given.pop("model_id")
     methods, draft_model, num_runs = (given.pop(key) for key in ("methods", "draft_model", "runs"))
     if num_runs < 1:
         raise UserError(f"runs: got {num_runs}; allowed: 1 or more")
+    benches = given.pop("bench_name")
     with user_errors():
-        run = RunConfig.of(given)
-        AnswerOptions(model_id=place.name)
-    entrants = entrants_of(methods, run.model.model_path, draft_model)
-    return compare(entrants, run, place, num_runs)
+        runs = {bench: RunConfig.of(given | {"bench_name": bench}) for bench in benches}
+        AnswerOptions(model_id=name)
+    _check_benches(benches, given.get("question_file"))
+    entrants = entrants_of(methods, runs[benches[0]].model.model_path, draft_model)
+    is_one = len(benches) == 1
+    codes = []
+    for bench, run in runs.items():
+        place = Place(out if is_one or not out else f"{out}/{bench}", name)
+        codes.append(compare(entrants, run, place, num_runs))
+    return max(codes)
+
+
+def _check_benches(benches: Sequence[str], question_file: str | None) -> None:
+    """Refuse benchmarks that cannot be answered, before the first of them is.
+
+    Raises:
+        UserError: if one is not there or is there twice, or a question file stands for several.
+    """
+    given = " ".join(benches)
+    if len(set(benches)) < len(benches):
+        raise UserError(f"bench_name: got {given}; allowed: each once")
+    if question_file and len(benches) > 1:
+        raise UserError(f"question_file: got it with --bench-name {given}; leave one of them out")
+    for bench in benches:
+        question_file_of(bench, question_file)
 
 
 if __name__ == "__main__":

@@ -64,8 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     method = find_method(options.method)
     run, config, matrix = cli.parse(method, rest)
     _check(options.shuffles, run, config, matrix)
-    file = question_file_of(run.questions.bench_name, run.questions.question_file)
-    questions = load_questions(file, run.questions.question_begin, run.questions.question_end)
+    asked = run.questions
+    file = question_file_of(asked.bench_name, asked.question_file)
+    questions = load_questions(file, asked.question_begin, asked.question_end, asked.num_questions)
     answerer, setup = load(method, run, config, matrix.load)
     figures = state_figures(
         rows := answer_states(answerer, setup, states_of(questions, options.shuffles))

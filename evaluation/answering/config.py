@@ -24,6 +24,9 @@ class QuestionOptions(Options):
     question_file: str | None = option(None, "JSONL file of questions, instead of --bench-name's")
     question_begin: int | None = option(None, "index of the first question")
     question_end: int | None = option(None, "index after the last question")
+    num_questions: int | None = option(
+        None, "as many questions, evenly spread over the file (default: all)", least=1
+    )
     shuffle: int | None = option(
         None, "seed of another order of the questions: what a matrix saw before counts", least=0
     )

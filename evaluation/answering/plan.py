@@ -109,10 +109,11 @@ def check_asked(run: RunConfig) -> Asked:
         UserError: if something given cannot be used.
     """
     question_file = question_file_of(run.questions.bench_name, run.questions.question_file)
+    asked = run.questions
     selected = load_questions(
-        question_file, run.questions.question_begin, run.questions.question_end
+        question_file, asked.question_begin, asked.question_end, asked.num_questions
     )
-    questions = run.questions.part_of(run.questions.in_order(selected))
+    questions = asked.part_of(asked.in_order(selected))
     if not questions:
         raise UserError(
             f"shard: got {run.questions.shard}, which has none of the questions; give fewer shards"

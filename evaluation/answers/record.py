@@ -93,6 +93,7 @@ CONDITIONS: tuple[Condition, ...] = (
     # Parts of a benchmark are not runs of the whole; but one file may be filled in several commands.
     Condition("question_begin", Use.RECORDED | Use.OPTION),
     Condition("question_end", Use.RECORDED | Use.OPTION),
+    Condition("num_questions", _OPTION | Use.OPTION, default=None),
     Condition("shard", Use.RESUMED | Use.OPTION),
     Condition("state_order", Use.RESUMED),
     Condition("seed", _OPTION),

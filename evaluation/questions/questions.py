@@ -45,8 +45,25 @@ def question_file_of(bench_name: str, given: str | None = None) -> Path:
     raise UserError(f"question file {file} is not there; {advice}")
 
 
-def load_questions(file: Path, begin: int | None = None, end: int | None = None) -> list[Question]:
-    """Load the questions `begin` to `end` (Python's slice; None: all).
+def spread(questions: list[Question], count: int | None) -> list[Question]:
+    """Return `count` questions evenly spread over a list, so that every category has its share; None: all."""
+    if count is None or count >= len(questions):
+        return questions
+    return [
+        questions[round(index * (len(questions) - 1) / max(1, count - 1))] for index in range(count)
+    ]
+
+
+def load_questions(
+    file: Path, begin: int | None = None, end: int | None = None, count: int | None = None
+) -> list[Question]:
+    """Load questions.
+
+    Args:
+        file: JSONL in Spec-Bench's format.
+        begin: index of the first question; None: the file's first.
+        end: index after the last question; None: the file's end.
+        count: as many of these, evenly spread; None: all.
 
     Raises:
         UserError: naming file and line of the first mistake, or an empty selection.
@@ -74,7 +91,7 @@ def load_questions(file: Path, begin: int | None = None, end: int | None = None)
         raise UserError(
             f"question_begin {begin}, question_end {end}: select none of the {len(questions)} questions of {file}"
         )
-    return selected
+    return spread(selected, count)
 
 
 def _parse(line: str, where: str) -> Question:

@@ -102,6 +102,7 @@ OPTION_WORDS = {
     "num_draft_tokens": "{} tokens of the draft model a step",
     "num_nodes": "at most {} drafted tokens a step",
     "num_pred_tokens": "chains of at most {} tokens",
+    "num_questions": "{} questions, evenly spread",
     "output_id_topk": "{} successors kept for each token",
     "policy": "write-back {}",
     "prompt_lookup_num_tokens": "chains of at most {} tokens",

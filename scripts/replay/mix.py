@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evaluation.answering.config import QuestionOptions
-from evaluation.questions.questions import Question, load_questions, question_file_of
+from evaluation.questions.questions import Question, load_questions, question_file_of, spread
 from model.commands.command_line import UserError
-from scripts.benchmark.command import spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,8 @@ def asked_questions(args: argparse.Namespace) -> list[Question]:
         UserError: if there is no such file, or `--mix` is not alone.
     """
     if not args.mix:
-        questions = load_questions(question_file_of(args.bench_name, args.question_file))
-        return spread(questions, args.num_questions or len(questions))
+        file = question_file_of(args.bench_name, args.question_file)
+        return load_questions(file, count=args.num_questions)
     usual = {
         "bench_name": QuestionOptions().bench_name,
         "question_file": None,

@@ -44,6 +44,7 @@ CHANGED: dict[str, Any] = dict(
     bench_name="mbpp",
     question_file="q.jsonl",
     question_begin=3,
+    num_questions=5,
     question_end=9,
     shuffle=5,
     answer_file="a.jsonl",

@@ -19,6 +19,8 @@ from evaluation.answering.entrants import entrants_of
 from evaluation.answering.interleaved import in_turn
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
+from evaluation.questions import questions
+from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError
 from model.commands.model_options import DEMO_MODEL
 from tests.evaluation.conftest import QUESTIONS, figures, read_meta, read_rows, run, write_rows
@@ -169,6 +171,24 @@ def test_runs_begin_anew_each_time(
     assert ended == {entrant: read_meta(file)["end_time"] for entrant, file in first.items()}
 
 
+def test_several_benchmarks_have_a_folder_each(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (DATA_FOLDER / "demo" / "question.jsonl").read_text(encoding="utf-8").splitlines()
+    for bench, count in (("one", 5), ("two", 9)):
+        folder = tmp_path / "data" / bench
+        folder.mkdir(parents=True)
+        (folder / "question.jsonl").write_text("\n".join(lines[:count]), encoding="utf-8")
+    monkeypatch.setattr(questions, "DATA_FOLDER", tmp_path / "data")
+    asked = ["--bench-name", "one", "two", "--num-questions", "3", "--question-end", "9"]
+    assert compare.main([*options, *asked, "--methods", "vanilla", "--out", str(tmp_path)]) == 0
+    for bench, ids in (("one", [1, 3, 5]), ("two", [1, 5, 9])):
+        (file,) = tmp_path.glob(f"{bench}/tiny-vanilla-float32*.jsonl")
+        assert [row["question_id"] for row in read_rows(file)] == ids
+        meta = read_meta(file)
+        assert (meta["bench_name"], meta["num_questions"]) == (bench, 3)
+
+
 def test_threads_of_earlier_answers_are_kept(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +287,13 @@ def test_words_become_options() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
+        (("--num-questions", "0"), "num_questions: got 0; allowed: 1 or more"),
+        (("--bench-name", "demo", "demo"), "bench_name: got demo demo; allowed: each once"),
+        (("--bench-name", "demo", "nosuch"), "nosuch/question.jsonl is not there"),
+        (
+            ("--bench-name", "demo", "mbpp", "--question-file", "x"),
+            "question_file: got it with --bench-name demo mbpp",
+        ),
         (("--runs", "0"), "runs: got 0; allowed: 1 or more"),
         (("--temperature", "0.5", "--methods", "vanilla", "generate"), "generate, which is greedy"),
         (("--model-id", "a/b"), "model_id: got 'a/b'"),

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +27,6 @@ from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter, read_memory
 from model.methods.recycling.tree_template import load_template
 from model.methods.registry import drafter_class, find_method
-from scripts.sweep import read_sweep
 
 CASES = int(os.environ.get("FUZZ_CASES", "100"))
 MUTANTS = 9
@@ -89,10 +87,6 @@ CHOICE = {
 }
 ANSWER = {"question_id": 1, "category": "qa", "choices": [CHOICE], "model_id": "m"}
 TEMPLATE = {"paths": [[0], [1], [0, 0]]}
-SWEEP = {
-    **{"out": "o", "models": ["data/demo/model"], "benches": ["demo"], "dtypes": ["float32"]},
-    **{"runs": 1, "options": {"warmup": 1}, "methods": ["vanilla", {"pld": {"max_ngram_size": 2}}]},
-}
 
 
 def is_one_line(read: Callable[[], object]) -> bool:
@@ -192,17 +186,6 @@ def test_matrices(tmp_path: Path, content: bytes, seed: int) -> None:
 
 
 @QUIETLY
-@given(near(SWEEP).map(lambda plan: yaml.safe_dump(plan, allow_unicode=True)), seeds)
-def test_sweep_files(content: str, seed: int) -> None:
-    for mutant in mutants(content.encode(errors="replace"), seed):
-        text = mutant.decode(errors="replace")
-        try:
-            is_one_line(lambda: read_sweep(text, "sweep"))  # noqa: B023
-        except SystemExit as refused:  # argparse says its one line itself
-            assert refused.code == 2
-
-
-@QUIETLY
 @given(st.sampled_from(sorted(PUBLISHED_DIR.glob("*.csv"))), seeds)
 def test_published_tables(tmp_path: Path, changed: Path, seed: int) -> None:
     for file in PUBLISHED_DIR.glob("*.csv"):
@@ -230,6 +213,5 @@ def test_the_cases_are_no_weak_test(tmp_path: Path) -> None:
         assert is_one_line(lambda: read(file)), "the example that is changed must be good"  # noqa: B023
         file.write_text("{")
         assert not is_one_line(lambda: read(file))  # noqa: B023
-    assert is_one_line(lambda: read_sweep(yaml.safe_dump(SWEEP), "sweep"))
     with pytest.raises(RuntimeError):
         is_one_line(lambda: (_ for _ in ()).throw(RuntimeError("a traceback")))

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.questions.questions import Question, load_questions, question_file_of
+from evaluation.questions.questions import (
+    Question,
+    load_questions,
+    question_file_of,
+    spread,
+)
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import write_rows
 
@@ -36,6 +41,13 @@ def test_begin_and_end_select_as_a_python_slice(
 def test_a_selection_of_nothing_is_refused(file: Path, begin: int, end: int | None) -> None:
     with pytest.raises(UserError, match=r"question_(begin|end)"):
         load_questions(file, begin, end)
+
+
+def test_questions_are_spread_over_the_file(file: Path) -> None:
+    questions = [Question(index, "qa", ("?",)) for index in range(100)]
+    assert [question.question_id for question in spread(questions, 3)] == [0, 50, 99]
+    assert spread(questions, 200) == questions == spread(questions, None)
+    assert [question.question_id for question in load_questions(file, 1, 5, 2)] == [1, 4]
 
 
 def test_mistakes_outside_the_selection_are_found_too(file: Path) -> None:
