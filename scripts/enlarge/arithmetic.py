@@ -25,33 +25,28 @@ NOISE_LENGTH = 1_048_573
 class ModelShape:
     """Size of a Llama model.
 
-    Attributes:
-        layers: Number of decoder layers.
-        hidden: Width of the residual stream.
-        heads: Number of query heads.
-        intermediate: Width of the feed-forward part.
-        kv_heads: Number of key-value heads; None means ``heads``.
+    Raises:
+        ValueError: if no Llama has these sizes.
     """
 
     layers: int
-    hidden: int
-    heads: int
-    intermediate: int
-    kv_heads: int | None = None
+    hidden: int  # width of the residual stream
+    heads: int  # query heads
+    intermediate: int  # width of the feed-forward part
+    kv_heads: int | None = None  # None: as many as `heads`
 
     def __post_init__(self) -> None:
-        """Reject sizes that no Llama has."""
         for name in ("layers", "hidden", "heads", "intermediate", "num_kv_heads"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, allowed 1 or more")
+                raise ValueError(f"{name}: got {getattr(self, name)}; allowed: 1 or more")
         if self.hidden % (2 * self.heads) != 0:
             raise ValueError(
-                f"hidden: got {self.hidden}, allowed multiples of 2 x heads ({2 * self.heads}); "
-                "do change --hidden or --heads"
+                f"hidden: got {self.hidden}; allowed: multiples of 2 x heads ({2 * self.heads}); "
+                "change --hidden or --heads"
             )
         if self.heads % self.num_kv_heads != 0:
             raise ValueError(
-                f"kv_heads: got {self.num_kv_heads}, allowed divisors of heads ({self.heads})"
+                f"kv_heads: got {self.num_kv_heads}; allowed: divisors of heads ({self.heads})"
             )
 
     @property
@@ -78,7 +73,7 @@ SHAPES = {
 
 
 def shape_of(config: LlamaConfig) -> ModelShape:
-    """The sizes of a config."""
+    """Return the sizes of a config."""
     return ModelShape(
         config.num_hidden_layers,
         config.hidden_size,
@@ -89,14 +84,10 @@ def shape_of(config: LlamaConfig) -> ModelShape:
 
 
 def scale_config(config: LlamaConfig, shape: ModelShape) -> LlamaConfig:
-    """Make the enlarged model's config.
-
-    Args:
-        config: The small model's config.
-        shape: The new sizes.
+    """Return the enlarged model's config.
 
     Raises:
-        ValueError: The small model is no plain Llama, or the shape cannot hold it.
+        ValueError: if the small model is no plain Llama, or the shape cannot hold it.
     """
     _check_source(config)
     old = shape_of(config)
@@ -119,34 +110,34 @@ def _check_fits(old: ModelShape, new: ModelShape) -> None:
     for name in ("layers", "hidden", "heads", "intermediate"):
         if getattr(new, name) < getattr(old, name):
             raise ValueError(
-                f"{name}: got {getattr(new, name)}, allowed {getattr(old, name)} (the model's "
-                f"own) or more; do raise --{name}"
+                f"{name}: got {getattr(new, name)}; allowed: {getattr(old, name)} (the model's "
+                f"own) or more; raise --{name}"
             )
     if new.head_dim % old.head_dim != 0:
         raise ValueError(
-            f"head size hidden/heads: got {new.head_dim}, allowed multiples of {old.head_dim} (the "
-            "model's own); do change --hidden or --heads"
+            f"head size hidden/heads: got {new.head_dim}; allowed: multiples of {old.head_dim} (the "
+            "model's own); change --hidden or --heads"
         )
     needed = old.num_kv_heads * _kv_copies(old, new)
     if new.num_kv_heads < needed:
         raise ValueError(
-            f"kv_heads: got {new.num_kv_heads}, allowed {needed} or more for this model; "
-            "do raise --kv-heads"
+            f"kv_heads: got {new.num_kv_heads}; allowed: {needed} or more for this model; "
+            "raise --kv-heads"
         )
 
 
 def _check_source(config: LlamaConfig) -> None:
     """Refuse what the mapping does not cover."""
     if config.model_type != "llama":
-        raise ValueError(f"model type: got {config.model_type}, allowed llama")
+        raise ValueError(f"model type: got {config.model_type}; allowed: llama")
     if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        raise ValueError("model: got biases, allowed none in attention and feed-forward")
+        raise ValueError("model: got biases; allowed: none in attention and feed-forward")
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"rope type: got {rope['rope_type']}, allowed default")
+        raise ValueError(f"rope type: got {rope['rope_type']}; allowed: default")
     head_dim = config.hidden_size // config.num_attention_heads
     if (getattr(config, "head_dim", None) or head_dim) != head_dim:
-        raise ValueError(f"head_dim: got {config.head_dim}, allowed hidden / heads ({head_dim})")
+        raise ValueError(f"head_dim: got {config.head_dim}; allowed: hidden / heads ({head_dim})")
 
 
 def _kv_copies(old: ModelShape, new: ModelShape) -> int:
@@ -155,16 +146,15 @@ def _kv_copies(old: ModelShape, new: ModelShape) -> int:
 
 
 class Enlarger:
-    """Makes the tensors of the large model from those of the small one."""
+    """Makes the tensors of the large model from those of the small one.
+
+    Args:
+        old: config of the small model.
+        new: config of the large one, from `scale_config`.
+        dtype: of the tensors made.
+    """
 
     def __init__(self, old: LlamaConfig, new: LlamaConfig, dtype: torch.dtype) -> None:
-        """Prepare the maps.
-
-        Args:
-            old: Config of the small model.
-            new: Config of the large one, from ``scale_config``.
-            dtype: Dtype of the tensors made.
-        """
         self.old, self.new, self.dtype = shape_of(old), shape_of(new), dtype
         self.is_tied = old.tie_word_embeddings
         generator = torch.Generator().manual_seed(0)
@@ -177,22 +167,21 @@ class Enlarger:
         self.rotary = torch.cat((half, half + self.new.head_dim // 2))
 
     def noise(self, *shape: int) -> Tensor:
-        """Random numbers of this shape."""
+        """Return random numbers of this shape."""
         size = torch.Size(shape).numel()
         return self.bank.repeat(-(-size // NOISE_LENGTH))[:size].view(shape)
 
     def zeros(self, *shape: int) -> Tensor:
-        """Zeros of this shape."""
         return torch.zeros(shape, dtype=self.dtype)
 
     def query_head(self, head: int) -> int:
-        """New index of an old query head."""
+        """Return the new index of an old query head."""
         kv_head, member = divmod(head, self.old.group)
         copy, place = divmod(member, self.new.group)
         return (kv_head * self.copies + copy) * self.new.group + place
 
     def query(self, weight: Tensor) -> Tensor:
-        """Query projection: [A0*d0, H0] to [A*d1, H]."""
+        """Enlarge a query projection, [A0*d0, H0] to [A*d1, H]."""
         old, new = self.old, self.new
         result = self.noise(new.heads, new.head_dim, new.hidden)
         for head, block in enumerate(weight.view(old.heads, old.head_dim, old.hidden)):
@@ -202,7 +191,7 @@ class Enlarger:
         return result.view(-1, new.hidden)
 
     def key_or_value(self, weight: Tensor) -> Tensor:
-        """Key or value projection: [K0*d0, H0] to [K*d1, H].
+        """Enlarge a key or value projection, [K0*d0, H0] to [K*d1, H].
 
         Values are placed like keys; they are not rotated, so any place would do.
         """
@@ -215,7 +204,7 @@ class Enlarger:
         return result.view(-1, new.hidden)
 
     def attention_output(self, weight: Tensor) -> Tensor:
-        """Attention's output projection: [H0, A0*d0] to [H, A*d1]."""
+        """Enlarge attention's output projection, [H0, A0*d0] to [H, A*d1]."""
         old, new = self.old, self.new
         result = self.zeros(new.hidden, new.heads, new.head_dim)
         blocks = weight.view(old.hidden, old.heads, old.head_dim).to(self.dtype)
@@ -229,13 +218,13 @@ class Enlarger:
         return base
 
     def norm(self, weight: Tensor) -> Tensor:
-        """RMSNorm weight: [H0] to [H]."""
+        """Enlarge an RMSNorm weight, [H0] to [H]."""
         result = torch.full((self.new.hidden,), self.norm_scale)
         result[: self.old.hidden] = weight.float() * self.norm_scale
         return result.to(self.dtype)
 
     def layer(self, state: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
-        """The tensors of one layer; an old layer enlarged, a new one random with a zero way out."""
+        """Return the tensors of one layer: an old layer enlarged, or a random one with a zero way out."""
         new, prefix = self.new, f"model.layers.{index}."
         small = {
             name.removeprefix(prefix).removesuffix(".weight"): tensor
@@ -258,7 +247,7 @@ class Enlarger:
         return {f"{prefix}{name}.weight": tensor for name, tensor in result.items()}
 
     def silent_layer(self) -> dict[str, Tensor]:
-        """A layer of the small shape that adds nothing to the residual stream."""
+        """Return a layer of the small shape that adds nothing to the residual stream."""
         old = self.old
         query, key = old.heads * old.head_dim, old.num_kv_heads * old.head_dim
         sizes = {"q": query, "k": key, "v": key}
@@ -272,11 +261,7 @@ class Enlarger:
         return layer
 
     def tensors(self, state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Every tensor of the large model, in groups of a layer's size.
-
-        Args:
-            state: State dict of the small model.
-        """
+        """Yield the large model's tensors, a layer at a time, from the small model's state dict."""
         new = self.new
         embedding = state["model.embed_tokens.weight"]
         padded = self.zeros(len(embedding), new.hidden)

@@ -2,8 +2,8 @@ r"""Make a Llama model larger without changing what it says.
 
 Writes (or builds in memory) a model of any larger shape whose float32 logits equal the small model's,
 so its greedy tokens are the same, while its forward pass costs what that shape costs. Speed-up depends
-on that cost; this measures end-to-end speed at the size of 150M, 1B or 7B parameters on any machine,
-with no download.
+on that cost: end-to-end speed can be measured at the size of 150M, 1B or 7B parameters on any
+machine, with no download.
 
 With H0, H the old and new width, d0, d1 the old and new head size:
   - the residual stream is padded with zeros: whatever writes to the new channels is zero;
@@ -11,14 +11,14 @@ With H0, H the old and new width, d0, d1 the old and new head size:
   - Hugging Face rotates channels (i, i + d/2) by theta^(-2i/d): old pair i goes to new pair
     i * d1/d0, whose frequency is the same; queries grow by sqrt(d1/d0) because scores are divided
     by sqrt(d1) now; new channels of an old query are zero;
-  - new layers, heads, channels and feed-forward units are random, but their way out (``o_proj``,
-    ``down_proj``) is zero.
+  - new layers, heads, channels and feed-forward units are random, but their way out (`o_proj`,
+    `down_proj`) is zero.
 Tensors are made one by one and written shard by shard, so the 7B needs far less memory to make
 than to load.
 
 Example:
-    python -m scripts.enlarge --model data/demo/model --shape 150m --out demo-150m
-    python -m scripts.enlarge --model data/demo/model --layers 8 --hidden 512 --heads 8 \
+    python -m scripts.enlarge --model-path data/demo/model --shape 150m --out demo-150m
+    python -m scripts.enlarge --model-path data/demo/model --layers 8 --hidden 512 --heads 8 \
         --intermediate 1408 --kv-heads 4 --out demo-wide
 """
 
@@ -54,15 +54,15 @@ def scaled_model(
     """Build the enlarged model in memory.
 
     Args:
-        model: The small model.
-        shape: The new sizes.
-        dtype: Dtype of the new model; only float32 promises the same logits to 1e-4.
+        model: the small model.
+        shape: the new sizes.
+        dtype: of the new model; only float32 promises the same logits to 1e-4.
 
     Returns:
         A model in evaluation mode on the small model's device.
 
     Raises:
-        ValueError: The shape cannot hold the model.
+        ValueError: if the shape cannot hold the model.
     """
     config = scale_config(model.config, shape)
     with torch.device("meta"):
@@ -82,7 +82,7 @@ def scaled_model(
 
 
 def _shards(groups: Iterator[dict[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
-    """Join groups of tensors into shards of about ``limit`` bytes."""
+    """Join groups of tensors into shards of about `limit` bytes."""
     shard: dict[str, Tensor] = {}
     size = 0
     for group in groups:
@@ -105,21 +105,21 @@ def write_scaled(
     """Write the enlarged model's folder, one shard in memory at a time.
 
     Args:
-        source: Folder of the small model.
-        out: Folder to write; must not exist.
-        shape: The new sizes.
-        dtype: Dtype of the file.
-        shard_bytes: Size of a shard, at most (one layer at least).
+        source: folder of the small model.
+        out: folder to write; must not exist.
+        shape: the new sizes.
+        dtype: of the weights.
+        shard_bytes: most bytes of a shard (one layer at least).
 
     Returns:
-        Number of parameters.
+        The number of parameters.
 
     Raises:
-        ValueError: ``out`` exists, or the shape cannot hold the model.
-        OSError: ``source`` holds no model, or ``out`` cannot be written.
+        ValueError: if `out` exists, or the shape cannot hold the model.
+        OSError: if `source` holds no model, or `out` cannot be written.
     """
     if out.exists():
-        raise ValueError(f"out: got {out}, which exists, allowed a new folder; do remove it first")
+        raise ValueError(f"out: got {out}, which exists; allowed: a new folder; remove it first")
     small_config = AutoConfig.from_pretrained(source)
     config = scale_config(small_config, shape)
     small = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -141,7 +141,7 @@ def write_scaled(
 def _write_shards(
     folder: Path, groups: Iterator[dict[str, Tensor]], config: LlamaConfig, shard_bytes: int
 ) -> int:
-    """Write the shards and their index; returns the number of parameters."""
+    """Write the shards and their index; return the number of parameters."""
     names: list[list[str]] = []
     num_bytes = num_parameters = 0
     bar = progress(desc="layers", total=config.num_hidden_layers + 2)
@@ -172,7 +172,9 @@ def _counted(groups: Iterator[dict[str, Tensor]], bar: Any) -> Iterator[dict[str
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = OptionParser(prog="python -m scripts.enlarge", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the small model")
+    parser.add_argument(
+        "--model-path", "--model", type=Path, required=True, help="folder of the small model"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
     parser.add_argument("--shape", help=f"named size: {', '.join(SHAPES)}")
     parser.add_argument("--layers", type=int, help="decoder layers")
@@ -185,22 +187,22 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def chosen_shape(options: argparse.Namespace) -> ModelShape:
-    """The shape that the options ask for.
+    """Return the shape that the options ask for.
 
     Raises:
-        ValueError: Neither or both ways to give a shape are used, or the sizes are impossible.
+        ValueError: if neither or both ways to give a shape are used, or the sizes are impossible.
     """
     sizes = (options.layers, options.hidden, options.heads, options.intermediate)
     if options.shape is not None:
         if any(size is not None for size in (*sizes, options.kv_heads)):
-            raise ValueError("shape: got --shape and single sizes, allowed one way; do drop one")
+            raise ValueError("shape: got --shape and single sizes; allowed: one way; drop one")
         if options.shape not in SHAPES:
-            raise ValueError(f"shape: got {options.shape!r}, allowed {', '.join(SHAPES)}")
+            raise ValueError(f"shape: got {options.shape!r}; allowed: {', '.join(SHAPES)}")
         return SHAPES[options.shape]
     if any(size is None for size in sizes):
         raise ValueError(
-            f"shape: got no full size, allowed --shape {', '.join(SHAPES)}; "
-            "or do give --layers --hidden --heads --intermediate"
+            f"shape: got no full size; allowed: --shape {', '.join(SHAPES)}; "
+            "or give --layers --hidden --heads --intermediate"
         )
     return ModelShape(*sizes, kv_heads=options.kv_heads)
 
@@ -209,12 +211,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parse_arguments(argv)
     with user_errors(OSError, SafetensorError):
-        if not (options.model / "config.json").is_file():
+        if not (options.model_path / "config.json").is_file():
             raise ValueError(
-                f"model: got {options.model}, allowed a folder with config.json; "
-                "do train one with scripts.demo_model"
+                f"model_path: got {options.model_path}; allowed: a folder with config.json; "
+                "train one with scripts.demo_model"
             )
         shape = chosen_shape(options)
-        num_parameters = write_scaled(options.model, options.out, shape, DTYPES[options.dtype])
+        num_parameters = write_scaled(options.model_path, options.out, shape, DTYPES[options.dtype])
     print(f"{options.out}: {num_parameters:,} parameters, {options.dtype}")
     return 0

@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_enlarged_is_refused_before_the_weights_load(
     shutil.copytree(DATA_FOLDER / "demo" / "model", tmp_path / "model")
     config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 8192}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="model type: got gpt2, allowed llama"):
+    with pytest.raises(UserError, match="model type: got gpt2; allowed: llama"):
         main(["--model-path", str(tmp_path / "model"), "--shape", "150m"])
 
 

@@ -120,7 +120,7 @@ def test_named_shapes_hold_the_demo_model() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ("--layers 1 --hidden 64 --heads 4 --intermediate 96", "layers: got 1, allowed 2"),
+        ("--layers 1 --hidden 64 --heads 4 --intermediate 96", "layers: got 1; allowed: 2"),
         ("--layers 2 --hidden 66 --heads 4 --intermediate 96", "hidden: got 66"),
         ("--layers 2 --hidden 48 --heads 4 --intermediate 96", "head size hidden/heads: got 12"),
         ("--layers 2 --hidden 64 --heads 4 --intermediate 40", "intermediate: got 40"),
@@ -128,7 +128,7 @@ def test_named_shapes_hold_the_demo_model() -> None:
         ("--layers 2 --hidden 64 --heads 4 --intermediate 96 --kv-heads 1", "kv_heads: got 1"),
         ("--layers 0 --hidden 64 --heads 4 --intermediate 96", "layers: got 0"),
         ("--layers 2 --hidden 64 --heads 0 --intermediate 96", "heads: got 0"),
-        ("--shape 9t", "shape: got '9t', allowed 150m, 1b, 7b"),
+        ("--shape 9t", "shape: got '9t'; allowed: 150m, 1b, 7b"),
         ("--shape 7b --layers 3", "shape: got --shape and single sizes"),
         ("--layers 3", "shape: got no full size"),
     ],
