@@ -10,6 +10,8 @@ method; this removes the cause in the weights, where a decoding trick would hide
 the model itself would take keeps answers as long as they were; ending them instead makes them short.
 The loss on repeated tokens is the unlikelihood -log(1 - p) of Welleck et al. 2019 (arXiv 1908.04319),
 on whole generated answers.
+
+Shapes: B sequences, T tokens each.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from __future__ import annotations
 import copy
 import random
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,68 +27,35 @@ import torch
 from torch import Tensor
 
 from evaluation.answers.progress import progress
+from scripts.demo_model.answers import continued
 from scripts.demo_model.corpus import Turn
-from scripts.demo_model.generation import continued
 from scripts.demo_model.loops import WINDOW, find_loop
-from scripts.demo_model.training import LOG, Batch, Trainer, append_line, next_weights
-
-# B sequences, T tokens each.
+from scripts.demo_model.training import TOKENS_PER_STEP, Trainer, next_weights
 
 
 @dataclass(frozen=True, slots=True)
 class AntiLoopConfig:
-    """Recipe of the phase.
-
-    Attributes:
-        rounds: Number of rounds, counted over restarts.
-        answers: Answers generated in a round.
-        batch_size: Answers generated at once.
-        max_prompt: Longest ordinary prompt, in tokens.
-        long_prompt: Longest prompt of all, in tokens.
-        long_share: Share of prompts that are longer than ``max_prompt``, where there are such.
-        max_new_tokens: Longest answer, in tokens.
-        min_response: Only rows whose own answer has at least this many tokens lend their prompt:
-            short answers do not loop.
-        two_turn_share: Share of prompts that follow another exchange.
-        mixed_share: Share of prompts made of two halves that do not belong together: users ask what
-            the corpus never did, and that is where loops are.
-        ngram: A token is repeated when it ends a group of this many seen before in the answer.
-        weight: Weight of the unlikelihood beside the ordinary loss.
-        escapes: Continuations sampled from the place where a repetition began.
-        temperature: Temperature of that sampling.
-        top_p: Nucleus of that sampling.
-        escape_weight: Weight of the continuation that is learned.
-        lr_factor: Learning rates of the first round, as a share of the main phase's; they fall
-            linearly to zero over the rounds.
-    """
+    """Recipe of the phase; lengths in tokens."""
 
     rounds: int = 22
-    answers: int = 160
-    batch_size: int = 64
-    max_prompt: int = 160
-    long_prompt: int = 640
-    long_share: float = 0.35
+    answers: int = 160  # generated in a round
+    batch_size: int = 64  # answers generated at once
+    max_prompt: int = 160  # longest ordinary prompt
+    long_prompt: int = 640  # longest prompt of all
+    long_share: float = 0.35  # prompts longer than `max_prompt`, where there are such
     max_new_tokens: int = 256
-    min_response: int = 24
-    two_turn_share: float = 0.3
+    min_response: int = 24  # shorter answers do not loop: their rows lend no prompt
+    two_turn_share: float = 0.3  # prompts that follow another exchange
+    # Prompts made of two halves that do not belong together: users ask what the corpus never did,
+    # and that is where loops are.
     mixed_share: float = 0.4
-    ngram: int = 4
-    weight: float = 1.0
-    escapes: int = 3
+    ngram: int = 4  # a token repeats when it ends a group of so many seen before in the answer
+    weight: float = 1.0  # of the unlikelihood beside the ordinary loss
+    escapes: int = 3  # continuations sampled from the place where a repetition began
     temperature: float = 0.9
     top_p: float = 0.95
-    escape_weight: float = 1.0
-    lr_factor: float = 0.06
-
-    def __post_init__(self) -> None:
-        """Reject counts below one."""
-        for name in ("answers", "batch_size", "max_prompt", "max_new_tokens", "ngram", "escapes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, allowed 1 or more")
-        if self.long_prompt < self.max_prompt:
-            raise ValueError(
-                f"long_prompt: got {self.long_prompt}, allowed max_prompt ({self.max_prompt}) or more"
-            )
+    escape_weight: float = 1.0  # of the continuation that is learned
+    lr_factor: float = 0.06  # of the main phase's rates in the first round; falls linearly to zero
 
 
 class Answer(NamedTuple):
@@ -145,16 +113,18 @@ class Speaker:
     """The model as it stands, ready to answer many prompts at once."""
 
     def __init__(self, trainer: Trainer, config: AntiLoopConfig) -> None:
-        """Copy the model in bf16: autocast would convert every weight again at every token."""
+        # A copy in bf16: autocast would convert every weight again at every token.
         self.model = copy.deepcopy(trainer.model).to(torch.bfloat16)
         self.config = config
         self.pad, self.eos = trainer.tokenizer.pad_token_id, trainer.tokenizer.eos_token_id
 
     def continue_texts(self, texts: Sequence[list[int]], **sampling: object) -> list[list[int]]:
-        """Continue each text up to an eos (included); greedy unless ``sampling`` says otherwise."""
+        """Continue each text up to an eos (included); greedy unless `sampling` says otherwise."""
         options: dict[str, object] = {"do_sample": False}
         options |= {"max_new_tokens": self.config.max_new_tokens} | sampling
-        return continued(self.model, texts, self.pad, self.eos, self.config.batch_size, **options)
+        return list(
+            continued(self.model, texts, self.pad, self.eos, self.config.batch_size, **options)
+        )
 
     def answer(self, prompts: Sequence[list[int]]) -> list[Answer]:
         """Answer the prompts by greedy decoding."""
@@ -163,11 +133,11 @@ class Speaker:
         return [Answer(prompt, text, text[-1] == self.eos) for prompt, text in pairs]
 
     def escape(self, answers: Sequence[Answer]) -> list[Answer | None]:
-        """Sample an ended answer without a loop that begins as each of these does.
+        """Sample for each answer one that ends without a loop, and is the same up to the repetition.
 
         Returns:
-            One for each answer, with ``num_kept`` at the place where the repetition began; None
-            where no sample left it.
+            One for each answer, `num_kept` the tokens before the repetition; None where no sample
+            left it.
         """
         cuts = [onset(answer.token_ids, self.config.ngram) for answer in answers]
         starts = [
@@ -249,72 +219,50 @@ def unlikelihood(losses: Tensor) -> Tensor:
     return -torch.log(-torch.expm1(-losses) + 1e-5)
 
 
-def lesson_step(trainer: Trainer, lesson: Lesson, replay: Batch, config: AntiLoopConfig) -> float:
-    """One optimizer step on a lesson and an ordinary batch; returns the ordinary loss."""
-    device = trainer.device
-    plain = trainer.forward(replay).mean()
+def lesson_step(trainer: Trainer, lesson: Lesson, config: AntiLoopConfig, factor: float) -> float:
+    """Take one step on a lesson and an ordinary batch; return the ordinary loss."""
+    plain = trainer.forward(next(trainer.stream)).mean()
     plain.backward()
-    losses = trainer.losses(trainer.model, lesson.token_ids.to(device))
+    device = trainer.device
+    losses = trainer.losses(lesson.token_ids.to(device))
     unlikely = next_weights(lesson.unlikely.to(device))
     wanted = next_weights(lesson.wanted.to(device))
     loss = (unlikelihood(losses) * unlikely).sum() / unlikely.sum().clamp(min=1.0)
     escape_loss = (losses * wanted).sum() / wanted.sum().clamp(min=1.0)
     (config.weight * loss + config.escape_weight * escape_loss).backward()
-    factor = config.lr_factor * (1.0 - trainer.progress.rounds / config.rounds)
-    trainer.optimizers.step(trainer.config.muon_lr * factor, trainer.config.adam_lr * factor)
+    trainer.optimizers.step(factor)
+    trainer.step += 1
     return plain.item()
 
 
 def unlearn_loops(trainer: Trainer, config: AntiLoopConfig) -> None:
-    """Run the rounds that are left, with a checkpoint and a log line after each."""
-    tokenizer = trainer.tokenizer
-    usable = [
-        turn
-        for turn in trainer.turns.train
-        if len(turn.response_ids) >= config.min_response
-        and len(turn.prompt_ids) < config.max_prompt
-    ]
+    """Run the rounds, with a line of the log for each."""
+    tokenizer, turns = trainer.tokenizer, trainer.turns
+    fit = [turn for turn in turns if len(turn.response_ids) >= config.min_response]
+    usable = [turn for turn in fit if len(turn.prompt_ids) < config.max_prompt]
     if not usable:
         print("no row is fit for the phase against loops; it is left out", file=sys.stderr)
         return
-    long_turns = [
-        turn
-        for turn in trainer.turns.train
-        if config.max_prompt <= len(turn.prompt_ids) < config.long_prompt
-    ]
-    stream = trainer.stream()
-    size = max(1, trainer.config.tokens_per_step // (config.long_prompt + config.max_new_tokens))
-    bar = progress(total=config.rounds, desc="against loops")
-    bar.update(trainer.progress.rounds)
-    while trainer.progress.rounds < config.rounds:
-        started = time.perf_counter()
-        seed = trainer.config.seed + 7919 * (trainer.progress.rounds + 1)
-        turns = draw_prompts(usable, long_turns, config, tokenizer.bos_token_id, seed)
+    lengths = range(config.max_prompt, config.long_prompt)
+    long_turns = [turn for turn in turns if len(turn.prompt_ids) in lengths]
+    size = max(1, TOKENS_PER_STEP // (config.long_prompt + config.max_new_tokens))
+    for number in progress(range(config.rounds), desc="against loops"):
+        seed = trainer.config.seed + 7919 * (number + 1)
+        prompts = draw_prompts(usable, long_turns, config, tokenizer.bos_token_id, seed)
         torch.manual_seed(seed)
         speaker = Speaker(trainer, config)
-        answers = speaker.answer([turn.prompt_ids for turn in turns])
+        answers = speaker.answer([turn.prompt_ids for turn in prompts])
         bad = [a for a in answers if not a.is_ended or find_loop(a.token_ids) is not None]
         escapes = speaker.escape(bad)
+        factor = config.lr_factor * (1.0 - number / config.rounds)
         lessons = make_lessons(bad, escapes, config, tokenizer.pad_token_id, size)
-        losses = [lesson_step(trainer, lesson, next(stream), config) for lesson in lessons]
-        trainer.progress.rounds += 1
-        trainer.progress.step += len(lessons)
-        trainer.progress.seconds += time.perf_counter() - started
-        entry = {
-            "step": trainer.progress.step,
-            "round": trainer.progress.rounds,
-            "seconds": round(trainer.progress.seconds, 2),
+        losses = [lesson_step(trainer, lesson, config, factor) for lesson in lessons]
+        num_loops = sum(find_loop(answer.token_ids) is not None for answer in answers)
+        figures = {
+            "round": number + 1,
             "ended": sum(answer.is_ended for answer in answers) / len(answers),
-            "looped": sum(find_loop(a.token_ids) is not None for a in answers) / len(answers),
+            "looped": num_loops / len(answers),
+            "escaped": sum(escape is not None for escape in escapes) / max(1, len(bad)),
+            "mean_tokens": sum(len(answer.token_ids) for answer in answers) / len(answers),
         }
-        entry["escaped"] = sum(escape is not None for escape in escapes) / max(1, len(bad))
-        entry["mean_tokens"] = sum(len(answer.token_ids) for answer in answers) / len(answers)
-        if losses:
-            entry["loss"] = round(sum(losses) / len(losses), 4)
-        append_line(trainer.work / LOG, entry)
-        trainer.save()
-        bar.set_postfix(
-            looped=f"{entry['looped']:.1%}", ended=f"{entry['ended']:.1%}", refresh=False
-        )
-        bar.update()
-    bar.close()
+        trainer.note(figures | ({"loss": sum(losses) / len(losses)} if losses else {}))

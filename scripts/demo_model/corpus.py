@@ -1,8 +1,7 @@
 """Training text of the demo model: rows, tokenizer, chat format, packing.
 
-Reads a JSONL(.gz) corpus of ``prompt`` and ``response``, trains a byte-level BPE tokenizer on it,
-and turns rows into packed training sequences with one loss weight per token. The report takes its
-held-out rows from here too.
+Reads a JSONL(.gz) corpus of `prompt` and `response`, trains a byte-level BPE tokenizer on it, and
+turns rows into packed training sequences with one loss weight per token.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -43,8 +42,6 @@ WORD_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!
 HELD_OUT_ONE_IN = 50
 NUM_OPEN = 64  # sequences that still take chats while they are packed
 
-T = TypeVar("T")
-
 
 class Row(NamedTuple):
     """One exchange of the corpus."""
@@ -60,12 +57,11 @@ class Turn(NamedTuple):
     response_ids: list[int]  # " ...</s>"
 
 
-@dataclass(frozen=True, slots=True)
-class Split(Generic[T]):
-    """Items to learn from and items held out."""
+class Split(NamedTuple):
+    """Rows to learn from, and rows held out."""
 
-    train: list[T]
-    held_out: list[T]
+    train: list[Row]
+    held_out: list[Row]
 
 
 class Packed(NamedTuple):
@@ -77,48 +73,23 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CorpusConfig:
-    """Settings of the way from rows to training sequences.
+    """The way from rows to training sequences; lengths in tokens."""
 
-    Attributes:
-        prompt_weight: Loss weight of a prompt token (a response token has 1).
-        eos_weight: Loss weight of the token that ends an answer.
-        max_response: Longest response kept, in tokens.
-        two_turn_share: Share of rows that become the first turn of a two-turn chat.
-        system_share: Share of chats that open with Vicuna's system message.
-        short_length: Length of most packed sequences, in tokens.
-        long_length: Length of the long packed sequences, in tokens.
-        long_share: Share of rows that fit a short sequence but go to long ones.
-    """
-
-    prompt_weight: float = 0.3
-    eos_weight: float = 2.0
-    max_response: int = 256
-    two_turn_share: float = 0.2
-    system_share: float = 0.03
-    short_length: int = 768
-    long_length: int = 2048
-    long_share: float = 0.05
-
-    def __post_init__(self) -> None:
-        """Reject values outside their range."""
-        for name in ("prompt_weight", "two_turn_share", "system_share", "long_share"):
-            value = getattr(self, name)
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name}: got {value}, allowed 0 to 1")
-        if not 16 <= self.short_length <= self.long_length:
-            raise ValueError(
-                f"short_length: got {self.short_length}, allowed 16 to long_length ({self.long_length})"
-            )
+    prompt_weight: float = 0.3  # loss weight of a prompt token; a response token has 1
+    eos_weight: float = 2.0  # loss weight of the token that ends an answer
+    max_response: int = 256  # longer responses are left out
+    two_turn_share: float = 0.2  # rows that become the first turn of a two-turn chat
+    system_share: float = 0.03  # chats that open with Vicuna's system message
+    short_length: int = 768  # of most sequences
+    long_length: int = 3072  # of the long sequences
+    long_share: float = 0.02  # rows that fit a short sequence but go to a long one
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a corpus.
-
-    Args:
-        path: JSONL or JSONL.gz file whose objects have ``prompt`` and ``response``.
+    """Read a JSONL or JSONL.gz file whose objects have `prompt` and `response`.
 
     Raises:
-        ValueError: A line is not such an object, or there is no line.
+        ValueError: if a line is no such object, or there is no line.
     """
     rows = []
     opener = gzip.open if path.suffix == ".gz" else open
@@ -129,19 +100,16 @@ def read_rows(path: Path) -> list[Row]:
                 rows.append(Row(item["prompt"].strip(), item["response"].strip()))
             except (ValueError, KeyError, TypeError, AttributeError) as problem:
                 raise ValueError(
-                    f"corpus {path.name} line {number}: got {problem!r}, allowed an object with "
-                    "strings prompt and response; do fix or drop that line"
+                    f"corpus {path.name} line {number}: got {problem!r}; allowed: an object with "
+                    "strings prompt and response; fix or drop that line"
                 ) from problem
     if not rows:
-        raise ValueError(f"corpus {path.name}: got no rows, allowed one or more; do check the file")
+        raise ValueError(f"corpus {path.name}: got no rows; allowed: one or more")
     return rows
 
 
-def split_rows(rows: Sequence[Row]) -> Split[Row]:
-    """Split rows by a hash of the prompt.
-
-    A hash keeps equal prompts on one side and needs no stored list of indices.
-    """
+def split_rows(rows: Sequence[Row]) -> Split:
+    """Split rows by a hash of the prompt, which keeps equal prompts on one side."""
     train: list[Row] = []
     held_out: list[Row] = []
     for row in rows:
@@ -154,9 +122,9 @@ def train_tokenizer(rows: Sequence[Row], vocab_size: int, context: int) -> PreTr
     """Train the byte-level BPE tokenizer on rendered chats.
 
     Args:
-        rows: Text to learn merges from.
-        vocab_size: Number of token ids, special tokens included.
-        context: Longest sequence of the model, in tokens.
+        rows: the text.
+        vocab_size: token ids, special tokens included.
+        context: longest sequence of the model, in tokens.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -249,11 +217,7 @@ def _chats(
 def pack_epoch(
     turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast, config: CorpusConfig, seed: int
 ) -> tuple[Packed, Packed]:
-    """Pack one pass over the turns into short and long sequences, no chat cut.
-
-    Returns:
-        Short sequences [N, short_length] and long ones [M, long_length].
-    """
+    """Pack one pass over the turns into short and long sequences; no chat is cut."""
     rng = random.Random(seed + 1)
     short: list[_Chat] = []
     long: list[_Chat] = []
@@ -265,7 +229,7 @@ def pack_epoch(
 
 
 def _pack(chats: Sequence[_Chat], length: int, pad: int) -> Packed:
-    """First-fit packing over the ``NUM_OPEN`` newest sequences; the rest is padding of weight 0."""
+    """Pack first-fit into the `NUM_OPEN` newest sequences; the rest is padding of weight 0."""
     bins: list[list[_Chat]] = []
     rooms: list[int] = []
     for chat in chats:

@@ -1,4 +1,4 @@
-"""The definition of a loop that training, report, replay and tests share.
+"""The definition of a loop that training, replay and tests share.
 
 A text loops if at some point its trailing 24 tokens are periodic with a period of at most 12. Looped
 text is easy to draft, so it flatters every method.
@@ -23,8 +23,8 @@ def find_loop(token_ids: Sequence[int]) -> Loop | None:
     """Find where a text has begun to loop.
 
     Returns:
-        The first place whose last ``WINDOW`` tokens are periodic with a period of at most
-        ``MAX_PERIOD``, or None if there is no such place.
+        The first place whose last `WINDOW` tokens are periodic with a period of at most `MAX_PERIOD`,
+        or None if there is no such place.
     """
     runs = [0] * (MAX_PERIOD + 1)
     for position, token in enumerate(token_ids):

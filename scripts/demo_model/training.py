@@ -1,46 +1,147 @@
-"""Training core of the demo model: batches, loss, steps, checkpoints.
+"""Main phase of the demo model: shape, optimizers, batches, steps.
 
-One optimizer step, the held-out loss and the saved state; the main phase and the phase against loops
-share them.
+Muon for the matrices and AdamW for the rest, bf16 autocast, chats packed whole, prompt tokens
+weighted below answer tokens and the end of an answer above them; learning rate constant, then
+falling as one minus a square root.
+
+Shapes: B sequences, T tokens each.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
-from model.commands.files import write_whole
-from model.machine.files import atomic_write
-from scripts.demo_model.corpus import CorpusConfig, Packed, Split, Turn, pack_epoch
-from scripts.demo_model.recipe import TrainConfig, build_model, build_optimizers
+from evaluation.answers.progress import progress
+from scripts.demo_model.corpus import CorpusConfig, Turn, pack_epoch
 
-CHECKPOINT, LOG = "checkpoint.pt", "train_log.jsonl"
+CONTEXT = 3072  # the longest Spec-Bench prompt is 1,900 tokens; 1,024 new ones still fit
+CORPUS = CorpusConfig(long_length=CONTEXT)
+LOG_STEPS, EVAL_STEPS = 20, 200  # between two lines of the log, and two held-out losses
+MUON_LR, ADAM_LR = 0.02, 2e-3
+WARMUP_STEPS = 60
+DECAY_SHARE = 0.4  # last share of the tokens, in which the learning rate falls to zero
+TOKENS_PER_STEP = 4608
 
 
-@dataclass(slots=True)
-class Progress:
-    """The progress of training; saved with each checkpoint."""
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """Shape of the model, and how long it is trained; the defaults are the demo model's.
 
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    epoch: int = 0
-    batch: int = 0  # next batch of the epoch
-    rounds: int = 0  # rounds of the phase against loops
+    Raises:
+        ValueError: if no model has the shape, or transformers lacks it.
+    """
+
+    vocab_size: int = 8192
+    hidden: int = 256
+    layers: int = 6
+    heads: int = 4
+    intermediate: int = 704
+    tokens: int = 25_000_000  # of the main phase, padding included
+    seed: int = 0
+    is_recurrent: bool = False  # three of four layers have a state (gated delta rule, Qwen3.5)
+
+    def __post_init__(self) -> None:
+        if self.hidden % (2 * self.heads) != 0:
+            raise ValueError(
+                f"hidden: got {self.hidden}; allowed: multiples of 2 x heads ({2 * self.heads})"
+            )
+        if self.vocab_size < 300:
+            raise ValueError(f"vocab_size: got {self.vocab_size}; allowed: 300 or more")
+        if self.is_recurrent and not hasattr(transformers, "Qwen3_5TextConfig"):
+            raise ValueError(
+                f"recurrent: got transformers {transformers.__version__}; allowed: versions with Qwen3.5"
+            )
+
+
+def lr_factor(step: int, share: float) -> float:
+    """Return the learning rate's share of the highest, after this share of the tokens.
+
+    At this batch size the constant phase ends in a plateau of noise; the square root leaves it sooner
+    than a straight line does (Hägele et al. 2024, arXiv 2405.18392).
+    """
+    warmup = min(1.0, (step + 1) / WARMUP_STEPS)
+    decayed = max(0.0, share - (1.0 - DECAY_SHARE)) / DECAY_SHARE
+    return max(0.0, min(warmup, 1.0 - decayed**0.5))
+
+
+def build_model(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Return the untrained model, float32, on the CPU."""
+    shape = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.heads,
+        "intermediate_size": config.intermediate,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    found = LlamaConfig(**shape)
+    if config.is_recurrent:
+        head_dim = config.hidden // config.heads
+        layers = range(1, config.layers + 1)
+        found = transformers.Qwen3_5TextConfig(
+            **shape,
+            head_dim=head_dim,
+            layer_types=["linear_attention" if layer % 4 else "full_attention" for layer in layers],
+            linear_num_key_heads=config.heads,
+            linear_num_value_heads=config.heads,
+            linear_key_head_dim=head_dim,
+            linear_value_head_dim=head_dim,
+        )
+    torch.manual_seed(config.seed)
+    return AutoModelForCausalLM.from_config(found, dtype=torch.float32)
+
+
+class Optimizers(NamedTuple):
+    """Muon for the matrices inside layers, AdamW for embeddings and norms."""
+
+    muon: torch.optim.Optimizer
+    adam: torch.optim.Optimizer
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Optimizers:
+        """Share a model's parameters between the two."""
+        named = list(model.named_parameters())
+        matrices = [p for name, p in named if p.ndim == 2 and "embed_tokens" not in name]
+        others = [p for name, p in named if p.ndim != 2 or "embed_tokens" in name]
+        return cls(
+            torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95),
+            torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0),
+        )
+
+    def step(self, factor: float) -> None:
+        """Apply the gradients at this share of the highest learning rates, and clear them."""
+        for optimizer, lr in zip(self, (MUON_LR, ADAM_LR), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
 
 class Batch(NamedTuple):
-    """One step's data; B sequences, T tokens each."""
+    """One step's data."""
 
     token_ids: Tensor  # [B, T] int64
     weights: Tensor  # [B, T] float32
@@ -57,23 +158,8 @@ class Forward(NamedTuple):
         return (self.losses * self.weights).sum() / self.weights.sum()
 
 
-class HeldOutLoss(NamedTuple):
-    """Mean loss in nats per token."""
-
-    response: float
-    all_tokens: float
-
-
 def token_losses(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
-    """Cross-entropy of every next token.
-
-    Args:
-        model: The model.
-        token_ids: [B, T] int64.
-
-    Returns:
-        [B, T] float32 nats; column t is about token t + 1, and the last column means nothing.
-    """
+    """Return the cross-entropy of every next token, float32 nats [B, T]; the last column means nothing."""
     with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
         hidden = model.model(token_ids, use_cache=False).last_hidden_state
         logits = model.lm_head(hidden)
@@ -89,158 +175,121 @@ def next_weights(weights: Tensor) -> Tensor:
     return shifted
 
 
-def batches(packed: Packed, tokens_per_step: int, pad: int) -> list[Batch]:
-    """Cut packed sequences into batches of one shape; the last one is filled with padding."""
-    num, length = packed.token_ids.shape
-    size = max(1, tokens_per_step // length)
-    result = []
-    for start in range(0, num, size):
-        token_ids = np.full((size, length), pad, dtype=np.int64)
-        weights = np.zeros((size, length), dtype=np.float32)
-        count = min(size, num - start)
-        token_ids[:count] = packed.token_ids[start : start + count]
-        weights[:count] = packed.weights[start : start + count]
-        result.append(Batch(torch.from_numpy(token_ids), torch.from_numpy(weights)))
-    return result
-
-
 class Trainer:
-    """Model, optimizers, data and saved state of one run."""
+    """Model, optimizers and data of one training.
+
+    Args:
+        config: shape and number of tokens.
+        tokenizer: the tokenizer.
+        turns: to learn from.
+        held_out: never learned from.
+        log: JSON lines of figures are appended to it.
+        device: where to train.
+        use_compile: whether to compile the loss (needs a C++ compiler on a CPU).
+    """
 
     def __init__(
         self,
         config: TrainConfig,
-        corpus: CorpusConfig,
         tokenizer: PreTrainedTokenizerFast,
-        turns: Split[Turn],
-        work: Path,
+        turns: Sequence[Turn],
+        held_out: Sequence[Turn],
+        log: Path,
         device: torch.device,
         use_compile: bool,
     ) -> None:
-        """Build model and optimizers and go to the last checkpoint of ``work``, if any.
-
-        Args:
-            config: Shape and recipe.
-            corpus: How rows become sequences.
-            tokenizer: The trained tokenizer.
-            turns: Training and held-out turns.
-            work: Folder of checkpoint and log.
-            device: Where to train.
-            use_compile: Whether to compile the loss (needs a C++ compiler on a CPU).
-        """
-        self.config, self.corpus, self.tokenizer, self.work = config, corpus, tokenizer, work
+        self.config, self.tokenizer, self.turns = config, tokenizer, turns
         self.device = device
-        self.turns = turns
         self.model = build_model(config, tokenizer).to(device)
-        self.optimizers = build_optimizers(self.model, config)
-        self.progress = Progress()
-        self.losses: Callable[[PreTrainedModel, Tensor], Tensor] = token_losses
+        self.optimizers = Optimizers.of(self.model)
+        self.stream = self._stream()
+        self.step = 0
+        self._losses: Callable[[PreTrainedModel, Tensor], Tensor] = token_losses
         if use_compile:
-            self.losses = torch.compile(token_losses, dynamic=False)
-        plain = replace(corpus, two_turn_share=0.0, system_share=0.0, long_share=0.0)
-        self.held_out = self._batches(turns.held_out, plain, seed=0)
-        self._resume()
+            self._losses = torch.compile(token_losses, dynamic=False)
+        self._log, self._started = log, time.perf_counter()
+        plain = replace(CORPUS, two_turn_share=0.0, system_share=0.0, long_share=0.0)
+        self._held_out = self._batches(held_out, plain, seed=0)
 
-    def _batches(self, turns: list[Turn], corpus: CorpusConfig, seed: int) -> list[Batch]:
-        """Pack one pass over the turns, in a fixed shuffled order."""
-        result = [
-            batch
-            for packed in pack_epoch(turns, self.tokenizer, corpus, seed)
-            for batch in batches(packed, self.config.tokens_per_step, self.tokenizer.pad_token_id)
-        ]
+    def train(self) -> None:
+        """Run the main phase to the end of its tokens."""
+        recent: list[dict[str, float]] = []
+        tokens = 0
+        with progress(total=self.config.tokens, unit="token", desc="training") as bar:
+            while tokens < self.config.tokens:
+                batch = next(self.stream)
+                factor = lr_factor(self.step, tokens / self.config.tokens)
+                recent.append({**self._step(batch, factor), "lr_factor": factor})
+                tokens += batch.token_ids.numel()
+                is_done = tokens >= self.config.tokens
+                if self.step % LOG_STEPS == 0 or is_done:
+                    means = {
+                        key: sum(row[key] for row in recent) / len(recent) for key in recent[0]
+                    }
+                    if self.step % EVAL_STEPS == 0 or is_done:
+                        means |= self._evaluate()
+                    self.note({"tokens": tokens, **means})
+                    recent = []
+                bar.update(batch.token_ids.numel())
+
+    def _stream(self) -> Iterator[Batch]:
+        """Yield training batches without end."""
+        for epoch in count():
+            yield from self._batches(self.turns, CORPUS, self.config.seed + 1000 * epoch)
+
+    def _batches(self, turns: Sequence[Turn], corpus: CorpusConfig, seed: int) -> list[Batch]:
+        """Pack one pass over the turns into batches of two shapes, in a fixed shuffled order."""
+        result = []
+        for ids, weights in pack_epoch(turns, self.tokenizer, corpus, seed):
+            if not len(ids):
+                continue
+            size = max(1, TOKENS_PER_STEP // ids.shape[1])
+            missing = ((0, -len(ids) % size), (0, 0))  # the last batch is filled with padding
+            ids = np.pad(ids, missing, constant_values=self.tokenizer.pad_token_id)
+            parts = (torch.from_numpy(each).split(size) for each in (ids, np.pad(weights, missing)))
+            result += [Batch(*pair) for pair in zip(*parts, strict=True)]
         order = np.random.default_rng(seed).permutation(len(result))
         return [result[index] for index in order]
 
-    @property
-    def share(self) -> float:
-        """Share of the budget that is spent."""
-        return self.config.progress(self.progress.seconds, self.progress.tokens)
-
-    def _resume(self) -> None:
-        path = self.work / CHECKPOINT
-        if not path.exists():
-            return
-        state = torch.load(path, map_location=self.device, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.progress = Progress(**state["progress"])
-        log = self.work / LOG
-        if log.exists():
-            lines = [
-                line
-                for line in log.read_text().splitlines()
-                if json.loads(line)["step"] <= self.progress.step
-            ]
-            write_whole(log, "".join(line + "\n" for line in lines))
-
-    def save(self) -> None:
-        """Write the checkpoint."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "progress": asdict(self.progress),
-        }
-        path = self.work / CHECKPOINT
-        with atomic_write(path) as temporary:
-            torch.save(state, temporary)
-
-    def stream(self) -> Iterator[Batch]:
-        """Training batches without end, from where the last checkpoint stopped."""
-        while True:
-            seed = self.config.seed + 1000 * self.progress.epoch
-            epoch = self._batches(self.turns.train, self.corpus, seed)
-            while self.progress.batch < len(epoch):
-                batch = epoch[self.progress.batch]
-                self.progress.batch += 1
-                yield batch
-            self.progress.epoch += 1
-            self.progress.batch = 0
+    def losses(self, token_ids: Tensor) -> Tensor:
+        """Return the losses of every next token, float32 nats [B, T]."""
+        # A recurrence is unrolled: over a long sequence it would compile for longer than it trains.
+        is_unrolled = self.config.is_recurrent and token_ids.shape[1] > CORPUS.short_length
+        return (token_losses if is_unrolled else self._losses)(self.model, token_ids)
 
     def forward(self, batch: Batch) -> Forward:
-        """Losses of a batch, with the weights moved to the predicting positions."""
-        token_ids = batch.token_ids.to(self.device)
-        weights = next_weights(batch.weights.to(self.device))
-        # A recurrence is unrolled: over a long sequence it would compile for longer than it trains.
-        is_unrolled = self.config.is_recurrent and token_ids.shape[1] > self.corpus.short_length
-        losses = token_losses if is_unrolled else self.losses
-        return Forward(losses(self.model, token_ids), weights)
+        """Return the losses of a batch, with the weights moved to the predicting positions."""
+        losses = self.losses(batch.token_ids.to(self.device))
+        return Forward(losses, next_weights(batch.weights.to(self.device)))
 
-    def step(self, batch: Batch) -> dict[str, float]:
-        """One step of the main phase; returns the figures of the log."""
-        started = time.perf_counter()
+    def _step(self, batch: Batch, factor: float) -> dict[str, float]:
+        """Take one step at this share of the learning rates; return its losses."""
         result = self.forward(batch)
         loss = result.mean()
         loss.backward()
-        factor = self.config.lr_factor(self.progress.step, self.share)
-        self.optimizers.step(self.config.muon_lr * factor, self.config.adam_lr * factor)
-        self.progress.step += 1
-        self.progress.tokens += batch.token_ids.numel()
+        self.optimizers.step(factor)
+        self.step += 1
         losses = result.losses.detach()
-        figures = {
+        return {
             "loss": loss.item(),
             "all_tokens": losses[result.weights > 0].mean().item(),
             "response": losses[result.weights >= 1].mean().item(),
-            "lr_factor": factor,
         }
-        self.progress.seconds += time.perf_counter() - started
-        return figures
 
     @torch.no_grad()
-    def evaluate(self) -> HeldOutLoss:
-        """Held-out loss."""
-        sums = torch.zeros(4, dtype=torch.float64)
-        for batch in self.held_out:
-            result = self.forward(batch)
-            losses, weights = result.losses.cpu(), result.weights.cpu()
-            for offset, mask in ((0, weights >= 1), (2, weights > 0)):
-                sums[offset] += losses[mask].sum()
-                sums[offset + 1] += mask.sum()
-        response, num_response, everything, num_all = sums.tolist()
-        return HeldOutLoss(response / num_response, everything / num_all)
+    def _evaluate(self) -> dict[str, float]:
+        """Return the mean held-out losses in nats a token."""
+        found = [self.forward(batch) for batch in self._held_out]
+        losses = torch.cat([each.losses.flatten() for each in found])
+        weights = torch.cat([each.weights.flatten() for each in found])
+        return {
+            "held_out_response": losses[weights >= 1].mean().item(),
+            "held_out_all_tokens": losses[weights > 0].mean().item(),
+        }
 
-
-def append_line(path: Path, item: Mapping[str, object]) -> None:
-    """Append one JSON line."""
-    with path.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(dict(item)) + "\n")
+    def note(self, figures: Mapping[str, float]) -> None:
+        """Append a line to the log."""
+        seconds = time.perf_counter() - self._started
+        entry = {"step": self.step, "seconds": seconds, **figures}
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps({key: round(value, 4) for key, value in entry.items()}) + "\n")

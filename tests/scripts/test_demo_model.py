@@ -1,24 +1,21 @@
-"""The demo model's training: data, loops, resuming, and a folder that plain transformers loads."""
+"""The demo model's recipe: data, loops, and a folder that plain transformers loads."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from model import SpeculativeDecoder
 from model.commands.command_line import UserError
 from scripts.demo_model import answers as demo_answers
 from scripts.demo_model import command as train_demo_model
-from scripts.demo_model import loss_plot as demo_loss_plot
-from scripts.demo_model import report as demo_model_report
 from scripts.demo_model.antiloop import (
     Answer,
     AntiLoopConfig,
@@ -39,7 +36,7 @@ from scripts.demo_model.corpus import (
     train_tokenizer,
 )
 from scripts.demo_model.loops import find_loop
-from scripts.demo_model.recipe import TrainConfig
+from scripts.demo_model.training import lr_factor
 
 WORDS = ("the", "a", "cat", "dog", "house", "runs", "sits", "big", "small", "and", "12", "345")
 
@@ -71,7 +68,6 @@ def arguments(corpus_file: Path, folder: Path, **changes: object) -> list[str]:
     options: dict[str, object] = {
         "corpus": corpus_file,
         "out": folder / "model",
-        "work": folder / "work",
         "tokens": 20_000,
         "layers": 1,
         "hidden": 32,
@@ -79,7 +75,6 @@ def arguments(corpus_file: Path, folder: Path, **changes: object) -> list[str]:
         "intermediate": 48,
         "vocab-size": 320,
         "rounds": 0,
-        "eval-every": 20,
     }
     options |= changes
     return ["--no-compile", *(f"--{name}={value}" for name, value in options.items())]
@@ -212,78 +207,36 @@ def test_unlikelihood_is_minus_log_of_the_rest() -> None:
 
 
 def test_learning_rate_warms_up_stays_and_falls() -> None:
-    config = TrainConfig(warmup_steps=10, decay_share=0.4)
-    assert config.lr_factor(0, 0.0) == pytest.approx(0.1)
-    assert config.lr_factor(50, 0.5) == 1.0
-    assert config.lr_factor(50, 0.7) == pytest.approx(0.5)
-    assert config.lr_factor(50, 1.0) == 0.0
+    assert lr_factor(5, 0.0) == pytest.approx(0.1)
+    assert lr_factor(60, 0.5) == 1.0
+    assert lr_factor(60, 0.7) == pytest.approx(0.5)
+    assert lr_factor(60, 1.0) == 0.0
 
 
-def test_killed_run_goes_on_as_if_nothing_happened(
-    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert train_demo_model.main(arguments(corpus_file, whole)) == 0
-
-    step = train_demo_model.Trainer.step
-
-    def killed(self: train_demo_model.Trainer, batch: object) -> dict[str, float]:
-        if self.progress.step == 3:
-            raise KeyboardInterrupt
-        return step(self, batch)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(train_demo_model.Trainer, "step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        train_demo_model.main([*arguments(corpus_file, parts), "--save-minutes=0"])
-    monkeypatch.setattr(train_demo_model.Trainer, "step", step)
-    assert train_demo_model.main(arguments(corpus_file, parts)) == 0
-
-    expected = AutoModelForCausalLM.from_pretrained(whole / "model").state_dict()
-    got = AutoModelForCausalLM.from_pretrained(parts / "model").state_dict()
-    for name, tensor in expected.items():
-        assert torch.equal(tensor, got[name]), name
-
-
-def test_written_folder_speaks_and_reports(
-    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_written_folder_loads_and_has_a_log(corpus_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    assert train_demo_model.main(arguments(corpus_file, tmp_path, tokens=5000)) == 0
+    run = arguments(corpus_file, tmp_path, tokens=5000)
+    assert train_demo_model.main(run) == 0
     config = json.loads((folder / "config.json").read_text())
     assert config["dtype"] == "bfloat16"
     assert config["rope_theta"] == 10000.0
-    assert not (tmp_path / "model.tmp").exists()
     log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
-    assert log[-1]["held_out_response"] > 0
-    plot = ["--log", str(folder / "train_log.jsonl"), "--out", str(tmp_path / "loss.png")]
-    assert demo_loss_plot.main(plot) == 0
-    assert (tmp_path / "loss.png").stat().st_size > 1000
-    loaded = AutoTokenizer.from_pretrained(folder)
-    assert "token_type_ids" not in loaded("cat")
-    questions = tmp_path / "question.jsonl"
-    question = {"question_id": 1, "category": "qa", "turns": ["the\u2028cat", "a dog"]}
-    questions.write_text(json.dumps(question, ensure_ascii=False) + "\n", encoding="utf-8")
-    capsys.readouterr()
-    report = ["--model", str(folder), "--questions", str(questions), "--max-new-tokens", "30"]
-    assert demo_model_report.main([*report, "--corpus", str(corpus_file)]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    (figures,) = result["files"].values()
-    assert figures["all"]["answers"] == 2
-    assert result["held_out_loss"]["response"] > 0
-    with pytest.raises(UserError, match=r"answers: got nowhere/answers\.jsonl; allowed"):
-        demo_model_report.main([*report, "--answers", "nowhere/answers.jsonl"])
+    assert log[-1]["held_out_response"] > 0 and log[-1]["tokens"] >= 5000
+    assert "token_type_ids" not in AutoTokenizer.from_pretrained(folder)("cat")
+    with pytest.raises(UserError, match="which holds a model; give a new folder"):
+        train_demo_model.main(run)
 
 
 def test_a_model_with_recurrent_states_is_trained_and_drafted_for(
     corpus_file: Path, tmp_path: Path
 ) -> None:
     if not hasattr(transformers, "Qwen3_5TextConfig"):
-        with pytest.raises(UserError, match="is_recurrent: got transformers"):
+        with pytest.raises(UserError, match="recurrent: got transformers"):
             train_demo_model.main([*arguments(corpus_file, tmp_path), "--recurrent"])
         return
     options = arguments(corpus_file, tmp_path, layers=4, tokens=120_000)
     assert train_demo_model.main([*options, "--recurrent"]) == 0
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "work/train_log.jsonl").open()]
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "model/train_log.jsonl").open()]
     assert losses[-1] < losses[0]
     decoder = SpeculativeDecoder.from_pretrained(
         str(tmp_path / "model"), method="recycling", dtype=torch.float32
@@ -309,41 +262,44 @@ def test_a_round_against_loops_runs_and_is_counted(
     assert train_demo_model.main(run) == 0
     log = (tmp_path / "model" / "train_log.jsonl").read_text().splitlines()
     assert json.loads(log[-1])["round"] == 1
-    assert train_demo_model.main(run) == 0  # nothing is left to do
-    assert (tmp_path / "model" / "train_log.jsonl").read_text().splitlines() == log
 
 
-class Parrot(demo_model_report.Speaker):
+class Parrot:
     """Repeats what it is asked; ends its answers but those to prompts with a 3."""
 
+    device = "cpu"
+
     def __init__(self, tokenizer: PreTrainedTokenizerFast, fails_after: int) -> None:
-        self.tokenizer, self.batch, self.fails_after = tokenizer, 2, fails_after
+        self.tokenizer, self.fails_after = tokenizer, fails_after
         self.asked: list[str] = []
 
-    def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
-        self.asked.append(messages[0]["content"])
-        return self.tokenizer(self.asked[-1], add_special_tokens=False)["input_ids"]
-
-    def generate(self, prompts: Sequence[list[int]]) -> list[list[int]]:
-        if len(self.asked) > self.fails_after:
-            raise KeyboardInterrupt
-        ends = ["3" not in text for text in self.asked[-len(prompts) :]]
-        eos = [self.tokenizer.eos_token_id]
-        return [row + eos * end for row, end in zip(prompts, ends, strict=True)]
+    def generate(self, ids: torch.Tensor, **_: object) -> torch.Tensor:
+        rows = []
+        for row in ids.tolist():
+            if len(self.asked) == self.fails_after:
+                raise KeyboardInterrupt
+            text = self.tokenizer.decode(row, skip_special_tokens=True)
+            self.asked.append(text.removeprefix("USER: ").removesuffix(" ASSISTANT:"))
+            answer = self.tokenizer(self.asked[-1], add_special_tokens=False)["input_ids"]
+            end = self.tokenizer.eos_token_id if "3" not in self.asked[-1] else row[0]
+            rows.append([*row, *answer, end])
+        width = max(map(len, rows))
+        return torch.tensor([row + [0] * (width - len(row)) for row in rows])
 
 
 def test_answers_that_end_become_a_corpus_and_a_cut_run_goes_on(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(demo_answers, "BATCH_SIZE", 1)
     prompts, out = ["cat", "3 dogs", "a house", "runs", "sits"], tmp_path / "answers.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        demo_answers.write_answers(Parrot(tokenizer, fails_after=3), prompts, out)
+        demo_answers.write_answers(Parrot(tokenizer, 2), tokenizer, prompts, out, 9)
     assert not out.exists()
     part = out.with_name("answers.jsonl.part")
     part.write_text(part.read_text() + '{"prompt": "a hou')  # killed while it wrote
-    speaker = Parrot(tokenizer, fails_after=9)
-    demo_answers.write_answers(speaker, prompts, out)
-    assert speaker.asked == prompts[2:], "nothing is answered twice"
+    parrot = Parrot(tokenizer, fails_after=9)
+    demo_answers.write_answers(parrot, tokenizer, prompts, out, 9)
+    assert parrot.asked == prompts[2:], "nothing is answered twice"
     assert read_rows(out) == [Row(p, p) for p in ("cat", "a house", "runs", "sits")]
     assert not part.exists()
 
@@ -351,16 +307,25 @@ def test_answers_that_end_become_a_corpus_and_a_cut_run_goes_on(
 def test_a_model_answers_the_prompts_of_a_corpus(corpus_file: Path, tmp_path: Path) -> None:
     assert train_demo_model.main(arguments(corpus_file, tmp_path, tokens=5000)) == 0
     out = tmp_path / "answers.jsonl"
-    options = ["--model", str(tmp_path / "model"), "--corpus", str(corpus_file), "--out", str(out)]
+    options = [
+        "--model",
+        str(tmp_path / "model"),
+        "--dtype",
+        "float32",
+        "--corpus",
+        str(corpus_file),
+        "--out",
+        str(out),
+    ]
     assert demo_answers.main([*options, "--max-new-tokens", "40"]) == 0
     asked = {row.prompt for row in make_rows()}
     assert {json.loads(line)["prompt"] for line in out.read_text().splitlines()} <= asked
     with pytest.raises(UserError, match=r"out: got nowhere/answers\.jsonl; allowed"):
-        demo_answers.main([*options[:4], "--out", "nowhere/answers.jsonl"])
+        demo_answers.main([*options[:6], "--out", "nowhere/answers.jsonl"])
     with pytest.raises(UserError, match=r"missing\.jsonl"):
-        demo_answers.main([*options[:2], "--corpus", "missing.jsonl", *options[4:]])
-    with pytest.raises(UserError, match=r"config\.json"):
-        demo_answers.main(["--model", str(tmp_path / "none"), *options[2:]])
+        demo_answers.main([*options[:4], "--corpus", "missing.jsonl", *options[6:]])
+    with pytest.raises(UserError, match="none"):
+        demo_answers.main(["--model-path", str(tmp_path / "none"), *options[2:]])
 
 
 def test_a_given_tokenizer_is_kept(corpus_file: Path, tmp_path: Path) -> None:
@@ -382,8 +347,6 @@ def test_a_given_tokenizer_is_kept(corpus_file: Path, tmp_path: Path) -> None:
         ({"tokenizer": "missing"}, "missing"),
         ({"hidden": 30}, "hidden: got 30"),
         ({"vocab-size": 100}, "vocab_size: got 100"),
-        ({"minutes": 1}, "budget: got both"),
-        ({"eval-every": 7}, "eval_steps: got 7"),
         ({"corpus": "missing.jsonl"}, "missing.jsonl"),
     ],
 )
