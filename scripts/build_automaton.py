@@ -4,7 +4,7 @@ The corpus is a JSONL file, one object a line with a document's text, or any oth
 documents are separated by empty lines. It is read in order until `--max-tokens` are in, so that memory stays
 bounded: about 0.5 GB for a million tokens while building, and 45 bytes a token in the file.
 
-python -m scripts.build_automaton corpus.jsonl --tokenizer data/demo/model --out corpus.safetensors
+python -m scripts.build_automaton corpus.jsonl --model-path data/demo/model --out corpus.safetensors
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import check_output, refuse_outputs
 from model.methods.samd.static_automaton import BOUNDARY, StaticAutomaton
 from model.methods.samd.suffix_automaton import SuffixAutomaton
-from scripts.corpus import load_tokenizer, tokenised
+from scripts.build_datastore import load_tokenizer, tokenised
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.build_automaton", description=__doc__)
     parser.add_argument("corpus", help="JSONL file, one document a line, or a text file")
-    parser.add_argument("--tokenizer", required=True, help="folder or hub name of the model")
+    parser.add_argument(
+        "--model-path", "--tokenizer", required=True, help="folder or hub name of the model"
+    )
     parser.add_argument("--out", required=True, help="safetensors file to write")
     parser.add_argument("--field", default="text", help="key of a document's text (%(default)s)")
     parser.add_argument(
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(args.out)
     check_output(out, "out")
     refuse_outputs([out], [args.corpus])
-    tokenizer = load_tokenizer(args.tokenizer)
+    tokenizer = load_tokenizer(args.model_path)
     automaton = SuffixAutomaton()
     num_documents = num_tokens = 0
     start = time.perf_counter()

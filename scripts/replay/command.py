@@ -29,10 +29,10 @@ from evaluation.reporting.tables import cell, json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import check_model, load_target
-from model.commands.model_options import DEFAULT_MODEL, ModelOptions
+from model.commands.model_options import ModelOptions
+from model.commands.options import add_options, config_of
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
-from model.options import DTYPES
 from scripts.replay.mix import asked_questions, question_files, title_of
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import check_replayable, drafter_from, figures, replay, score
@@ -57,12 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--drafters", nargs="+", required=True, help='methods with options: "pld --match latest"'
     )
     run.add_argument("--extend", action="store_true", help="ask the model for what is missing")
+    add_options(run, ModelOptions, ("threads",))
     return parser
 
 
 def add_model_options(parser: argparse.ArgumentParser, top_k: int = TOP_K) -> None:
     """Add the options that say which model answers which questions; `top_k` is a default."""
-    parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
+    add_options(parser, ModelOptions, ("model_path", "dtype", "device", "threads"))
     parser.add_argument(
         "--bench-name", default=QuestionOptions().bench_name, help="benchmark in data/"
     )
@@ -78,8 +79,6 @@ def add_model_options(parser: argparse.ArgumentParser, top_k: int = TOP_K) -> No
     parser.add_argument(
         "--top-k", type=int, default=top_k, help="likeliest tokens kept (%(default)s)"
     )
-    parser.add_argument("--dtype", default="auto", choices=DTYPES, help="(%(default)s)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
 
 
 def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
@@ -92,8 +91,7 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"{name}: got {value}; allowed: 1 or more")
-    with user_errors():
-        options = ModelOptions(model_path=args.model_path, dtype=args.dtype, device=args.device)
+    options = config_of(ModelOptions, vars(args))
     questions = asked_questions(args)
     model = check_model(options)
     conversation = choose_conversation(
@@ -145,13 +143,14 @@ def answer_turns(
     return turns
 
 
-def load_recorded_model(source: Source) -> TargetModel:
-    """Load the model of a recording, to ask it for more.
+def load_recorded_model(source: Source, threads: int | None = None) -> TargetModel:
+    """Load the model of a recording, to ask it for more, with so many CPU threads.
 
     Raises:
         UserError: if it is not there, or has other weights.
     """
-    options = ModelOptions(model_path=source.model_path, dtype=source.dtype)
+    with user_errors():
+        options = ModelOptions(model_path=source.model_path, dtype=source.dtype, threads=threads)
     model = check_model(options)
     fingerprint = source.model_fingerprint
     check_weights(
@@ -160,7 +159,7 @@ def load_recorded_model(source: Source) -> TargetModel:
     return load_target(options, model)
 
 
-def run(file: Path, drafters: Sequence[str], extend: bool) -> None:
+def run(file: Path, drafters: Sequence[str], extend: bool, threads: int | None = None) -> None:
     """Score drafters on a recording, and print a table.
 
     Raises:
@@ -171,7 +170,7 @@ def run(file: Path, drafters: Sequence[str], extend: bool) -> None:
     made = [(words, drafter_from(words, source.vocab_size)) for words in drafters]
     for words, drafter in made:
         check_replayable(drafter, words, source.top_k)
-    target = ReplayTarget(recording, load_recorded_model(source) if extend else None)
+    target = ReplayTarget(recording, load_recorded_model(source, threads) if extend else None)
     num_known = recording.num_texts
     rows = {}
     for words, drafter in progress(made, unit="drafter"):
@@ -197,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     args = build_parser().parse_args(argv)
     if args.command == "run":
-        run(Path(args.recording), args.drafters, args.extend)
+        run(Path(args.recording), args.drafters, args.extend, getattr(args, "threads", None))
         return 0
     out = Path(args.out)
     check_output(out, "out")

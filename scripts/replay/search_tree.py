@@ -29,6 +29,8 @@ import torch
 
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import check_output, refuse_outputs, write_whole
+from model.commands.model_options import ModelOptions
+from model.commands.options import add_options
 from model.engine.budget import MAX_DRAFT, DraftBudget
 from model.engine.tree import DraftTree
 from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
@@ -196,6 +198,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, default=8, help="successors k (%(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="learning runs (%(default)s)")
     parser.add_argument("--extend", action="store_true", help="ask the model for what is missing")
+    add_options(parser, ModelOptions, ("threads",))
     return parser
 
 
@@ -218,7 +221,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"ranks: got {args.ranks}; allowed: 1 to {source.top_k}, the tokens of a row in the recording; record "
             "with a larger --top-k"
         )
-    target = ReplayTarget(recording, load_recorded_model(source) if args.extend else None)
+    threads = getattr(args, "threads", None)
+    target = ReplayTarget(recording, load_recorded_model(source, threads) if args.extend else None)
     paths = learn(target, recording.turns, args.nodes, args.ranks, num_rounds=args.rounds)
     write_template(Path(args.out), paths, f"learned from {source.title}, k {args.ranks}")
     first = first_paths(args.ranks)

@@ -38,6 +38,8 @@ from scripts.studies.lab import Lab, Study
 NAME = "field"
 # Tokens of a recorded row that the study reads: goose hangs 64 nodes from one row.
 NUM_READ = 65
+# Options that say nothing about what a recording holds.
+BESIDE_RECORDING = ("study", "out", "recording", "files", "threads")
 # More series than these have their legend below the picture.
 MOST_INSIDE = 8
 
@@ -141,7 +143,7 @@ def _refuse_options_beside_a_recording(args: argparse.Namespace) -> None:
     """
     defaults = vars(build_parser().parse_args([NAME]))
     for name, value in vars(args).items():
-        if name not in ("study", "out", "recording", "files") and value != defaults[name]:
+        if name not in BESIDE_RECORDING and value != defaults.get(name):
             raise UserError(
                 f"{name}: got {value} with a recording, which has its own; leave it out"
             )
@@ -173,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         recording = Recording.load(file)
         _check_sizes(recording.num_questions, recording.source.top_k)
         make_folder(out)
-        model = load_recorded_model(recording.source)
+        model = load_recorded_model(recording.source, getattr(args, "threads", None))
     else:
         _check_sizes(len(asked_questions(args)), args.top_k)
         make_folder(out)

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
 from model.methods.rest.datastore import BOUNDARY, Datastore
-from scripts import corpus
+from scripts import build_datastore as corpus
 from scripts.build_datastore import main
 
 MODEL = ModelOptions().model_path
