@@ -1,1 +1,1 @@
-"""Commands run as ``python -m scripts.<name>`` from the repository root."""
+"""Commands run as `python -m scripts.<name>` from the repository root."""

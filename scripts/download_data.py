@@ -1,9 +1,9 @@
-"""Bring benchmark question files into ``data/``: pinned, checked, never overwritten silently.
+"""Bring benchmark question files into `data/`: pinned, checked, never overwritten silently.
 
 The repository carries its own demo questions only; all others stay with their authors.
 This command fetches them at one fixed commit and compares the sha256 before anything is written, so
-that two measurements named ``spec_bench`` were always taken on the same questions. ``mt_bench`` is
-the first 80 rows of Spec-Bench. ``humaneval``, ``gsm8k`` and ``math500`` are converted from the file
+that two measurements named `spec_bench` were always taken on the same questions. `mt_bench` is
+the first 80 rows of Spec-Bench. `humaneval`, `gsm8k` and `math500` are converted from the file
 that their authors publish, whose hash is pinned too.
 
 Run:
@@ -52,16 +52,16 @@ def bring(
     """Place one benchmark's question file and return a line that says what was done.
 
     Args:
-        bench: A name in ``PINNED``.
-        data_dir: Folder that receives ``<bench>/question.jsonl``.
-        from_dir: Folder with ``<bench>/``, which holds the published file, to read instead of the
+        bench: a name in `PINNED`.
+        data_dir: folder that receives `<bench>/question.jsonl`.
+        from_dir: folder with `<bench>/`, which holds the published file, to read instead of the
             network.
-        force: Replace a file that has another hash.
+        force: replace a file that has another hash.
 
     Raises:
-        UserError: A file with another hash is in the way, or the input is missing or wrong.
-        NetworkError: The download failed.
-        OSError: The target cannot be read or written.
+        UserError: if a file with another hash is in the way, or the input is missing or wrong.
+        NetworkError: if the download failed.
+        OSError: if the target cannot be read or written.
     """
     pinned = PINNED[bench]
     target = data_dir / bench / QUESTION_FILE
@@ -71,7 +71,7 @@ def bring(
             return f"{bench}: {target} is already there with the pinned sha256, left alone"
         if not force:
             raise UserError(
-                f"{target} holds other content, got sha256 {found}, allowed {pinned.sha256}; "
+                f"{target} holds other content: got sha256 {found}; allowed: {pinned.sha256}; "
                 "move it away, or pass --force to replace it"
             )
     content = _load_checked(PINNED[pinned.parent or bench], from_dir)
@@ -93,7 +93,7 @@ def _load_checked(pinned: PinnedFile, from_dir: Path | None) -> bytes:
         path = from_dir / pinned.name / pinned.published_name
         if not path.is_file():
             raise UserError(
-                f"no question file to copy, got {path}, allowed DIR/{pinned.name}/{path.name} "
+                f"no question file to copy: got {path}; allowed: DIR/{pinned.name}/{path.name} "
                 "under --from DIR; name the folder that holds it, or leave --from out"
             )
         content, origin = path.read_bytes(), str(path)
@@ -120,7 +120,7 @@ def _fetch(pinned: PinnedFile) -> bytes:
             raise ConnectionError(f"{len(body)} of {length} bytes")
     except (OSError, http.client.HTTPException) as error:
         raise NetworkError(
-            f"could not fetch {pinned.url}, got {error}, allowed the whole file; try again, or "
+            f"could not fetch {pinned.url}: got {error}; allowed: the whole file; try again, or "
             f"save it elsewhere as DIR/{pinned.name}/{pinned.published_name} and use --from DIR"
         ) from error
     return bytes(body)
@@ -130,8 +130,8 @@ def _check_sha256(content: bytes, pinned: PinnedFile, origin: str, expected: str
     found = _sha256(content)
     if found != expected:
         raise UserError(
-            f"{origin} is not the pinned {pinned.name} file, got sha256 {found}, "
-            f"allowed {expected}; nothing was written, take the file from {pinned.url}"
+            f"{origin} is not the pinned {pinned.name} file: got sha256 {found}; "
+            f"allowed: {expected}; nothing was written, take the file from {pinned.url}"
         )
 
 
@@ -144,17 +144,17 @@ def _check_arguments(benches: Sequence[str], from_dir: Path | None) -> None:
     for bench in benches:
         if bench in ELSEWHERE:
             raise UserError(
-                f"cannot fetch this benchmark, got {bench}, allowed {known}; it {ELSEWHERE[bench]}"
+                f"cannot fetch this benchmark: got {bench}; allowed: {known}; it {ELSEWHERE[bench]}"
             )
     unknown = [bench for bench in benches if bench not in PINNED]
     if unknown or not benches:
         raise UserError(
-            f"unknown benchmark, got {', '.join(map(repr, unknown)) or 'no name'}, "
-            f"allowed {known}; name one or more of them"
+            f"unknown benchmark: got {', '.join(map(repr, unknown)) or 'no name'}; "
+            f"allowed: {known}; name one or more of them"
         )
     if from_dir is not None and not from_dir.is_dir():
         raise UserError(
-            f"--from is not a folder, got {from_dir}, allowed a folder with "
+            f"--from is not a folder: got {from_dir}; allowed: a folder with "
             "<benchmark>/ and the published file in it; name another, or leave --from out"
         )
 
@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(bring(bench, args.data_dir, args.from_dir, force=args.force))
     except OSError as error:
         raise UserError(
-            f"cannot read or write a file, got {error}, allowed a readable --from and a writable "
+            f"cannot read or write a file: got {error}; allowed: a readable --from and a writable "
             "--data-dir; check both paths"
         ) from error
     return 0

