@@ -240,7 +240,7 @@ def _html(board: Board) -> str:
         heading = f"Measured: {'; '.join(named)}"
         sections.append(Section(heading, part.facts, part.tables, part.notes, pictures))
     if board.benchmarks:
-        pictures = benchmark_pictures(board.benchmarks)
+        pictures = benchmark_pictures(board.benchmarks, board.groups)
         sections.append(Section("What a step costs", pictures=pictures))
     if board.published is not None:
         sections.append(Section(PUBLISHED_HEADING, tables=board.published_tables))

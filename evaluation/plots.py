@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     paths = answer_paths(options.paths, options.base)
     groups = group_answers([load_answers(path) for path in paths], options.base)
     reports = [read_benchmark(path) for path in options.benchmark]
-    pictures = [*chain.from_iterable(group_pictures(groups)), *benchmark_pictures(reports)]
+    pictures = [*chain.from_iterable(group_pictures(groups)), *benchmark_pictures(reports, groups)]
     for picture in pictures:
         for file in write_picture(picture, Path(options.out)):
             print(file)

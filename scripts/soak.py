@@ -25,7 +25,7 @@ from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.loading import check_model, load_target
-from model.commands.model_options import DEFAULT_MODEL, ModelOptions, SamplingOptions
+from model.commands.model_options import ModelOptions, SamplingOptions
 from model.commands.options import add_options, config_of
 from model.engine.support import eos_ids_of
 from scripts.benchmark.methods import Method, check_draft_models, first_prompts, ready
@@ -82,13 +82,8 @@ def is_flat(blocks: Sequence[Block]) -> bool:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    parser = OptionParser(
-        prog="python -m scripts.soak",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = OptionParser(prog="python -m scripts.soak", description=__doc__)
     parser.add_argument("--methods", nargs="+", default=["recycling"], help="(%(default)s)")
-    parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
     parser.add_argument(
         "--draft-model", help="of sps (default: the demo model's with the demo model)"
     )
@@ -99,7 +94,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-questions", type=int, default=1000, help="(%(default)s)")
     parser.add_argument("--block", type=int, default=100, help="questions of a line (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
-    add_options(parser, ModelOptions, ("threads", "allow_pickle"))
+    names = ("model_path", "dtype", "device", "threads", "allow_pickle")
+    add_options(parser, ModelOptions, names)
     return parser
 
 
@@ -110,9 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(
             f"num_questions, block: got {args.num_questions}, {args.block}; allowed: 1 or more"
         )
-    entrants = entrants_of(args.methods, args.model_path, args.draft_model, needs_baseline=False)
+    options = config_of(ModelOptions, vars(args))
+    entrants = entrants_of(args.methods, options.model_path, args.draft_model, needs_baseline=False)
     with user_errors():
-        options = config_of(ModelOptions, vars(args))
         sampling = SamplingOptions(max_new_tokens=args.max_new_tokens)
     questions = load_questions(question_file_of(args.bench_name, args.question_file))
     model = check_model(options)

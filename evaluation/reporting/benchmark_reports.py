@@ -1,4 +1,4 @@
-"""Read reports of `scripts.benchmark`: what a step costs on a device, and what methods make of it.
+"""Read reports of `scripts.benchmark`: what a step costs on a device.
 
 Use:
     report = read_benchmark("docs/benchmarks/cpu-demo-float32.json")
@@ -17,9 +17,14 @@ from model.commands.command_line import UserError
 
 
 class Benchmark(NamedTuple):
-    """The part of a report of `scripts.benchmark` that `step_cost_chart` draws, and its conditions."""
+    """The part of a report of `scripts.benchmark` that `step_cost_chart` draws, and its conditions.
+
+    `accepted` and `nodes` of methods are in older reports only.
+    """
 
     conditions: str
+    device: str
+    dtype: str
     costs: pd.DataFrame
     accepted: dict[str, float]
     nodes: dict[str, float]
@@ -38,7 +43,9 @@ def read_benchmark(path: str | Path) -> Benchmark:
         has_one = costs.groupby("context")["num_nodes"].min() == 1
         if costs.empty or not has_one.all() or not (costs["milliseconds"] > 0).all():
             raise ValueError("cost_curve needs times above 0, and of one node, in every context")
-        methods = [row for row in report["methods"] if (row["mean_accepted_tokens"] or 1) > 1]
+        methods = [
+            row for row in report.get("methods", []) if (row["mean_accepted_tokens"] or 1) > 1
+        ]
         accepted = {row["method"]: float(row["mean_accepted_tokens"]) for row in methods}
         nodes = {
             row["method"]: float(row["nodes_per_step"])
@@ -54,4 +61,4 @@ def read_benchmark(path: str | Path) -> Benchmark:
             f"{path} is not a report of scripts.benchmark ({type(error).__name__}: {error}); "
             "give the file that its --out wrote"
         ) from None
-    return Benchmark(", ".join(facts), costs, accepted, nodes)
+    return Benchmark(", ".join(facts), report["device"], report["dtype"], costs, accepted, nodes)

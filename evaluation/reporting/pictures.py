@@ -31,8 +31,8 @@ def group_pictures(groups: Sequence[Group]) -> list[list[Picture]]:
     ]
 
 
-def benchmark_pictures(reports: Sequence[Benchmark]) -> list[Picture]:
-    """Draw the step costs of every benchmark report."""
+def benchmark_pictures(reports: Sequence[Benchmark], groups: Sequence[Group]) -> list[Picture]:
+    """Draw the step costs of every benchmark report, with the methods that answered on its device."""
     return [
         Picture(
             "step-cost" + (f"-{number}" if len(reports) > 1 else ""),
@@ -40,7 +40,7 @@ def benchmark_pictures(reports: Sequence[Benchmark]) -> list[Picture]:
             "Time of one forward pass over a draft tree, relative to a pass over one node. A method "
             "gains where the tokens that its steps bring (MAT) lie above the line at its number of "
             "nodes, drafting itself left aside.",
-            charts.step_cost_chart(report.costs, _titled(report.accepted), _titled(report.nodes)),
+            charts.step_cost_chart(report.costs, *_methods_of(report, groups)),
         )
         for number, report in enumerate(reports, start=1)
     ]
@@ -57,6 +57,32 @@ def write_picture(picture: Picture, folder: Path) -> list[Path]:
     replace_file(files[0], lambda file: file.write_bytes(chart_style.png_bytes(picture.figure)))
     write_whole(files[1], chart_style.svg_text(picture.figure, picture.name) + "\n")
     return files
+
+
+def _methods_of(
+    report: Benchmark, groups: Sequence[Group]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return MAT and mean nodes of a step of the methods that draft, by title.
+
+    They are the report's own, else those of the groups with its device and dtype.
+    """
+    if report.accepted:
+        return _titled(report.accepted), _titled(report.nodes)
+    accepted, nodes = {}, {}
+    for group in groups:
+        if (group.facts["device"], group.facts["dtype"]) != (report.device, report.dtype):
+            continue
+        titles = entry_titles(group)
+        for row in group.rows:
+            frame = pd.concat(file.frame for file in row.entry.files)
+            frame = frame[frame["is_sound"] & (frame["category"] != CODE)]
+            tokens, steps = frame["accepted"].sum(), frame["steps"].sum()
+            if tokens > steps:
+                title = titles[row.entry.label].long
+                accepted[title] = float(tokens / steps)
+                if not math.isnan(drafted := frame["draft_tokens"].sum(skipna=False)):
+                    nodes[title] = 1 + float(drafted / steps)
+    return accepted, nodes
 
 
 def _titled(figures: Mapping[str, float]) -> dict[str, float]:

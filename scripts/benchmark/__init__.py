@@ -1,1 +1,1 @@
-"""The interleaved benchmark of methods on this device."""
+"""Costs of forward passes on this device, and the README's table of results."""

@@ -28,7 +28,7 @@ from model.budget.measure import draft_of, has_room
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import check_output, replace_file
 from model.commands.loading import check_model, load_target
-from model.commands.model_options import DEFAULT_MODEL, ModelOptions
+from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.cache import TreeCache
 from model.engine.target import TargetModel
@@ -146,7 +146,6 @@ def draw(costs: Sequence[ContextCost], path: Path) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.benchmark.context_cost", description=__doc__)
-    parser.add_argument("--model-path", default=DEFAULT_MODEL, help="folder or hub name")
     parser.add_argument(
         "--contexts",
         type=int,
@@ -155,7 +154,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="cached tokens before the tree (%(default)s)",
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 81], help="sizes of trees")
-    add_options(parser, ModelOptions, ("dtype", "device", "threads", "allow_pickle"))
+    add_options(parser, ModelOptions, ("model_path", "dtype", "device", "threads", "allow_pickle"))
     parser.add_argument("--out", type=Path, metavar="FILE", help="picture, PNG or SVG")
     return parser
 

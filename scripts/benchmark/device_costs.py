@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation.answers.provenance import git_commit, versions
+from evaluation.reporting.tables import markdown_table
 from model.budget.measure import draft_of, has_room
 from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel
@@ -106,6 +107,32 @@ def cost_curve(
                 cache.set_length(context)
             points.append(CostPoint(num_nodes, context, 1e3 * statistics.median(times[2:])))
     return points
+
+
+def print_costs(curve: Sequence[CostPoint], roof: Roofline) -> None:
+    """Print the milliseconds of a pass by nodes and context, and the roofline."""
+    contexts = sorted({point.context for point in curve})
+    nodes = sorted({point.num_nodes for point in curve})
+    cost = {(point.num_nodes, point.context): point.milliseconds for point in curve}
+    body = [
+        [
+            str(num_nodes),
+            *(
+                f"{cost[num_nodes, context]:.2f} "
+                f"({cost[num_nodes, context] / cost[nodes[0], context]:.2f})"
+                if (num_nodes, context) in cost
+                else "-"
+                for context in contexts
+            ),
+        ]
+        for num_nodes in nodes
+    ]
+    print("milliseconds of one forward pass (relative to one node)\n")
+    print(markdown_table(["nodes", *(f"context {context}" for context in contexts)], body))
+    print(
+        f"\ncopy bandwidth {roof.bandwidth / 1e9:.1f} GB/s; one token reads {roof.bytes_per_token / 1e6:.1f} MB: "
+        f"roofline {roof.milliseconds:.2f} ms, of which a one-node pass reaches {100 * roof.reached:.0f}%"
+    )
 
 
 def copy_bandwidth(

@@ -11,7 +11,6 @@ Run:
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -132,11 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         UserError: if the page or a report is not as it should be.
     """
-    parser = OptionParser(
-        prog="python -m scripts.benchmark.results",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = OptionParser(prog="python -m scripts.benchmark.results", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit code 1 if it differs"
     )

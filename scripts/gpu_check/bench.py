@@ -22,7 +22,6 @@ from model.compiled.graphs import graphed
 from model.engine.self_test import self_test
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
-from scripts.benchmark.command import spread
 from scripts.benchmark.methods import first_prompts
 from scripts.enlarge.arithmetic import SHAPES
 from scripts.enlarge.command import scaled_model
@@ -109,7 +108,7 @@ class Bench:
 
     def prompts(self, count: int, bench_name: str = "demo") -> list[list[int]]:
         """Return the prompts of questions, evenly spread over a benchmark's."""
-        questions = spread(load_questions(question_file_of(bench_name)), count)
+        questions = load_questions(question_file_of(bench_name), count=count)
         return first_prompts(self.conversation, questions, self.checked)
 
     def target(self, kind: str) -> TargetModel:

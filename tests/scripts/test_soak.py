@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from evaluation.answering.entrants import entrant_of
 from model.commands.command_line import UserError
+from model.commands.model_options import SamplingOptions
+from model.engine.target import TargetModel
 from model.methods.recycling.auto_tree import library_of_guesses
-from scripts.benchmark import command as benchmark
+from scripts.benchmark.methods import ready
 from scripts.soak import Block, is_flat, main
 
 
@@ -44,25 +49,76 @@ def test_what_cannot_be_answered_is_refused_before_the_weights_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delattr("scripts.soak.load_target")
-    monkeypatch.delattr("scripts.benchmark.command.load_target")
     with pytest.raises(UserError, match=r"got '\./none'; allowed: a folder"):
         main(["--methods", "sps", "--draft-model", "./none"])
     file = tmp_path / "q.jsonl"
     file.write_text(json.dumps({"question_id": 7, "category": "qa", "turns": ["long " * 4000]}))
     says = "question 7: got a prompt of .* fewer than the model's context of 3072"
-    for command in (main, benchmark.main):
-        with pytest.raises(UserError, match=says):
-            command(["--methods", "vanilla", "--question-file", str(file)])
+    with pytest.raises(UserError, match=says):
+        main(["--methods", "vanilla", "--question-file", str(file)])
 
 
 def test_a_method_that_cannot_run_here_is_refused_before_the_weights_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delattr("scripts.soak.load_target")
-    monkeypatch.delattr("scripts.benchmark.command.load_target")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     library_of_guesses.cache_clear()
-    for command in (main, benchmark.main):
-        with pytest.raises(UserError, match="no C\\+\\+ compiler: got no-such-compiler; install g"):
-            command(["--methods", "vanilla", "recycling-auto"])
+    with pytest.raises(UserError, match="no C\\+\\+ compiler: got no-such-compiler; install g"):
+        main(["--methods", "vanilla", "recycling-auto"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--methods", "vanilla", "sps", "--model-path", "elsewhere"],
+            "draft_model: got none.* sps",
+        ),
+        (["--methods", "vanilla", "pld", "--draft-model", "mine"], "draft_model: got mine"),
+        (
+            ["--methods", "vanilla", "sps", "--draft-model", "./mine"],
+            "got './mine'; allowed: a folder",
+        ),
+        (
+            ["--methods", "vanilla", "generate-assisted", "--draft-model", "./mine"],
+            "got './mine'; allowed: a folder",
+        ),
+        (
+            ["--methods", "vanilla", "medusa --heads ./mine"],
+            "heads: got 'mine'; allowed: a folder",
+        ),
+        (
+            ["--methods", "vanilla", "medusa", "--model-path", "elsewhere"],
+            "heads: got none; name the folder of medusa's heads",
+        ),
+    ],
+)
+def test_a_draft_model_is_given_where_one_is_wanted(options: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        main(options)
+
+
+@pytest.mark.parametrize("name", ["generate", "generate-pld"])
+def test_a_referee_ends_with_the_models_context_as_our_methods_do(name: str) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32},
+        **{"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32},
+    )
+    target = TargetModel(LlamaForCausalLM(config).eval())
+    prompt = list(range(1, 29))
+    sampling = SamplingOptions(max_new_tokens=16)
+    ours, theirs = (
+        ready(entrant_of(words), target, sampling, frozenset()).answer(prompt).token_ids
+        for words in ("vanilla", name)
+    )
+    assert len(ours) == 4
+    assert theirs == ours
+
+
+@pytest.mark.parametrize("name", ["nope", "vanilla-auto", "hybrid-auto"])
+def test_an_unknown_method_or_one_without_an_automatic_budget_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="recycling-auto"):
+        entrant_of(name)

@@ -1,4 +1,4 @@
-"""Block 9: questions answered in turn, as `scripts.benchmark` does: as many as the time allows."""
+"""Block 9: questions answered in turn, as many as the time allows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from typing import Any
 
 from evaluation.answering.entrants import entrants_of
 from evaluation.answering.referees import GENERATE
-from evaluation.questions.questions import load_questions, question_file_of
+from evaluation.questions.questions import load_questions, question_file_of, spread
 from evaluation.scoring.per_question import task_of
 from model.commands.command_line import UserError
 from model.commands.model_options import SamplingOptions
-from scripts.benchmark.command import measure, spread
 from scripts.benchmark.methods import ready
-from scripts.benchmark.report import over, summarise
+from scripts.gpu_check.answers import measure, over, summarise
 from scripts.gpu_check.bench import GRAPHS, Bench
 from scripts.gpu_check.findings import Findings, Table, cell
 

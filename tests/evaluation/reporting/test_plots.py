@@ -25,7 +25,7 @@ from evaluation.plots import main
 from evaluation.reporting import chart_style, charts
 from evaluation.reporting.benchmark_reports import read_benchmark
 from evaluation.reporting.chart_style import Picture
-from evaluation.reporting.pictures import group_pictures
+from evaluation.reporting.pictures import benchmark_pictures, group_pictures
 from evaluation.reporting.titles import entry_titles
 from evaluation.reporting.tree_chart import tree_chart
 from evaluation.scoring.comparable import group_answers, load_answers
@@ -186,6 +186,29 @@ def test_step_costs_are_relative_to_one_node(tmp_path: Path) -> None:
     assert list(lines[2].get_xdata()) == [6.5]
     without = charts.step_cost_chart(report.costs, report.accepted, {}).axes[0].get_lines()
     assert list(without[2].get_xdata()) == [0, 1], "a line across the whole axis"
+
+
+def test_methods_beside_step_costs_are_those_that_answered_on_the_device(tmp_path: Path) -> None:
+    for method, lengths, more in (
+        ("vanilla", [1] * 8, {}),
+        ("pld", [1, 3, 2, 2], {"draft_tokens": [14]}),
+        ("samd", [4, 4], {}),
+    ):
+        rows = [make_row(1, "qa", lengths, 1.0, **more)]
+        meta = {"method": method, "device": "cpu", "dtype": "float32"}
+        write_answers(tmp_path / f"{method}.jsonl", rows, META | meta)
+    groups = group_answers([load_answers(path) for path in sorted(tmp_path.glob("*.jsonl"))])
+    for changes, expected in (
+        ({}, {"Prompt lookup (PLD): 4.5 nodes, MAT 2.00", "SAM decoding: MAT 4.00"}),
+        ({"device": "cuda"}, set()),
+        ({"dtype": "float16"}, set()),
+    ):
+        report = read_benchmark(
+            _report(tmp_path, methods=[], **{"device": "cpu", "dtype": "float32"} | changes)
+        )
+        (picture,) = benchmark_pictures([report], groups)
+        names = {str(line.get_label()) for line in picture.figure.axes[0].get_lines()}
+        assert {name for name in names if "MAT" in name} == expected
 
 
 @pytest.fixture(scope="module")

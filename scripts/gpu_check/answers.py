@@ -1,4 +1,4 @@
-"""Figures and tables of the benchmark: ratios within one run, with paired bootstrap intervals over questions."""
+"""Answers in turn, and their figures: ratios within one run, with paired bootstrap intervals over questions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evaluation.answering.interleaved import in_turn
 from evaluation.answering.referees import REFEREES
+from evaluation.answers.progress import progress
 from evaluation.answers.row import Turn
 from evaluation.answers.step_figures import PARTS
-from evaluation.reporting.tables import markdown_table
 from evaluation.scoring.intervals import paired_interval, ratio_of_rates
-from scripts.benchmark.device_costs import CostPoint, Roofline
+from scripts.benchmark.methods import Method
 
 
 class Work(NamedTuple):
@@ -106,56 +107,31 @@ def by_task(
     return ratios
 
 
-def print_tables(rows: list[dict[str, Any]], curve: list[CostPoint], roof: Roofline) -> None:
-    """Print the figures for people."""
+def measure(
+    methods: dict[str, Method],
+    prompts: Sequence[list[int]],
+    num_repetitions: int,
+    longest: int = 0,
+) -> dict[str, list[list[Turn]]]:
+    """Return answers[method][repetition][question], interleaved, after one unmeasured answer of
+    each method, and after each is prepared for texts of up to `longest` tokens.
 
-    def ratio(value: tuple[float, float, float] | None) -> str:
-        return f"{value[0]:.2f}x [{value[1]:.2f}, {value[2]:.2f}]" if value else ""
-
-    table = []
-    for row in rows:
-        shares = row.get("share_of_step", {})
-        table.append(
-            [
-                row["method"],
-                f"{row['tokens_per_second']:.1f}",
-                ratio(row["speedup"]),
-                ratio(row.get(over("generate"))),
-                ratio(row.get(over("generate-pld"))),
-                f"{row['decode_tokens_per_second']:.1f}"
-                if "decode_tokens_per_second" in row
-                else "",
-                ratio(row.get("decode_speedup")),
-                f"{row['mean_accepted_tokens']:.2f}" if row["mean_accepted_tokens"] else "",
-                " ".join(f"{100 * shares[part]:.0f}" for part in PARTS) if shares else "",
-                str(row["differing_answers"]),
-            ]
-        )
-    header = ["method", "tokens/s", "/ vanilla [95%]", "/ generate [95%]"]
-    header += ["/ generate-pld [95%]", "decode tokens/s"]
-    header += ["decode / vanilla [95%]", "MAT", "% " + " ".join(PARTS), "differ"]
-    print(markdown_table(header, table))
-    tasks = list(rows[0]["speedup_by_task"])
-    base = next((name for name in REFEREES if over(name) in rows[0]), "vanilla")
-    print(f"\nend to end / {base}, by task\n")
-    by_name = [
-        [row["method"], *(f"{row['speedup_by_task'][task]:.2f}x" for task in tasks)] for row in rows
-    ]
-    print(markdown_table(["method", *tasks], by_name))
-    contexts = sorted({point.context for point in curve})
-    nodes = sorted({point.num_nodes for point in curve})
-    cost = {(point.num_nodes, point.context): point.milliseconds for point in curve}
-    print("\nmilliseconds of one forward pass (relative to one node)\n")
-    body = [
-        [str(n)]
-        + [
-            f"{cost[n, c]:.2f} ({cost[n, c] / cost[nodes[0], c]:.2f})" if (n, c) in cost else "-"
-            for c in contexts
-        ]
-        for n in nodes
-    ]
-    print(markdown_table(["nodes", *(f"context {context}" for context in contexts)], body))
-    print(
-        f"\ncopy bandwidth {roof.bandwidth / 1e9:.1f} GB/s; one token reads {roof.bytes_per_token / 1e6:.1f} MB: "
-        f"roofline {roof.milliseconds:.2f} ms, of which a one-node pass reaches {100 * roof.reached:.0f}%"
-    )
+    Memory is cleared before every repetition: nobody drafts from his own earlier answer to the same
+    question.
+    """
+    names = list(methods)
+    for name in names:
+        methods[name].answer(prompts[0])
+    for method in methods.values():
+        method.prepare(longest)
+    answers: dict[str, list[list[Turn]]] = {name: [] for name in names}
+    total = num_repetitions * len(prompts) * len(names)
+    with progress(total=total, unit="answer") as bar:
+        for _ in range(num_repetitions):
+            for name in names:
+                methods[name].reset()
+                answers[name].append([])
+            for index, name in in_turn(names, len(prompts)):
+                answers[name][-1].append(methods[name].answer(prompts[index]))
+                bar.update()
+    return answers
