@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model.budget.cost_model import CostModel
-from scripts.gpu_check.given_costs import NEARLY_FLAT, GivenCosts
+from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
 
 
 @pytest.fixture(autouse=True, scope="session")

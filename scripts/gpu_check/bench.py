@@ -26,11 +26,11 @@ from scripts.benchmark.methods import first_prompts
 from scripts.enlarge.arithmetic import SHAPES
 from scripts.enlarge.command import scaled_model
 from scripts.gpu_check.findings import Findings, Result
-from scripts.gpu_check.given_costs import NEARLY_FLAT, GivenCosts
-from scripts.gpu_check.simulated.accounts import Accounts
-from scripts.gpu_check.simulated.device import SimulatedCuda
 from scripts.gpu_check.sizes import Sizes
-from scripts.gpu_check.waits import counted_waits
+from tests.simulated_device.device import SimulatedCuda
+from tests.simulated_device.double.accounts import Accounts
+from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
+from tests.simulated_device.waits import counted_waits
 
 T = TypeVar("T")
 AS_IT_IS = "demo"  # the shape of the demo model itself

@@ -46,8 +46,8 @@ from scripts.gpu_check.blocks.steps import whole_steps
 from scripts.gpu_check.blocks.verdicts import verdicts
 from scripts.gpu_check.findings import FAILED, PASSED, SKIPPED, Findings, Result, one_line
 from scripts.gpu_check.report import NO_MEASUREMENT, print_result, print_summary, report_of
-from scripts.gpu_check.simulated.device import SimulatedCuda
 from scripts.gpu_check.sizes import ON_GPU, SIMULATED
+from tests.simulated_device.device import SimulatedCuda
 
 SIMULATED_DEVICE, REAL_DEVICE = "simulated", "cuda"
 DEFAULT_SHAPE = "7b"

@@ -23,11 +23,11 @@ from scripts.gpu_check.bench import AS_IT_IS, EAGER, GRAPHS, Bench
 from scripts.gpu_check.blocks import decoding, methods, steps, verdicts
 from scripts.gpu_check.blocks.passes import peak_bandwidth
 from scripts.gpu_check.command import BLOCKS, Block, main, run_block
-from scripts.gpu_check.demo import Costs, Decoded, Run, Setting, demo_target, prompt_of
 from scripts.gpu_check.findings import FAILED, PASSED, SKIPPED, Findings, Result
 from scripts.gpu_check.report import NO_MEASUREMENT
 from scripts.gpu_check.sizes import SIMULATED
-from scripts.gpu_check.waits import WARNING, counted_waits
+from tests.simulated_device.demo import Costs, Decoded, Run, Setting, demo_target, prompt_of
+from tests.simulated_device.waits import WARNING, counted_waits
 
 TIMED = ("tree step", "copy roofline", "own vanilla", "generate", "plans")
 

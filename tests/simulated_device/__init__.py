@@ -1,1 +1,1 @@
-"""The path of a GPU, run on simulated GPUs."""
+"""GPUs simulated on the CPU: right numbers, a GPU's refusals, accounts; and the path of a GPU, run on them."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from scripts.gpu_check.simulated.device import SimulatedCuda
+from tests.simulated_device.device import SimulatedCuda
 from tests.simulated_device.runs import Runs
 
 torch.set_num_threads(1)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from model.engine.target import TargetModel
-from scripts.gpu_check.demo import KINDS, SETTINGS, Run, Setting, demo_target, run
-from scripts.gpu_check.simulated.accounts import Accounts
-from scripts.gpu_check.simulated.device import SimulatedCuda
+from tests.simulated_device.demo import KINDS, SETTINGS, Run, Setting, demo_target, run
+from tests.simulated_device.device import SimulatedCuda
+from tests.simulated_device.double.accounts import Accounts
 
 TABLE = Path(__file__).with_name("steps.json")
 CASES = [(kind, setting) for kind in KINDS for setting in SETTINGS if setting.runs_on(kind)]

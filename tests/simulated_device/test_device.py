@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from scripts.gpu_check.simulated.accounts import Accounts
-from scripts.gpu_check.simulated.device import SimulatedCuda
-from scripts.gpu_check.simulated.errors import DeviceMismatch, HostRace
+from tests.simulated_device.device import SimulatedCuda
+from tests.simulated_device.double.accounts import Accounts
+from tests.simulated_device.double.errors import DeviceMismatch, HostRace
 
 HERE = "tests/simulated_device/test_device.py"
 

@@ -11,10 +11,10 @@ from model.compiled.graphs import GraphedTarget, graphed
 from model.engine.loop import generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
-from scripts.gpu_check.simulated.device import SimulatedCuda
 from tests.model.decoded import drafter_for, known, random_ids
 from tests.model.families.families_with_trees import TREES
 from tests.model.families.family import IS_VERSION_4, Family
+from tests.simulated_device.device import SimulatedCuda
 
 EVERY = pytest.mark.parametrize(
     "family",

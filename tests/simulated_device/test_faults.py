@@ -13,9 +13,9 @@ from model.compiled.cache import StaticView
 from model.compiled.target import StaticTarget
 from model.engine.tree import TreeTopology
 from model.methods.recycling.adjacency import DeviceTemplate
-from scripts.gpu_check.demo import SETTINGS, Decoded, Setting, demo_target, run
-from scripts.gpu_check.simulated.device import SimulatedCuda
-from scripts.gpu_check.simulated.errors import DeviceMismatch
+from tests.simulated_device.demo import SETTINGS, Decoded, Setting, demo_target, run
+from tests.simulated_device.device import SimulatedCuda
+from tests.simulated_device.double.errors import DeviceMismatch
 from tests.simulated_device.runs import Runs
 
 HERE = "tests/simulated_device/test_faults.py"

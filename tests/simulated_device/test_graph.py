@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from scripts.gpu_check.simulated.accounts import Accounts
-from scripts.gpu_check.simulated.device import SimulatedCuda
-from scripts.gpu_check.simulated.errors import CaptureError, HostRace
+from tests.simulated_device.device import SimulatedCuda
+from tests.simulated_device.double.accounts import Accounts
+from tests.simulated_device.double.errors import CaptureError, HostRace
 
 HERE = "tests/simulated_device/test_graph.py"
 

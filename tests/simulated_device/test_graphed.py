@@ -22,7 +22,9 @@ from model.engine.loop import decode, generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
-from scripts.gpu_check.demo import (
+from tests.model.decoded import known
+from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
+from tests.simulated_device.demo import (
     END,
     FIRST_TEXT,
     SETTINGS,
@@ -33,10 +35,8 @@ from scripts.gpu_check.demo import (
     prompt_of,
     run,
 )
-from scripts.gpu_check.simulated.accounts import Accounts
-from scripts.gpu_check.simulated.device import SimulatedCuda
-from tests.model.decoded import known
-from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
+from tests.simulated_device.device import SimulatedCuda
+from tests.simulated_device.double.accounts import Accounts
 from tests.simulated_device.runs import Runs
 
 RECYCLING, PLD = Setting("recycling"), Setting("pld")

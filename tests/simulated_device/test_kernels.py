@@ -26,9 +26,9 @@ from model.kernels.choice import KEYS, ROWS
 from model.kernels.measured_attention import FOLDED, choice_on_gpu
 from model.kernels.norms import has_fused_rms_norm, weighted
 from model.kernels.registered import USUAL
-from scripts.gpu_check.demo import FIRST_TEXT, TEXT, Setting, demo_model, prompt_of
-from scripts.gpu_check.simulated.device import SimulatedCuda
 from tests.model.decoded import known
+from tests.simulated_device.demo import FIRST_TEXT, TEXT, Setting, demo_model, prompt_of
+from tests.simulated_device.device import SimulatedCuda
 
 # Launches of a norm beyond one: squares, their mean, epsilon, root, two products; in half precision two casts.
 SAVED = {torch.float32: 5, torch.float16: 7}

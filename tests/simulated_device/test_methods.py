@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.gpu_check.demo import SETTINGS, Setting
 from tests.model.families.family import IS_VERSION_4
+from tests.simulated_device.demo import SETTINGS, Setting
 from tests.simulated_device.runs import CASES, Runs, name_of, table
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=name_of)

@@ -9,7 +9,7 @@ import torch
 
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
-from scripts.gpu_check.demo import (
+from tests.simulated_device.demo import (
     COSTS,
     FIRST_TEXT,
     NEARLY_FLAT,
@@ -20,7 +20,7 @@ from scripts.gpu_check.demo import (
     demo_model,
     text_of,
 )
-from scripts.gpu_check.simulated.device import SimulatedCuda
+from tests.simulated_device.device import SimulatedCuda
 from tests.simulated_device.runs import Runs
 
 accelerate = pytest.importorskip("accelerate", reason="spreads a model over devices")

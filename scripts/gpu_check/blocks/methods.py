@@ -8,9 +8,9 @@ from typing import Any
 
 from model.engine.target import TargetModel
 from scripts.gpu_check.bench import Bench
-from scripts.gpu_check.demo import KINDS, SETTINGS, Run, Setting, demo_target, run
 from scripts.gpu_check.findings import Findings, Table
-from scripts.gpu_check.simulated.accounts import Accounts
+from tests.simulated_device.demo import KINDS, SETTINGS, Run, Setting, demo_target, run
+from tests.simulated_device.double.accounts import Accounts
 
 # A step waits for its read-out; these methods grow their trees on the device and ask it once more.
 ALLOWED_WAITS, MORE_WAITS = 1, {"eagle": 2, "eagle2": 2, "eagle3": 2}

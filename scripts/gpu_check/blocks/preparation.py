@@ -12,8 +12,8 @@ from model.compiled.graphs import GraphedTarget
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from scripts.gpu_check.bench import COMPILED, GRAPHS, Bench
-from scripts.gpu_check.demo import MAIN_SETTINGS, Setting
 from scripts.gpu_check.findings import Findings, Table, cell
+from tests.simulated_device.demo import MAIN_SETTINGS, Setting
 
 
 def captures(bench: Bench) -> Findings:

@@ -15,8 +15,8 @@ from model.engine.loop import decode
 from model.engine.step import PARTS, StepRecord
 from model.engine.target import TargetModel
 from scripts.gpu_check.bench import EAGER, GRAPHS, Bench
-from scripts.gpu_check.demo import MAIN_SETTINGS, Setting
 from scripts.gpu_check.findings import Findings, Table, cell
+from tests.simulated_device.demo import MAIN_SETTINGS, Setting
 
 # Kernels that are profiled: the tree of the paper, and plain decoding beside it.
 PROFILED = MAIN_SETTINGS[:2]

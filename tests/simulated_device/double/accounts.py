@@ -17,8 +17,8 @@ ROOT = HERE.parents[2]
 PACKAGES = "site-packages"
 # The launch of a graph.
 REPLAY = "graph replay"
-# Copies for others, who are the places that count.
-COPIERS = {"model/machine/transfer.py"}
+# Copies for others, who are the places that count; and the device itself.
+COPIERS = {"model/machine/transfer.py", "tests/simulated_device/device.py"}
 
 
 class Place(NamedTuple):

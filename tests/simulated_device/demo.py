@@ -22,8 +22,8 @@ from model.engine.loop import decode
 from model.engine.target import TargetModel
 from model.methods.registry import METHODS, drafter_class
 from model.methods.rest.datastore import Datastore
-from scripts.gpu_check.given_costs import NEARLY_FLAT, GivenCosts
-from scripts.gpu_check.simulated.accounts import Accounts
+from tests.simulated_device.double.accounts import Accounts
+from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
 
 DEMO = Path(__file__).resolve().parents[2] / "data/demo"
 KINDS = {"eager": TargetModel, "static": StaticTarget, "graphed": GraphedTarget}

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-from .accounts import Accounts, place
-from .checks import check_devices, check_same
-from .errors import CaptureError
-from .graph import Pool, Recording
-from .guard import load_guard
-from .operations import COPIES, INDEXING, Operation, Traits, traits_of
-from .stand_ins import stand_ins
-from .tensor import SimulatedTensor, held_by, leaves, mapped
-from .transfers import Transfers
+from .double.accounts import Accounts, place
+from .double.checks import check_devices, check_same
+from .double.errors import CaptureError
+from .double.graph import Pool, Recording
+from .double.guard import load_guard
+from .double.operations import COPIES, INDEXING, Operation, Traits, traits_of
+from .double.stand_ins import stand_ins
+from .double.tensor import SimulatedTensor, held_by, leaves, mapped
+from .double.transfers import Transfers
 
 NAME = "cuda"
 CPU = torch.device("cpu")

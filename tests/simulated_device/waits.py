@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from scripts.gpu_check.simulated.accounts import COPIERS, ROOT, Accounts, place
-from scripts.gpu_check.simulated.device import SimulatedCuda
+from tests.simulated_device.device import SimulatedCuda
+from tests.simulated_device.double.accounts import COPIERS, ROOT, Accounts, place
 
 # Torch's warning in its debug mode of synchronisation; another one says that the mode is a prototype.
 WARNING = "called a synchronizing"

@@ -1,0 +1,1 @@
+"""The parts of simulated GPUs: tensors, operations, graphs, and accounts of launches, copies and waits."""
