@@ -45,7 +45,8 @@ def loaded(source: Path, what: str, functions: Functions) -> ctypes.CDLL:
         ValueError: if it cannot be built or loaded here.
     """
     try:
-        library = ctypes.CDLL(str(built((source, HEADER), what, OPTIONS)))
+        headers = (HEADER, *sorted(source.parent.glob("*.h")))
+        library = ctypes.CDLL(str(built((source, *headers), what, OPTIONS)))
     except (BuildError, ImportError, OSError) as error:
         raise ValueError(
             f"{what.partition(' (')[0]}: {error}; all other methods, and recycling by default, need none"

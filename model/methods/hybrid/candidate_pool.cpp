@@ -3,278 +3,30 @@
 // Python owns the arrays of rows, rates and counts, and saves and loads them; the text and the current tree are kept
 // here.
 //
-// Shapes: N nodes of a tree, k tokens in a row, S sketches, E records of nodes, V vocabulary.
+// Shapes: N nodes of a tree, k tokens in a row, S sketches, V vocabulary.
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <vector>
 
 #include "../growth/best_first.h"
+#include "neighbours.h"
+#include "shared.h"
+#include "suffix_index.h"
 
 using namespace best_first;
+using namespace candidates;
 
 namespace {
 
 constexpr int LONGEST_ROW_KEY = 3;
-constexpr int LONGEST_KEY = 4;  // of the text's n-grams
-constexpr int64_t LONGEST_MATCH = 24;
-
-}  // namespace
-
-// Settings and arrays of Python, which owns the arrays.
-struct Shared {
-  int64_t num_slots, k, vocab_size;
-  int64_t num_buckets, num_codes, first_of_row;  // of probabilities; of codes; added to a first token's code
-  int64_t num_match_weights, num_frequent, first_frequent, num_kinds;
-  int64_t num_records, num_probes, num_compared, num_steps;  // of similarity
-  int64_t state_length;
-  double in_text_weight, most_observations, largest_logit, logit_steps;
-  const double* minus_edges;     // [num_buckets - 1], rising
-  const double* row_weights;     // [2 * num_buckets + 2]
-  const double* match_weights;   // [num_match_weights]
-  const double* kind_centres;    // [first_frequent]
-  const double* neighbour_weights;  // [num_steps]
-  int64_t* keys;                 // [num_slots]
-  int32_t* rows;                 // [num_slots, k]
-  double* rates;                 // [2, num_kinds]: rates and numbers of observations
-  int32_t* counts;               // [V], of emitted tokens
-  // Records of verified nodes, each at its number modulo E: states before and after the token.
-  int8_t* before;                // [E, S]
-  int8_t* after;                 // [E, S]
-  int32_t* record_tokens;        // [E]
-  int32_t* record_rows;          // [E, k]
-  int64_t* previous;             // [E], numbers
-  int64_t* latest;               // [V]
-  int64_t* num_recorded;         // [1]
-};
-
-namespace {
-
-// Python's hash of a tuple of small numbers.
-int64_t hash_of(const int32_t* tokens, int count) {
-  constexpr uint64_t FIRST = 11400714785074694791u, SECOND = 14029467366897019727u, FIFTH = 2870177450012600261u;
-  uint64_t sum = FIFTH;
-  for (int i = 0; i < count; ++i) {
-    sum += static_cast<uint64_t>(tokens[i]) * SECOND;
-    sum = (sum << 31 | sum >> 33) * FIRST;
-  }
-  sum += static_cast<uint64_t>(count) ^ (FIFTH ^ 3527539u);
-  return sum == ~uint64_t{0} ? 1546275796 : static_cast<int64_t>(sum);
-}
-
-// The last tokens, up to LONGEST_KEY, the newest last.
-struct Last {
-  std::array<int32_t, LONGEST_KEY> tokens;
-  int count = 0;
-
-  const int32_t* from_end(int number) const { return tokens.data() + count - number; }
-
-  void push(int32_t token) {
-    if (count == LONGEST_KEY) {
-      std::copy(tokens.begin() + 1, tokens.end(), tokens.begin());
-      --count;
-    }
-    tokens[count++] = token;
-  }
-};
-
-// An earlier place in the text: the position of the token that followed, and how many tokens before it agree.
-struct Match {
-  int64_t position = NOWHERE, length = 0;
-};
-
-// The record of the last token with the most similar state before it, and that similarity.
-struct Neighbour {
-  int64_t number = NOWHERE, likeness = 0;
-};
 
 // The context on which a node's guesses depend.
 struct Context {
   Last last;
   Match match;
   Neighbour neighbour;
-};
-
-// The text, and the last place of each n-gram.
-class SuffixIndex {
- public:
-  std::vector<int32_t> text;
-  std::vector<char> is_in_text;  // by token
-
-  explicit SuffixIndex(int64_t vocab_size) : is_in_text(vocab_size) { clear(); }
-
-  void clear() {
-    for (const int32_t token : text) is_in_text[token] = false;
-    text.clear();
-    entries_ = std::vector<Entry>(1024);  // frees the memory of a long text
-    num_entries_ = 0;
-  }
-
-  // An n-gram is indexed once its continuation exists, so that no suffix of the text finds itself.
-  void append(int32_t token) {
-    const Last last = end(LONGEST_KEY);
-    for (int length = last.count; length > 0; --length) put(last.from_end(length), length, text.size());
-    text.push_back(token);
-    if (token >= static_cast<int64_t>(is_in_text.size())) is_in_text.resize(token + 1);  // some prompts' tokens have no logit
-    is_in_text[token] = true;
-  }
-
-  Last end(int count) const {
-    Last last;
-    const int64_t size = text.size();
-    for (int64_t i = std::max<int64_t>(0, size - count); i < size; ++i) last.push(text[i]);
-    return last;
-  }
-
-  Match match_end() const {
-    Match found = match(end(LONGEST_KEY));
-    if (found.length < LONGEST_KEY) return found;
-    const int64_t size = text.size(), position = found.position;
-    int64_t& length = found.length;
-    while (length < std::min(LONGEST_MATCH, position) && text[position - 1 - length] == text[size - 1 - length]) ++length;
-    return found;
-  }
-
-  Match match(const Last& last) const {
-    for (int length = last.count; length > 0; --length) {
-      const Entry& entry = entries_[place_of(last.from_end(length), length)];
-      if (entry.position != NOWHERE) return {entry.position, length};
-    }
-    return {};
-  }
-
-  Match follow(const Match& before, int32_t token, const Last& last) const {
-    const int64_t next = before.position + 1;
-    if (before.position != NOWHERE && text[before.position] == token && next < static_cast<int64_t>(text.size())) {
-      return {next, before.length + 1};
-    }
-    return match(last);
-  }
-
- private:
-  struct Entry {
-    std::array<int32_t, LONGEST_KEY> ngram{};
-    int length = 0;
-    int64_t position = NOWHERE;
-  };
-
-  // Return the slot of an n-gram, or the slot it would get.
-  size_t place_of(const int32_t* ngram, int length) const {
-    const size_t last_place = entries_.size() - 1;
-    size_t place = hash_of(ngram, length) & last_place;
-    while (entries_[place].position != NOWHERE &&
-           !(entries_[place].length == length && std::equal(ngram, ngram + length, entries_[place].ngram.begin()))) {
-      place = (place + 1) & last_place;
-    }
-    return place;
-  }
-
-  void put(const int32_t* ngram, int length, int64_t position) {
-    Entry& entry = entries_[place_of(ngram, length)];
-    const bool is_new = entry.position == NOWHERE;
-    std::copy(ngram, ngram + length, entry.ngram.begin());
-    entry.length = length;
-    entry.position = position;
-    if (is_new && 2 * ++num_entries_ > entries_.size()) grow();
-  }
-
-  void grow() {
-    std::vector<Entry> old(2 * entries_.size());
-    old.swap(entries_);
-    for (const Entry& entry : old) {
-      if (entry.position != NOWHERE) entries_[place_of(entry.ngram.data(), entry.length)] = entry;
-    }
-  }
-
-  std::vector<Entry> entries_;
-  size_t num_entries_ = 0;
-};
-
-using State = std::vector<int8_t>;  // [S]; empty: not known
-
-// Sketches of nodes [N, S] inside their logits: every `step`-th number, rows `row_step` apart.
-struct Sketches {
-  const float* values;  // null: the nodes have no states
-  int64_t row_step, step;
-};
-
-// Records of verified nodes: see neighbours.py.
-class Neighbours {
- public:
-  explicit Neighbours(const Shared& shared) : shared_(shared) {}
-
-  // Compute the states of N nodes.
-  void read(const Sketches& sketches, int64_t N) {
-    const int64_t S = shared_.num_probes;
-    whole_.resize(S);
-    states_.resize(N * S);
-    for (int64_t node = 0; node < N; ++node) {
-      const float* values = sketches.values + node * sketches.row_step;
-      int64_t sum = 0;
-      for (int64_t i = 0; i < S; ++i) {
-        const float value = values[i * sketches.step], most = shared_.largest_logit;
-        const float bounded = std::isfinite(value) ? std::clamp(value, -most, most) : 0.0f;
-        sum += whole_[i] = static_cast<int64_t>(std::nearbyint(bounded * static_cast<float>(shared_.logit_steps)));
-      }
-      int64_t squares = 0;
-      for (int64_t i = 0; i < S; ++i) {
-        whole_[i] = whole_[i] * S - sum;
-        squares += whole_[i] * whole_[i];
-      }
-      const double scale = shared_.state_length / std::sqrt(static_cast<double>(std::max<int64_t>(1, squares)));
-      for (int64_t i = 0; i < S; ++i) {
-        states_[node * S + i] = static_cast<int8_t>(std::nearbyint(whole_[i] * scale));
-      }
-    }
-  }
-
-  // State of a node of the last `read`.
-  const int8_t* state(int64_t node) const { return states_.data() + node * shared_.num_probes; }
-
-  void add(int32_t token, const int8_t* before, const int8_t* after, const int32_t* row) const {
-    if (token >= shared_.vocab_size) return;  // some prompts' tokens have no logit
-    const int64_t number = shared_.num_recorded[0]++, place = number % shared_.num_records, S = shared_.num_probes;
-    std::copy_n(before, S, shared_.before + place * S);
-    std::copy_n(after, S, shared_.after + place * S);
-    std::copy_n(row, shared_.k, shared_.record_rows + place * shared_.k);
-    shared_.record_tokens[place] = token;
-    shared_.previous[place] = shared_.latest[token];
-    shared_.latest[token] = number;
-  }
-
-  Neighbour find(int32_t token, const int8_t* state) const {
-    Neighbour found;
-    if (!state || token >= shared_.vocab_size) return found;
-    const int64_t E = shared_.num_records, S = shared_.num_probes, square = shared_.state_length * shared_.state_length;
-    const int64_t oldest = std::max<int64_t>(0, shared_.num_recorded[0] - E);
-    int64_t highest = -2 * square, number = shared_.latest[token];
-    for (int64_t i = 0; i < shared_.num_compared && number >= oldest; ++i) {
-      const int8_t* before = shared_.before + number % E * S;
-      int32_t product = 0;
-      for (int64_t j = 0; j < S; ++j) product += state[j] * before[j];
-      if (product > highest) {
-        highest = product;
-        found.number = number;
-      }
-      number = shared_.previous[number % E];
-    }
-    if (highest > 0) found.likeness = std::min(highest * shared_.num_steps / square, shared_.num_steps - 1);
-    return found;
-  }
-
-  const int8_t* after(int64_t number) const {
-    return number == NOWHERE ? nullptr : shared_.after + number % shared_.num_records * shared_.num_probes;
-  }
-
-  const int32_t* row(int64_t number) const { return shared_.record_rows + number % shared_.num_records * shared_.k; }
-
- private:
-  const Shared& shared_;
-  State states_;                // [N, S]
-  std::vector<int64_t> whole_;  // [S]
 };
 
 }  // namespace
