@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
 from ...engine.budget import MARGIN, DraftBudget
 from ...engine.tree import DraftTree
 from ...machine.build import BuildError, built
+from ...machine.cpp_interface import declare_functions
 
 # Probabilities are stored as codes: 0 for no row yet, b + 1 for a probability in bucket b.
 EDGES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01, 0.004)
@@ -27,18 +28,9 @@ MINUS_EDGES = tuple(-edge for edge in EDGES)
 HEADER = Path(__file__).with_name("best_first.h")
 # No fused multiply-add, so that numbers equal Python's.
 OPTIONS = ("-ffp-contract=off",)
-POINTER, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-# Argument types of a function that grows a tree; it returns N.
-GROW_ARGUMENTS = (
-    *(POINTER, FLAG, NUMBER, NUMBER, FLAG),
-    *(NUMBER, POINTER, POINTER, ctypes.c_double),
-    *(POINTER, POINTER, POINTER),
-)
-# Result and argument types of functions, by name.
-Functions = Mapping[str, tuple[type | None, tuple[type, ...]]]
 
 
-def loaded(source: Path, what: str, functions: Functions) -> ctypes.CDLL:
+def loaded(source: Path, what: str) -> ctypes.CDLL:
     """Return the library of a C++ file that grows trees, built if needed (`model.machine.build`).
 
     Raises:
@@ -51,9 +43,7 @@ def loaded(source: Path, what: str, functions: Functions) -> ctypes.CDLL:
         raise ValueError(
             f"{what.partition(' (')[0]}: {error}; all other methods, and recycling by default, need none"
         ) from error
-    for name, (result, arguments) in functions.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+    declare_functions(library, source.read_text())
     return library
 
 
@@ -61,7 +51,7 @@ class Growth:
     """The last tree grown by a C++ source.
 
     Args:
-        grow: a function of `GROW_ARGUMENTS`.
+        grow: a C++ function that grows a tree, such as `pool_grow`.
         source: its first argument.
 
     Attributes:

@@ -22,19 +22,9 @@ import torch
 from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
+from ...machine.cpp_interface import shared_struct
 from ..growth.acceptance_rates import MEMORY, AcceptanceRates
-from ..growth.best_first import (
-    CENTRES,
-    GROW_ARGUMENTS,
-    MINUS_EDGES,
-    NUMBER,
-    POINTER,
-    Functions,
-    Growth,
-    address,
-    flat,
-    loaded,
-)
+from ..growth.best_first import CENTRES, MINUS_EDGES, Growth, address, flat, loaded
 from .frequent_tokens import NUM_TOKENS, FrequentTokens
 from .neighbours import LARGEST_LOGIT, LENGTH, LOGIT_STEPS, NUM_STEPS, Neighbours
 from .row_tables import FIRST, NUM_CODES, RowTables
@@ -72,46 +62,12 @@ KIND_SOURCES = (
     *("frequent tokens" for _ in FREQUENT_PRIORS),
 )
 SOURCE = Path(__file__).with_name("candidate_pool.cpp")
-
-
-class _Shared(ctypes.Structure):
-    """The struct `Shared` of `candidate_pool.cpp`."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("num_slots", "k", "vocab_size")),
-        *((name, ctypes.c_int64) for name in ("num_buckets", "num_codes", "first_of_row")),
-        *((name, ctypes.c_int64) for name in ("num_match_weights", "num_frequent")),
-        *((name, ctypes.c_int64) for name in ("first_frequent", "num_kinds")),
-        *((name, ctypes.c_int64) for name in ("num_records", "num_probes")),
-        *((name, ctypes.c_int64) for name in ("num_compared", "num_steps", "state_length")),
-        *((name, ctypes.c_double) for name in ("in_text_weight", "most_observations")),
-        *((name, ctypes.c_double) for name in ("largest_logit", "logit_steps")),
-        *((name, ctypes.c_void_p) for name in ("minus_edges", "row_weights", "match_weights")),
-        *((name, ctypes.c_void_p) for name in ("kind_centres", "neighbour_weights")),
-        *((name, ctypes.c_void_p) for name in ("keys", "rows", "rates", "counts")),
-        *((name, ctypes.c_void_p) for name in ("before", "after", "record_tokens")),
-        *((name, ctypes.c_void_p) for name in ("record_rows", "previous", "latest")),
-        ("num_recorded", ctypes.c_void_p),
-    )
+SHARED = SOURCE.with_name("shared.h")
 
 
 @cache
 def library_of_pool() -> ctypes.CDLL:
-    what = "the candidate pool of the hybrid (once, about 2 s)"
-    tree = (NUMBER, POINTER, POINTER)
-    text, sketches = (POINTER, POINTER, NUMBER, NUMBER), (POINTER, NUMBER, NUMBER)
-    path, emitted, candidates = (POINTER, NUMBER), (POINTER, NUMBER), (POINTER, POINTER, NUMBER)
-    functions: Functions = {
-        "pool_new": (POINTER, (POINTER,)),
-        "pool_free": (None, (POINTER,)),
-        "pool_reload": (None, (POINTER,)),
-        "pool_start": (None, (POINTER, POINTER, NUMBER)),
-        "pool_append": (None, (POINTER, POINTER, NUMBER)),
-        "pool_write_rows": (None, (*text, POINTER, POINTER, *sketches)),
-        "pool_grow": (NUMBER, GROW_ARGUMENTS),
-        "pool_learn": (None, (POINTER, *tree, *path, *emitted, *candidates, *sketches)),
-    }
-    return loaded(SOURCE, what, functions)
+    return loaded(SOURCE, "the candidate pool of the hybrid (once, about 2 s)")
 
 
 class CandidatePool:
@@ -131,18 +87,38 @@ class CandidatePool:
         self._rates = AcceptanceRates(KIND_CENTRES + FREQUENT_PRIORS)
         self._frequent = FrequentTokens(vocab_size)
         self._library = library = library_of_pool()
-        weights = (ROW_WEIGHTS, MATCH_WEIGHTS, KIND_CENTRES, NEIGHBOUR_WEIGHTS)
-        constants = [np.array(numbers) for numbers in (MINUS_EDGES, *weights)]
-        learned = (self._rates.array, self._frequent.state().numpy())
-        arrays = (*constants, *self.tables.arrays, *learned, *self.neighbours.arrays)
-        sizes = (num_slots, k, vocab_size, len(CENTRES), NUM_CODES, FIRST)
-        kinds = (len(MATCH_WEIGHTS), NUM_TOKENS, FIRST_FREQUENT, len(self._rates.rates))
-        num_records, num_probes = self.neighbours.arrays[0].shape
-        records = (num_records, num_probes, num_neighbours, NUM_STEPS, LENGTH)
-        doubles = (IN_TEXT_WEIGHT, MEMORY, LARGEST_LOGIT, LOGIT_STEPS)
-        numbers = (*sizes, *kinds, *records, *doubles)
-        shared = _Shared(*numbers, *(values.ctypes.data for values in arrays))
-        self._arrays = arrays  # kept alive: C++ reads and writes them
+        num_records, num_probes = self.neighbours.arrays["before"].shape
+        self._shared = {  # kept alive here, since C++ uses the arrays
+            "num_slots": num_slots,
+            "k": k,
+            "vocab_size": vocab_size,
+            "num_buckets": NUM_BUCKETS,
+            "num_codes": NUM_CODES,
+            "first_of_row": FIRST,
+            "num_match_weights": len(MATCH_WEIGHTS),
+            "num_frequent": NUM_TOKENS,
+            "first_frequent": FIRST_FREQUENT,
+            "num_kinds": len(self._rates.rates),
+            "num_records": num_records,
+            "num_probes": num_probes,
+            "num_compared": num_neighbours,
+            "num_steps": NUM_STEPS,
+            "state_length": LENGTH,
+            "in_text_weight": IN_TEXT_WEIGHT,
+            "most_observations": MEMORY,
+            "largest_logit": LARGEST_LOGIT,
+            "logit_steps": LOGIT_STEPS,
+            "minus_edges": np.array(MINUS_EDGES),
+            "row_weights": np.array(ROW_WEIGHTS),
+            "match_weights": np.array(MATCH_WEIGHTS),
+            "kind_centres": np.array(KIND_CENTRES),
+            "neighbour_weights": np.array(NEIGHBOUR_WEIGHTS),
+            "rates": self._rates.array,
+            "counts": self._frequent.state().numpy(),
+            **self.tables.arrays,
+            **self.neighbours.arrays,
+        }
+        shared = shared_struct(SHARED.read_text(), self._shared)
         self._pool = library.pool_new(ctypes.byref(shared))
         weakref.finalize(self, library.pool_free, self._pool)
         self._growth = Growth(library.pool_grow, self._pool)

@@ -62,17 +62,24 @@ class Neighbours:
         self._count = np.zeros(1, dtype=np.int64)  # number of all records so far
 
     @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """States before and after [E, S], tokens [E], rows [E, k], previous [E], latest [V], count
-        [1]; writable.
+    def arrays(self) -> dict[str, np.ndarray]:
+        """States before and after [E, S], tokens [E], rows [E, k], previous [E], latest [V] and the
+        count [1] by their names in C++; writable.
         """
-        states = (self._before, self._after)
-        return (*states, self._tokens, self._rows, self._previous, self._latest, self._count)
+        return {
+            "before": self._before,
+            "after": self._after,
+            "record_tokens": self._tokens,
+            "record_rows": self._rows,
+            "previous": self._previous,
+            "latest": self._latest,
+            "num_recorded": self._count,
+        }
 
     @property
     def num_bytes(self) -> int:
         """Memory in bytes."""
-        return sum(values.nbytes for values in self.arrays)
+        return sum(values.nbytes for values in self.arrays.values())
 
     def reset(self) -> None:
         """Forget everything."""

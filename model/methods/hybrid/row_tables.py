@@ -49,9 +49,9 @@ class RowTables:
         self._rows = np.zeros((num_slots, k), dtype=np.int32)
 
     @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys [S] and rows [S, k], writable."""
-        return self._keys, self._rows
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Keys [S] and rows [S, k] by their names in C++, writable."""
+        return {"keys": self._keys, "rows": self._rows}
 
     @property
     def num_bytes(self) -> int:

@@ -23,19 +23,9 @@ from ...budget.measure import MAX_MEASURED_NODES
 from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
+from ...machine.cpp_interface import shared_struct
 from ..growth.acceptance_rates import MEMORY, AcceptanceRates
-from ..growth.best_first import (
-    CENTRES,
-    GROW_ARGUMENTS,
-    MINUS_EDGES,
-    NUMBER,
-    POINTER,
-    Functions,
-    Growth,
-    address,
-    flat,
-    loaded,
-)
+from ..growth.best_first import CENTRES, MINUS_EDGES, Growth, address, flat, loaded
 
 # A stored probability comes from another context with the same last token, so about half of it is expected.
 TRUST = 0.5
@@ -44,31 +34,9 @@ NUM_LEVELS = 4
 SOURCE = Path(__file__).with_name("auto_tree.cpp")
 
 
-class _Shared(ctypes.Structure):
-    """The struct `Shared` of `auto_tree.cpp`."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("vocab_size", "k", "num_buckets", "num_kinds")),
-        ("is_average", ctypes.c_int64),
-        ("most_observations", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("minus_edges", "centres")),
-        *((name, ctypes.c_void_p) for name in ("matrix", "codes", "rates")),
-    )
-
-
 @cache
 def library_of_guesses() -> ctypes.CDLL:
-    what = "the guesses of Token Recycling (once, about 2 s)"
-    functions: Functions = {
-        "rows_new": (POINTER, (POINTER,)),
-        "rows_free": (None, (POINTER,)),
-        "rows_start": (None, (POINTER, POINTER, NUMBER)),
-        "rows_append": (None, (POINTER, POINTER, NUMBER)),
-        "rows_grow": (NUMBER, GROW_ARGUMENTS),
-        "rows_teach": (None, (POINTER, POINTER, POINTER, NUMBER)),
-        "rows_write": (None, (POINTER, POINTER, POINTER, NUMBER, POINTER, POINTER, NUMBER)),
-    }
-    return loaded(SOURCE, what, functions)
+    return loaded(SOURCE, "the guesses of Token Recycling (once, about 2 s)")
 
 
 class AutoTree:
@@ -87,13 +55,20 @@ class AutoTree:
         priors = [TRUST * centre for _ in range(k) for centre in CENTRES for _ in range(NUM_LEVELS)]
         self._rates = AcceptanceRates(priors)
         self._library = library = library_of_guesses()
-        # Kept alive here, since C++ reads them.
-        constants = (np.array(MINUS_EDGES), np.array(CENTRES))
-        self._arrays = (*constants, matrix, self._codes, self._rates.array)
-        sizes = (*matrix.shape, len(CENTRES), len(self._rates.rates))
-        shared = _Shared(
-            *sizes, is_average, MEMORY, *(values.ctypes.data for values in self._arrays)
-        )
+        self._shared = {  # kept alive here, since C++ uses the arrays
+            "vocab_size": len(matrix),
+            "k": k,
+            "num_buckets": len(CENTRES),
+            "num_kinds": len(self._rates.rates),
+            "is_average": is_average,
+            "most_observations": MEMORY,
+            "minus_edges": np.array(MINUS_EDGES),
+            "centres": np.array(CENTRES),
+            "matrix": matrix,
+            "codes": self._codes,
+            "rates": self._rates.array,
+        }
+        shared = shared_struct(SOURCE.read_text(), self._shared)
         self._rows = library.rows_new(ctypes.byref(shared))
         weakref.finalize(self, library.rows_free, self._rows)
         self._growth = Growth(library.rows_grow, self._rows)

@@ -150,9 +150,11 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         found = Neighbours(32, 8, vocab_size)
         of_tokens = vocab_size * (BYTES_OF_TOKEN - 8)  # counts, and which are in the text
         assert found.num_bytes + of_tokens <= 6 * 2**20
-        assert len(found.arrays[0]) == expected
+        assert len(found.arrays["before"]) == expected
     assert Neighbours(0, 8, 8192).num_bytes < 2**17
-    assert len(Neighbours(32, 8, 10**6).arrays[0]) == 1, "a vocabulary that takes all there is"
+    assert len(Neighbours(32, 8, 10**6).arrays["before"]) == 1, (
+        "a vocabulary that takes all there is"
+    )
 
 
 def test_states_depend_on_differences_of_logits_alone() -> None:
