@@ -36,8 +36,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from . import short_pass as few_rows
 from .choice import ROWS, Choice, LayerHeads, bucket
+from .forwards import PassKernels
 from .linear import FEWEST_WEIGHTS, is_exact
-from .measured_attention import choice_on_gpu, letters, registered
+from .measured_attention import choice_on_gpu, first_letters, registered
 from .registered import USUAL, is_special, register
 from .short_pass import DTYPES, short_pass_kernel
 
@@ -125,15 +126,14 @@ register(GROUPED, grouped_attention)
 register(FEW_QUERIES, few_queries_attention)
 
 
-class Attention:
+class Attention(PassKernels):
     """The attention functions of a model's passes.
 
     Args:
         config: the model's text config.
         groups_heads: whether passes of several rows use `grouped_attention`.
         has_kernel: whether passes use `few_queries_attention`.
-        is_reference: whether every function counts as reference: in compiled passes, which round in
-            their own way, and in half precision, where near-ties may fall either way.
+        is_plain: as in `PassKernels`.
         choice: what was measured on a GPU.
 
     Attributes:
@@ -146,22 +146,20 @@ class Attention:
         config: Any,
         groups_heads: bool,
         has_kernel: bool,
-        is_reference: bool = False,
+        is_plain: bool = False,
         choice: Choice = (),
     ) -> None:
+        super().__init__("few-queries" if has_kernel else USUAL, is_plain)
         self._config = config
         self._groups_heads = groups_heads
         self._has_kernel = has_kernel
-        self._is_always_reference = is_reference
-        self._is_off = False
-        self.name = "few-queries" if has_kernel else USUAL
         self._by_rows = [registered(names) for names in choice]
         self._has_choice = any(self._by_rows)
         if self._has_choice:
-            self.name = "-".join(("measured", *map(letters, choice)))
+            self.name = "-".join(("measured", *map(first_letters, choice)))
 
     def __bool__(self) -> bool:
-        """Whether any pass attends by other numbers than transformers'."""
+        """Whether any pass uses an attention function that may round differently from transformers'."""
         return self._has_kernel or self._has_choice
 
     def exchanged(self, num_rows: int) -> AbstractContextManager[None]:
@@ -177,16 +175,7 @@ class Attention:
     @property
     def is_reference(self) -> bool:
         """Whether passes attend as plain decoding does, bit for bit."""
-        return self._is_always_reference or not self
-
-    @contextmanager
-    def reference(self) -> Iterator[None]:
-        """Within the block passes attend as plain decoding does, bit for bit."""
-        self._is_off = not self._is_always_reference
-        try:
-            yield
-        finally:
-            self._is_off = False
+        return self._is_plain or not self
 
 
 @contextmanager
@@ -232,17 +221,17 @@ def attention(
     """
     config = model.config.get_text_config(decoder=True)
     num_heads = getattr(config, "num_attention_heads", 0)
-    is_reference = is_compiled or not is_exact(model.dtype)
+    is_plain = is_compiled or not is_exact(model.dtype)
     if can_exchange(model) and model.device.type == "cuda" and not is_compiled:
         keys, values = shapes
         heads = LayerHeads(num_heads, keys.num_heads, keys.head_dim, values.head_dim)
         choice = choice_on_gpu(heads, model.dtype, model.device, is_replayed)
-        return Attention(config, False, False, is_reference, choice)
+        return Attention(config, False, False, is_plain, choice)
     if not can_exchange(model) or model.device.type != "cpu":
         return Attention(config, groups_heads=False, has_kernel=False)
     num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
     has_kernel = _has_kernel(model, num_heads, shapes)
-    return Attention(config, num_heads != num_key_value_heads, has_kernel, is_reference)
+    return Attention(config, num_heads != num_key_value_heads, has_kernel, is_plain)
 
 
 def _has_kernel(

@@ -1,4 +1,4 @@
-"""Exchanges the forward passes of modules within a block; the model is unchanged outside of it."""
+"""Replaces functions of a model within a block; the model is unchanged outside of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,30 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+
+
+class PassKernels:
+    """Functions that a model's passes use in place of its own.
+
+    Args:
+        name: name of these functions.
+        is_plain: whether plain decoding counts as computing with them too, so that near-ties need no
+            other functions: in compiled passes and in half precision.
+    """
+
+    def __init__(self, name: str, is_plain: bool) -> None:
+        self.name = name
+        self._is_plain = is_plain
+        self._is_off = False
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within the block passes compute as plain decoding does, bit for bit."""
+        self._is_off = not self._is_plain
+        try:
+            yield
+        finally:
+            self._is_off = False
 
 
 @contextmanager

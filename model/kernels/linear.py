@@ -25,14 +25,14 @@ layers (`reference`). In half precision near-ties may fall either way, for all m
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 
 import torch
 from torch import nn
 
-from .forwards import exchanged_forwards
+from .forwards import PassKernels, exchanged_forwards
 from .short_pass import DTYPES, has_bfloat16_units, short_pass_kernel
 
 # Smaller models spend their time elsewhere.
@@ -52,7 +52,7 @@ def few_rows(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
     return outputs
 
 
-class LinearKernels:
+class LinearKernels(PassKernels):
     """The kernel of a model's linear layers.
 
     Args:
@@ -61,9 +61,6 @@ class LinearKernels:
         is_compiled: whether passes are compiled. These round in their own way, so prompts and
             single rows count as reference with any kernel.
         forward: the function that computes a layer.
-
-    Attributes:
-        name: name of the kernel in use.
     """
 
     def __init__(
@@ -73,15 +70,13 @@ class LinearKernels:
         is_compiled: bool = False,
         forward: Forward = few_rows,
     ) -> None:
+        has_exact = any(is_exact(layer.weight.dtype) for layer in layers)
+        super().__init__("few-rows" if layers else "as-they-are", is_compiled or not has_exact)
         # Methods: a deep copy of the model gets functions of its own layers.
         self._forwards: dict[nn.Module, MethodType] = {
             layer: MethodType(forward, layer) for layer in layers
         }
         self._most_rows = most_rows
-        self._is_compiled = is_compiled
-        self._is_off = False
-        self._is_exact = any(is_exact(layer.weight.dtype) for layer in layers)
-        self.name = "few-rows" if layers else "as-they-are"
 
     def __bool__(self) -> bool:
         """Whether any layer uses a kernel."""
@@ -94,16 +89,7 @@ class LinearKernels:
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt of this length, or a single row, has reference arithmetic as it is."""
-        return self._is_compiled or not self._is_exact or num_rows > self._most_rows
-
-    @contextmanager
-    def reference(self) -> Iterator[None]:
-        """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
-        self._is_off = not self._is_compiled
-        try:
-            yield
-        finally:
-            self._is_off = False
+        return self._is_plain or num_rows > self._most_rows
 
 
 def linear_kernels(model: nn.Module, dtype: torch.dtype, is_compiled: bool) -> LinearKernels:

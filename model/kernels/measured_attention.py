@@ -56,8 +56,7 @@ def measured_attention(
     return function(query, key, value, attention_mask, scale), None
 
 
-def letters(names: Sequence[str]) -> str:
-    """Return names in short."""
+def first_letters(names: Sequence[str]) -> str:
     return "".join(name[0] for name in names)
 
 
@@ -65,7 +64,7 @@ def registered(names: tuple[str, ...]) -> str:
     """Return the name of `measured_attention` with these names; "" if all are the usual one."""
     if set(names) == {USUAL}:
         return ""
-    return register(f"measured_{letters(names)}", partial(measured_attention, names))
+    return register(f"measured_{first_letters(names)}", partial(measured_attention, names))
 
 
 @cache

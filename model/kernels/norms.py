@@ -27,8 +27,8 @@ Shapes: rows of D numbers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ import torch
 from torch import nn
 from torch.nn.functional import layer_norm, rms_norm
 
-from .forwards import exchanged_forwards
+from .forwards import PassKernels, exchanged_forwards
 from .linear import is_exact
 
 # (rows [..., D], weight [D] or None, epsilon) -> rows [..., D]
@@ -105,22 +105,17 @@ class FusedNorm:
         return self.kind(rows, weight, vars(module)[self.epsilon])
 
 
-class FusedNorms:
+class FusedNorms(PassKernels):
     """The norms of a model's passes.
 
     Args:
         norms: those that torch's functions compute.
         dtype: of the model.
-
-    Attributes:
-        name: name of the functions in use.
     """
 
     def __init__(self, norms: Mapping[nn.Module, FusedNorm], dtype: torch.dtype) -> None:
+        super().__init__("fused" if norms else "as-they-are", not norms or not is_exact(dtype))
         self._norms = dict(norms)
-        self._is_off = False
-        self.is_reference = not self._norms or not is_exact(dtype)
-        self.name = "fused" if norms else "as-they-are"
 
     def __len__(self) -> int:
         """Return the number of norms that are exchanged."""
@@ -135,14 +130,10 @@ class FusedNorms:
         """Return the block to run a pass of plain decoding in, which is a reference for others."""
         return self.exchanged() if self.is_reference else nullcontext()
 
-    @contextmanager
-    def reference(self) -> Iterator[None]:
-        """Within the block norms compute as plain decoding's, bit for bit."""
-        self._is_off = True
-        try:
-            yield
-        finally:
-            self._is_off = False
+    @property
+    def is_reference(self) -> bool:
+        """Whether norms compute as plain decoding's, bit for bit."""
+        return self._is_plain
 
 
 def fused_norms(model: nn.Module, dtype: torch.dtype, is_compiled: bool) -> FusedNorms:

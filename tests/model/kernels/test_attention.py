@@ -177,7 +177,7 @@ def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatc
                 assert not calls
             target.read(prompt, cache.length, cache, last_logits_only=False)
         assert calls
-    always = Attention(target.config, True, True, is_reference=True)
+    always = Attention(target.config, True, True, is_plain=True)
     assert always.is_reference
     with always.reference(), always.exchanged(1):
         assert target.config._attn_implementation == FEW_QUERIES, "compiled passes have one way"

@@ -286,7 +286,7 @@ def test_what_was_chosen_for_the_rows_of_a_pass_is_exchanged() -> None:
     assert [*names.values()] == [USUAL, USUAL, "measured_sfff", "measured_sfff", USUAL]
     with attention.reference(), attention.exchanged(ROWS[-1]):
         assert config._attn_implementation == USUAL
-    always = Attention(config, False, False, is_reference=True, choice=mixed)
+    always = Attention(config, False, False, is_plain=True, choice=mixed)
     assert always.is_reference
     with always.reference(), always.exchanged(ROWS[-1]):
         assert config._attn_implementation == "measured_sfff", "half precision has one way"
