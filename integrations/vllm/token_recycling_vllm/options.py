@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 SECTION = "token_recycling"
+RANGES = {"top_k": (1, 64), "table_bits": (8, 24), "history_tokens": (0, 2**28)}
+DEPTHS = ("auto", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,9 @@ class Options:
         save_matrix: file that the adjacency matrix is saved to when the engine ends.
         debug: whether the token of every learned row is compared with what the model was fed
             (eager execution only).
+
+    Raises:
+        ValueError: if a value is not allowed.
     """
 
     top_k: int = 8
@@ -37,32 +42,25 @@ class Options:
     debug: bool = False
 
     def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: naming the option, what was given and what is allowed.
-        """
-        for name, least, most in (
-            ("top_k", 1, 64),
-            ("table_bits", 8, 24),
-            ("history_tokens", 0, 2**28),
-        ):
+        for name, (least, most) in RANGES.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise ValueError(f"{name}: got {value!r}; allowed: {least} to {most}")
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            self._check(name, is_number and least <= value <= most, f"{least} to {most}")
         for name in ("share", "debug"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}: got {getattr(self, name)!r}; allowed: true or false")
-        if self.depth not in ("auto", "full"):
-            raise ValueError(f"depth: got {self.depth!r}; allowed: auto, full")
+            self._check(name, isinstance(getattr(self, name), bool), "true or false")
+        self._check("depth", self.depth in DEPTHS, ", ".join(DEPTHS))
         for name in ("load_matrix", "save_matrix"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and value):
-                raise ValueError(f"{name}: got {value!r}; allowed: the path of a file")
-            if value is not None and not self.share:
-                raise ValueError(
-                    f"{name}: got {value!r} with share false, which has no common matrix"
-                )
+            self._check(name, value is None or (value and isinstance(value, str)), "a file's path")
+            self._check(
+                name,
+                value is None or self.share,
+                "none with share false, which has no common matrix",
+            )
+
+    def _check(self, name: str, is_allowed: object, allowed: str) -> None:
+        if not is_allowed:
+            raise ValueError(f"{name}: got {getattr(self, name)!r}; allowed: {allowed}")
 
     @classmethod
     def read(cls, additional_config: Any) -> Options:

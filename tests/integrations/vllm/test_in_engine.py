@@ -20,7 +20,6 @@ import pytest
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: bash integrations/vllm/test.sh")
 
 from token_recycling_vllm import seams  # noqa: E402
-from token_recycling_vllm.compare import PROMPTS  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.exceptions import VLLMValidationError  # noqa: E402
 from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
@@ -37,6 +36,17 @@ SPECULATIVE = {
     "model": "token_recycling_vllm.RecyclingProposer",
     "num_speculative_tokens": 5,
 }
+PROMPTS = (
+    "Write a short story about a lighthouse keeper who finds a message in a bottle.",
+    "Explain in simple words how rain forms, step by step.",
+    "Write a Python function that returns the n-th Fibonacci number, and explain it.",
+    "A train travels 60 km in 45 minutes. How far does it travel in two hours at the same speed?",
+    "Give me a recipe for vegetable soup with a list of ingredients.",
+    "Translate into French: The weather is nice today, and we are going to the beach.",
+    "Summarize: The committee met on Monday to discuss the budget. The committee agreed that the "
+    "budget for the library should grow, and that the budget for the park should stay the same.",
+    "List ten tips for learning a new language, with a sentence for each.",
+)
 TEXTS = [f"USER: {prompt} ASSISTANT:" for prompt in PROMPTS]
 GREEDY = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
 CHUNKED = {"max_num_batched_tokens": 32, "enable_chunked_prefill": True}
