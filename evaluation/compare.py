@@ -53,7 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=DEFAULT_METHODS,
         metavar="METHOD",
         help='methods, NAME-auto (automatic number of nodes), methods with options ("pld --match latest"), '
-        f"and transformers' generate, generate-pld, generate-assisted (default: {' '.join(DEFAULT_METHODS)})",
+        "package.module:DrafterClass, and transformers' generate, generate-pld, generate-assisted "
+        f"(default: {' '.join(DEFAULT_METHODS)})",
     )
     group.add_argument(
         "--draft-model",

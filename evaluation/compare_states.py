@@ -31,8 +31,8 @@ from evaluation.checking.memory_states import HOT, answer_states, load, state_fi
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import cell, json_line, markdown_table
 from evaluation.reporting.titles import task_title
-from model.commands.command_line import OptionParser, UserError, run_command
-from model.methods.registry import METHODS, find_method
+from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.methods.registry import METHODS, drafter_class, find_method
 
 # Options of an inference command that mean nothing where no answer file is written.
 REFUSED = (
@@ -61,7 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         UserError: if something given cannot be used, or the method keeps no memory.
     """
     options, rest = _parse(argv)
-    method = find_method(options.method)
+    with user_errors():
+        method = find_method(options.method)
+        if not method.drafter_class.keeps_memory():
+            keeping = [name for name in METHODS if drafter_class(name).keeps_memory()]
+            raise ValueError(
+                f"method: got {method.name}, which keeps nothing across prompts; allowed: {', '.join(keeping)}"
+            )
     run, config, matrix = cli.parse(method, rest)
     _check(options.shuffles, run, config, matrix)
     asked = run.questions
@@ -104,8 +110,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         description="Mean accepted tokens of a method with its memory in several states.",
         epilog=EXAMPLES,
     )
-    keeping = [method for method in METHODS if find_method(method).drafter_class.keeps_memory()]
-    parser.add_argument("--method", required=True, choices=keeping, help="keeps a memory")
+    parser.add_argument("--method", required=True, metavar="NAME", help="keeps a memory")
     parser.add_argument(
         "--shuffles",
         type=int,

@@ -18,8 +18,8 @@ from transformers.utils import logging as transformers_logging
 
 from evaluation.checking.sampling import SETTINGS, Sampler
 from evaluation.reporting.tables import json_line, markdown_table
-from model.commands.command_line import OptionParser, UserError, run_command
-from model.methods.registry import METHODS
+from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.methods.registry import METHODS, find_method
 
 EXAMPLES = """\
 examples:
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command line's words; None takes the process's own.
 
     Raises:
-        UserError: if there are too few samples.
+        UserError: if there are too few samples, or a method is unknown.
     """
     options = _parse(argv)
     transformers_logging.disable_progress_bar()
@@ -66,9 +66,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Hold the samples of methods against the exact distribution of a small model.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "--method", nargs="+", choices=METHODS, default=list(METHODS), help="default: all"
-    )
+    parser.add_argument("--method", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument(
         "--num-samples",
         type=int,
@@ -82,6 +80,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         raise UserError(f"num_samples: got {options.num_samples}; allowed: 1 or more")
     if not 0 <= options.seed < 2**63:
         raise UserError(f"seed: got {options.seed}; allowed: 0 or more, less than 2**63")
+    with user_errors():
+        options.method = [find_method(name).name for name in options.method or METHODS]
     return options
 
 

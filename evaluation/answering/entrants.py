@@ -16,7 +16,7 @@ from typing import Any
 from evaluation.answering.command import parse
 from evaluation.answering.config import RunConfig
 from evaluation.answering.referees import ASSISTED, REFEREES, Referee
-from model.commands.command_line import UserError
+from model.commands.command_line import UserError, user_errors
 from model.commands.model_options import DEMO_MODEL
 from model.methods.registry import METHODS, Method, find_method
 from model.options import unknown_name
@@ -142,11 +142,15 @@ def _method_of(name: str) -> Method:
     Raises:
         UserError: if there is none.
     """
-    known = [*METHODS]
-    known += [one + AUTO for one in METHODS if find_method(one).drafter_class.auto_options]
-    if name not in known:
-        raise UserError(unknown_name("methods", name, [*known, *REFEREES]))
-    return find_method(name.removesuffix(AUTO))
+    base = name.removesuffix(AUTO)
+    with user_errors():
+        if base in METHODS or ":" in base:
+            method = find_method(base)
+            if base == name or method.drafter_class.auto_options:
+                return method
+        known = [*METHODS]
+        known += [one + AUTO for one in METHODS if find_method(one).drafter_class.auto_options]
+    raise UserError(unknown_name("methods", name, [*known, *REFEREES]))
 
 
 def _needs_draft_model(words: str) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 from model.commands.command_line import UserError
 from model.commands.files import write_whole
+from model.methods.registry import METHODS, find_method
 from model.options import resolved
 
 UNKNOWN = "unknown"
@@ -283,9 +284,8 @@ class RunRecord:
             if values.get(condition.key) is None and condition.default is not NO_DEFAULT:
                 values[condition.key] = condition.default
         with suppress(ValueError):  # a method of another version
-            if self.method is not None:
-                from model.methods.registry import find_method  # imports torch
-
+            # A method named by its class is not imported: the file may be a stranger's.
+            if self.method is not None and self.method in METHODS:
                 config_class = find_method(self.method).config_class
                 values["options"] = resolved(config_class, self.options)
         return values

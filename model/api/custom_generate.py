@@ -59,7 +59,7 @@ class Speculative:
     """A callable for `generate(custom_generate=...)`; it keeps memory and cache from call to call.
 
     Args:
-        method: a name in `model.methods.registry.METHODS`.
+        method: a method's name, or "package.module:DrafterClass".
         tokenizer: for `stop_strings`.
         options: the method's options.
 
@@ -182,7 +182,7 @@ def speculative(method: str, tokenizer: Any = None, **options: Any) -> Speculati
     """Return a callable for `generate(custom_generate=...)` that decodes with a method.
 
     Args:
-        method: a name in `model.methods.registry.METHODS`.
+        method: a method's name, or "package.module:DrafterClass".
         tokenizer: for `stop_strings`.
         options: the method's options, such as `num_pred_tokens=5` for pld.
 
@@ -220,7 +220,7 @@ def generate_from_folder(
     Args:
         model: the model whose `generate` is called.
         inputs: as for `generate`.
-        method: a name in `model.methods.registry.METHODS`.
+        method: a method's name, or "package.module:DrafterClass".
         method_options: the method's options.
         streamer: gets the prompt, then every step's tokens.
         tokenizer: for `stop_strings`.

@@ -112,7 +112,7 @@ class SpeculativeDecoder:
             compiled. Or a target that passed `model.engine.self_test`. A model is tested once. On one
             GPU its passes are replayed as CUDA graphs; `TargetModel(model)` launches each kernel by itself.
         tokenizer: its tokenizer; None if prompts are token ids and no text is wanted.
-        method: a name in `model.methods.registry.METHODS`.
+        method: a method's name, or "package.module:DrafterClass".
         options: the method's options, such as `output_id_topk=16` for recycling.
 
     Attributes:
@@ -160,7 +160,7 @@ class SpeculativeDecoder:
 
         Args:
             path: folder, GGUF file (dequantised) or hub name of a causal LM.
-            method: a name in `model.methods.registry.METHODS`.
+            method: a method's name, or "package.module:DrafterClass".
             dtype: "auto" is the checkpoint's own. In float32 texts equal those of plain decoding exactly.
             device_map: where to put the weights (needs accelerate); None is the CPU.
             options: the method's options; all others, such as `revision`, go to transformers' `from_pretrained`.

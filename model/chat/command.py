@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from ..commands.command_line import OptionParser, UserError, first_line, run_command
+from ..commands.command_line import OptionParser, UserError, first_line, run_command, user_errors
 from ..commands.interrupt import Interrupt
 from ..commands.model_options import ModelOptions, SamplingOptions
 from ..commands.options import add_options, config_of
-from ..methods.registry import METHODS
+from ..methods.registry import BUILT_IN, find_method
 from ..options import unknown_name
 from .terminal import DIM, RUN_COLOURS, painter, printable
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COMMANDS = ("/reset", "/method", "/help", "/exit")
 HELP = f"""\
 /reset         forget the conversation; what the methods have learned stays
-/method NAME   go on with another method: {", ".join(METHODS)}
+/method NAME   go on with another method: {", ".join(BUILT_IN)}, or one of another package
 /help          show this
 /exit          leave; so does Ctrl-D (exit code 0)
 Ctrl-C         during an answer: stop it, and keep what stands there
@@ -108,8 +108,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--method",
         default="recycling",
-        choices=METHODS,
-        help="the method to begin with (default: %(default)s)",
+        metavar="NAME",
+        help="the method to begin with, of those below or package.module:DrafterClass (default: %(default)s)",
     )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
     parser.add_argument(
@@ -140,6 +140,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             raise UserError(
                 "prompt: got bytes that are no text here; give UTF-8 (LC_ALL=C.UTF-8)"
             ) from error
+    with user_errors():
+        find_method(options.method)
     given = vars(options)
     options.model, options.sampling = (
         config_of(ModelOptions, given),

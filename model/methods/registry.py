@@ -1,19 +1,28 @@
-"""The table of methods.
+"""The table of methods: those of this package, and those that other packages bring.
 
-To add one, write a folder with a `drafter.py` (a config dataclass and a `Drafter`) and a line here.
+A method of this package is a folder with a `drafter.py` (a config dataclass and a `Drafter`) and a
+line in `BUILT_IN`. Another package names its methods in its entry points, group
+`token_recycling.methods`. Any other drafter is named by its class: "package.module:DrafterClass".
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from ..engine.drafter import Drafter
+from ..machine.installed_name import answer_to_installed_name
 from ..options import unknown_name
 
+if TYPE_CHECKING:  # it imports torch, which reports do without
+    from ..engine.drafter import Drafter
+
+ENTRY_POINTS = "token_recycling.methods"
 # Module and class of each method's drafter, relative to this package.
-METHODS: dict[str, str] = {
+BUILT_IN: dict[str, str] = {
     "vanilla": ".vanilla.drafter:VanillaDrafter",
     "recycling": ".recycling.drafter:RecyclingDrafter",
     "pld": ".pld.drafter:PldDrafter",
@@ -34,12 +43,29 @@ METHODS: dict[str, str] = {
 }
 
 
+class _Methods(Mapping[str, str]):
+    """Module and class of every method; entry points are read when they are asked for."""
+
+    def __getitem__(self, name: str) -> str:
+        return BUILT_IN.get(name) or _other_packages()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from BUILT_IN
+        yield from _other_packages()
+
+    def __len__(self) -> int:
+        return len(BUILT_IN) + len(_other_packages())
+
+
+METHODS: Mapping[str, str] = _Methods()
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of the table, looked up once: commands carry it, not its name.
+    """A method, looked up once: commands carry it, not its name.
 
     Attributes:
-        name: its name in `METHODS`.
+        name: its name in `METHODS`, or its drafter's module and class.
         drafter_class: its drafter.
     """
 
@@ -58,21 +84,79 @@ class Method:
 
 
 def find_method(name: str) -> Method:
-    """Return the method of a name.
+    """Return the method of a name, or of a drafter's "package.module:DrafterClass".
 
     Raises:
-        ValueError: if it is unknown; names the known ones.
+        ValueError: if it is unknown, naming the known ones; if the module cannot be imported, or has no
+            such drafter; if an entry point takes the name of another method.
     """
-    if name not in METHODS:
+    if ":" not in name and name not in METHODS:
         raise ValueError(unknown_name("method", name, list(METHODS)))
-    module, class_name = METHODS[name].split(":")
-    return Method(name, getattr(importlib.import_module(module, __package__), class_name))
+    module_name, _, class_name = (name if ":" in name else METHODS[name]).partition(":")
+    module = _module_of(name, module_name)
+    if name not in BUILT_IN:
+        _check_drafter(name, module, class_name)
+    return Method(name, getattr(module, class_name))
 
 
 def drafter_class(method: str) -> type[Drafter]:
     """Return the drafter of a method.
 
     Raises:
-        ValueError: if the method is unknown.
+        ValueError: as `find_method`.
     """
     return find_method(method).drafter_class
+
+
+@cache
+def _other_packages() -> dict[str, str]:
+    """Return module and class of the methods of other packages, by name.
+
+    Raises:
+        ValueError: if two methods have one name.
+    """
+    from importlib.metadata import entry_points  # slow; most names are in `BUILT_IN`
+
+    found: dict[str, str] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name in (BUILT_IN | found):
+            package = point.dist.name if point.dist else point.value
+            raise ValueError(
+                f"method: got {point.name!r} from the package {package}; allowed: a name that no other "
+                f"method has; rename it in the package's entry points {ENTRY_POINTS}"
+            )
+        found[point.name] = f"{point.module}:{point.attr}"
+    return found
+
+
+def _module_of(name: str, module_name: str) -> ModuleType:
+    if name in BUILT_IN:
+        return importlib.import_module(module_name, __package__)
+    answer_to_installed_name()
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # another package's code may raise anything
+        raise ValueError(
+            f"method: got {name!r}, but the module {module_name!r} cannot be imported "
+            f"({type(error).__name__}: {error}); allowed: package.module:DrafterClass of an installed package"
+        ) from error
+
+
+def _check_drafter(name: str, module: ModuleType, class_name: str) -> None:
+    from ..engine.drafter import Drafter
+
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise ValueError(
+            f"method: got {name!r}, but {module.__name__} has no {class_name!r}; "
+            "allowed: package.module:DrafterClass"
+        )
+    if not (isinstance(found, type) and issubclass(found, Drafter)):
+        raise ValueError(
+            f"method: got {name!r}, which is no Drafter; allowed: a subclass of "
+            "token_recycling.engine.drafter.Drafter"
+        )
+    if not hasattr(found, "config_class"):
+        raise ValueError(
+            f"method: got {name!r}, whose class has no config_class; give it its options' dataclass"
+        )

@@ -15,7 +15,7 @@ import pytest
 from evaluation.answering import command as cli
 from evaluation.answering.command import build_parser, parse
 from evaluation.answering.config import PARTS, RunConfig
-from model.methods.registry import METHODS, drafter_class, find_method
+from model.methods.registry import BUILT_IN, METHODS, drafter_class, find_method
 from tests.evaluation.conftest import ROOT
 
 # The options of Spec-Bench's and TokenRecycling's own scripts.
@@ -223,7 +223,7 @@ def test_only_methods_with_memory_have_matrix_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "method"), [*((name, name) for name in METHODS), ("baseline", "vanilla")]
+    ("command", "method"), [*((name, name) for name in BUILT_IN), ("baseline", "vanilla")]
 )
 def test_each_command_runs_its_method(
     command: str, method: str, monkeypatch: pytest.MonkeyPatch

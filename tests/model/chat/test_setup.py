@@ -38,7 +38,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--temperature -1", "temperature: got -1.0"),
         ("--top-p 0.5", "need sampling"),
         ("--max-new-tokens 0", "max_new_tokens: got 0; allowed: 1 or more"),
-        ("--method recycle", "invalid choice: 'recycle'"),
+        ("--method recycle", "method: got 'recycle'; allowed: vanilla, "),
         ("--method sps", "method sps: has no default for an option: draft_model"),
         ("--no-such-option", "unrecognized arguments"),
         ("--model-path {}/none", "allowed: a folder with a model"),

@@ -1,0 +1,148 @@
+"""A method of another package takes part in the laws, the commands and the library, as README says.
+
+Run: pytest tests/model/methods/test_other_packages.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evaluation.answering.entrants import entrant_of
+from model.commands.command_line import UserError
+from model.methods import registry
+from model.methods.registry import METHODS, find_method
+
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "data" / "demo" / "model"
+CLASS = "echo_method.drafter:EchoDrafter"
+LAWS = ("tests/model/engine", "tests/model/test_options.py", "tests/evaluation/answering")
+LIBRARY = f"""
+from model import SpeculativeDecoder
+
+for method in ("echo", "{CLASS}"):
+    decoder = SpeculativeDecoder.from_pretrained("{DEMO}", method=method, length=2)
+    assert decoder.drafter.max_nodes == 3
+    assert decoder.generate("USER: Hello. ASSISTANT:", max_new_tokens=8).token_ids
+"""
+
+
+def install(folder: Path, entry_points: str) -> Path:
+    """Install README's drafter as the package `echo-method`; return the folder."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"# model/methods/echo/drafter.py\n(.*?)^```$", readme, re.M | re.S)
+    assert found
+    package, info = folder / "echo_method", folder / "echo_method-1.0.dist-info"
+    for path in (package, info):
+        path.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    text = found[1].replace("from ...", "from token_recycling.")
+    (package / "drafter.py").write_text(text, encoding="utf-8")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-method\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r'^\[project\.entry-points\."(.*?)"\]\n(\w+) = "(.*?)"$', readme, re.M)
+    assert found and found[3] == CLASS
+    return install(tmp_path_factory.mktemp("site"), f"[{found[1]}]\n{found[2]} = {found[3]}\n")
+
+
+@pytest.fixture
+def clashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package whose method has the name of one here."""
+    folder = install(tmp_path, f"[token_recycling.methods]\npld = {CLASS}\n")
+    monkeypatch.syspath_prepend(folder)
+    registry._other_packages.cache_clear()
+    yield
+    registry._other_packages.cache_clear()
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the checkout, with the packages of a folder."""
+    command, paths = [sys.executable, *words], {"PYTHONPATH": str(folder)}
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | paths, capture_output=True, text=True, check=False
+    )
+
+
+def test_it_keeps_the_laws(installed: Path) -> None:
+    done = run(
+        *(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "[echo"),
+        *("--deselect", "tests/evaluation/answering/test_workers.py", *LAWS),
+    )
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert done.returncode == 0 and passed and int(passed[1]) > 20, done.stdout[-5000:]
+
+
+def test_a_comparison_takes_it_by_name_and_by_class(installed: Path, tmp_path: Path) -> None:
+    options = "--question-end=1 --max-new-tokens=8 --warmup=0 --threads=1"
+    methods = ("vanilla", "echo", f"{CLASS} --length 2")
+    done = run(
+        *(installed, "-m", "evaluation.compare", "--methods", *methods, "--out", str(tmp_path)),
+        *options.split(),
+    )
+    assert done.returncode == 0, done.stderr
+    texts = [
+        json.loads(file.read_text())["choices"][0]["turns"] for file in tmp_path.glob("*.jsonl")
+    ]
+    assert len(texts) == 4, "the three, and vanilla again"
+    assert texts.count(texts[0]) == 4
+
+
+def test_the_library_takes_it_by_name_and_by_class(installed: Path) -> None:
+    done = run(installed, "-c", LIBRARY)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_chat_takes_it(installed: Path) -> None:
+    words = f"-m model.chat --method {CLASS} --max-new-tokens 4 --prompt Hello"
+    done = run(installed, *words.split())
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("no_such_package.drafter:Drafter", "cannot be imported (ModuleNotFoundError: No module"),
+        ("json:NoSuchDrafter", "json has no 'NoSuchDrafter'"),
+        ("json:JSONDecoder", "which is no Drafter; allowed: a subclass of "),
+        (":Drafter", "cannot be imported (ValueError: Empty module name)"),
+        ("json:", "json has no ''"),
+        ("token_recycling.engine.drafter:Drafter", "has no config_class"),
+    ],
+)
+def test_a_class_that_is_no_method_is_refused_in_one_line(name: str, error: str) -> None:
+    for words in (name, f"{name} --length 3", f"{name}-auto"):
+        with pytest.raises(UserError) as caught:
+            entrant_of(words)
+        assert error.rstrip("'") in str(caught.value) or words.endswith("-auto")
+        assert str(caught.value).startswith("method: got ") and "\n" not in str(caught.value)
+
+
+def test_a_mistake_ends_a_command_with_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", "evaluation.compare", "--methods", "vanilla", "nosuch:Drafter")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: method: got 'nosuch:Drafter', but the module 'nosuch' ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("clashing")
+def test_a_name_of_two_methods_is_an_error_once_entry_points_are_read() -> None:
+    assert find_method("pld").drafter_class.__module__ == "model.methods.pld.drafter"
+    said = (
+        "method: got 'pld' from the package echo-method; allowed: a name that no other method has"
+    )
+    for read in (lambda: list(METHODS), lambda: find_method("nosuch")):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            read()
