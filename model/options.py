@@ -97,6 +97,21 @@ def chosen(config: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != usual[name]}
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The words of tables for a method, which its package keeps in `WORDS`, by the method's name.
+
+    Attributes:
+        title: the method's name for people.
+        published: its name in other people's tables; empty if it is in none.
+        options: its options, or "name=value", in words; "{}" stands for the value.
+    """
+
+    title: str
+    published: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
 def unknown_name(what: str, name: object, known: Sequence[str]) -> str:
     """Return the text of an error for a name that is not in a table, with the likeliest meant."""
     close = difflib.get_close_matches(str(name), known, n=1)

@@ -17,26 +17,10 @@ from typing import Any, NamedTuple
 from evaluation.answers.record import UNKNOWN, Use, conditions
 from evaluation.questions.pinned_data import PINNED
 from evaluation.scoring.groups import Entry, Group
+from model.methods.registry import BUILT_IN, words_of
 
 DATA = Path(__file__).resolve().parents[2] / "data"
-METHOD_TITLES = {
-    "vanilla": "Vanilla (autoregressive)",
-    "recycling": "Token Recycling",
-    "pld": "Prompt lookup (PLD)",
-    "lookahead": "Lookahead",
-    "samd": "SAM decoding",
-    "suffix": "SuffixDecoding",
-    "rest": "REST",
-    "sps": "Speculative sampling (draft model)",
-    "racer": "RACER",
-    "logitspec": "LogitSpec",
-    "goose": "Goose",
-    "medusa": "Medusa",
-    "hydra": "Hydra",
-    "eagle": "EAGLE",
-    "eagle2": "EAGLE-2",
-    "eagle3": "EAGLE-3",
-    "hybrid": "Hybrid",
+REFEREE_TITLES = {
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",
     "generate-assisted": "transformers assisted generation",
@@ -58,48 +42,16 @@ BENCH_TITLES = {
     "mbpp": "MBPP",
     "demo": "demo questions",
 }
-# Names of the same methods in other people's tables.
-PUBLISHED_NAMES = {
-    "AR": "vanilla",
-    "Recycling": "recycling",
-    "PLD": "pld",
-    "SpS": "sps",
-    "REST": "rest",
-    "Medusa": "medusa",
-    "Hydra": "hydra",
-    "EAGLE": "eagle",
-    "EAGLE2": "eagle2",
-    "EAGLE3": "eagle3",
-}
-# Options, and values of options, in words; those not here are shown as "name value".
+# Options of runs, and those that several methods have, in words; a method's own words come first. Options
+# without words are shown as "name value".
 OPTION_WORDS = {
-    "automaton": "the automaton of a corpus, {}",
     "budget=auto": "as many drafted tokens as pay",
     "budget=fixed": "a fixed number of drafted tokens",
-    "cut=none": "the most frequent tokens drafted",
-    "cut=published": "long paths cut",
-    "datastore": "the datastore {}",
-    "depth": "trees of {} levels",
-    "draft_dtype": "draft model in precision {}",
-    "draft_length": "at most {} tokens one after another",
-    "fallback": "short matches left to {}",
-    "guess": "{} n-grams verified in a step",
     "harvest_prompt": "memory seeded from the prompt: {}",
     "heads": "heads of {}",
-    "level": "n-grams of {} tokens",
     "load_matrix": "memory loaded before the first question",
     "match": "{} match continued",
-    "max_cached_answers": "at most {} answers kept",
-    "max_matches": "at most {} places counted",
     "max_ngram_size": "n-grams of at most {} tokens looked up",
-    "max_spec_factor": "{} tokens drafted for each token matched",
-    "max_spec_offset": "{} tokens drafted besides",
-    "max_token_span": "ends of at most {} tokens looked up",
-    "max_tree_depth": "match and draft of at most {} tokens",
-    "min_token_span": "ends of {} tokens or more looked up",
-    "min_token_prob": "drafted tokens of probability {} or more",
-    "neighbours": "state compared with {} of the same token",
-    "num_draft_tokens": "{} tokens of the draft model a step",
     "num_nodes": "at most {} drafted tokens a step",
     "num_pred_tokens": "chains of at most {} tokens",
     "num_questions": "{} questions, evenly spread",
@@ -109,18 +61,11 @@ OPTION_WORDS = {
     "question_begin": "questions from index {}",
     "question_end": "questions before index {}",
     "shard": "shard {} of the questions",
-    "shape=path": "a chain drafted",
-    "shape=tree": "a tree drafted",
     "shuffle": "questions shuffled with seed {}",
     "start=cold": "memory emptied before each question",
     "start=hot": "memory kept across questions",
-    "table_bits": "a table of 2^{} rows",
-    "threshold": "matches from {} tokens on",
-    "tokens_per_match": "{} tokens drafted for each token matched",
     "tree_version": "tree {}",
     "tree_version=auto": "tree sized to the device",
-    "width": "{} nodes read on a level",
-    "window": "a window of {} columns",
 }
 # Options at which sampling leaves no token out.
 USUAL_OPTIONS = {"top_k": 0, "top_p": 1.0}
@@ -167,8 +112,11 @@ class Title(NamedTuple):
 
 
 def method_title(method: str) -> str:
-    """Return a method's name for people; that of a method not known here is itself."""
-    return METHOD_TITLES.get(PUBLISHED_NAMES.get(method, method), method)
+    """Return the name for people of a method, also by its published name; of an unknown one, itself."""
+    if method in REFEREE_TITLES:
+        return REFEREE_TITLES[method]
+    published = (words.title for words in map(words_of, BUILT_IN) if words.published == method)
+    return next(published, None) or words_of(method).title
 
 
 def benchmark_title(name: str) -> str:
@@ -182,21 +130,20 @@ def task_title(task: str) -> str:
     return TASK_TITLES.get(task, task)
 
 
-def options_text(options: Mapping[str, Any]) -> str:
-    """Return options as words, without those that are not set or leave nothing out."""
+def options_text(options: Mapping[str, Any], method: str | None = None) -> str:
+    """Return options of a method, or of a run, as words, without those that are not set or leave nothing out."""
+    tables = [OPTION_WORDS] if method is None else [words_of(method).options, OPTION_WORDS]
     return ", ".join(
-        _option_words(name, value)
+        _words(tables, name, str(value))
         for name, value in options.items()
         if value is not None and value != USUAL_OPTIONS.get(name)
     )
 
 
-def _option_words(name: str, value: Any) -> str:
-    return _words(OPTION_WORDS, name, str(value))
-
-
-def _words(table: Mapping[str, str], name: str, value: str) -> str:
-    words = table.get(f"{name}={value}") or table.get(name) or f"{name.replace('_', ' ')} {{}}"
+def _words(tables: Sequence[Mapping[str, str]], name: str, value: str) -> str:
+    """Return a name and its value in the words of the first table that has some."""
+    found = (table.get(f"{name}={value}") or table.get(name) for table in tables)
+    words = next(filter(None, found), f"{name.replace('_', ' ')} {{}}")
     return words.replace("{}", value)  # not by format: a value is any text
 
 
@@ -210,7 +157,7 @@ def entry_titles(group: Group) -> dict[str, Title]:
         title = Title(name, name)
         if len(namesakes) > 1:
             letter = _letter(namesakes.index(entry.label))
-            options = options_text(entry.differing) or "no other options"
+            options = options_text(entry.differing, entry.method) or "no other options"
             title = Title(f"{name} ({letter})", f"{name} ({letter}: {options})")
         titles[entry.label] = title
     return titles
@@ -219,7 +166,7 @@ def entry_titles(group: Group) -> dict[str, Title]:
 def entry_options(entry: Entry, shared: Mapping[str, Any]) -> str:
     """Return the options of an entry in words, without those that all entries share."""
     own = {name: value for name, value in entry.options.items() if name not in shared}
-    return options_text(own)
+    return options_text(own, entry.method)
 
 
 def shared_options(group: Group) -> dict[str, Any]:
@@ -267,7 +214,7 @@ def _facts(group: Group) -> dict[str, str]:
     facts = group.facts
     usual = {item.key: str(item.default) for item in conditions(Use.COMPARED)} | SILENT
     words = {
-        name: "" if value in (UNKNOWN, usual.get(name)) else _words(CONDITION_WORDS, name, value)
+        name: "" if value in (UNKNOWN, usual.get(name)) else _words([CONDITION_WORDS], name, value)
         for name, value in facts.items()
         if name not in IN_OTHER_WORDS
     }

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..machine.installed_name import answer_to_installed_name
-from ..options import unknown_name
+from ..options import Words, unknown_name
 
 if TYPE_CHECKING:  # it imports torch, which reports do without
     from ..engine.drafter import Drafter
@@ -106,6 +106,20 @@ def drafter_class(method: str) -> type[Drafter]:
         ValueError: as `find_method`.
     """
     return find_method(method).drafter_class
+
+
+def words_of(name: str) -> Words:
+    """Return the words of a method, from the package of its drafter's module; its name if there are none."""
+    try:
+        module_name = METHODS[name].partition(":")[0]
+        package = _module_of(name, module_name.rpartition(".")[0] or module_name)
+    except (
+        KeyError,
+        ValueError,
+    ):  # a method that is not installed, or an entry point that is wrong
+        return Words(name)
+    words: Words = getattr(package, "WORDS", {}).get(name, Words(name))
+    return words
 
 
 @cache

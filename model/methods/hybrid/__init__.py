@@ -1,1 +1,13 @@
 """Hybrid: one tree from all sources of guesses."""
+
+from ...options import Words
+
+WORDS = {
+    "hybrid": Words(
+        "Hybrid",
+        options={
+            "neighbours": "state compared with {} of the same token",
+            "table_bits": "a table of 2^{} rows",
+        },
+    )
+}

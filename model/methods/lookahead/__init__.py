@@ -1,1 +1,14 @@
 """Lookahead decoding (arXiv 2402.02057)."""
+
+from ...options import Words
+
+WORDS = {
+    "lookahead": Words(
+        "Lookahead",
+        options={
+            "guess": "{} n-grams verified in a step",
+            "level": "n-grams of {} tokens",
+            "window": "a window of {} columns",
+        },
+    )
+}

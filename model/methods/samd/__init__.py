@@ -1,1 +1,15 @@
 """Suffix automaton decoding (arXiv 2411.10666)."""
+
+from ...options import Words
+
+WORDS = {
+    "samd": Words(
+        "SAM decoding",
+        options={
+            "automaton": "the automaton of a corpus, {}",
+            "fallback": "short matches left to {}",
+            "threshold": "matches from {} tokens on",
+            "tokens_per_match": "{} tokens drafted for each token matched",
+        },
+    )
+}

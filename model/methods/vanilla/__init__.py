@@ -1,1 +1,5 @@
 """Vanilla: plain decoding, as the empty draft."""
+
+from ...options import Words
+
+WORDS = {"vanilla": Words("Vanilla (autoregressive)", published="AR")}

@@ -24,8 +24,9 @@ import pytest
 from evaluation.leaderboard import main
 from evaluation.reporting.html_page import ASSETS, Section, page_text
 from evaluation.reporting.tables import Cell, Table, figure_cell
-from evaluation.reporting.titles import METHOD_TITLES
+from evaluation.reporting.titles import REFEREE_TITLES
 from evaluation.scoring.figures import SPEC_BENCH_TASKS
+from model.methods.registry import BUILT_IN
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 
 HOSTILE = (
@@ -243,7 +244,7 @@ def test_escaping_alone_keeps_markup_from_running(tmp_path: Path, page: str) -> 
 def wide_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of every method over three runs of Spec-Bench's tasks and code: its widest tables."""
     folder = tmp_path_factory.mktemp("wide")
-    for run, method in itertools.product((1, 2, 3), METHOD_TITLES):
+    for run, method in itertools.product((1, 2, 3), (*BUILT_IN, *REFEREE_TITLES)):
         rows = [
             make_row(place, category, [2] * 6, 1 + 0.1 * run * place, cpu_time=[2.0])
             for place, category in enumerate((*SPEC_BENCH_TASKS[1:], "writing", "code") * 2)

@@ -5,6 +5,7 @@ Run: pytest tests/evaluation/reporting/test_titles.py
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from evaluation.answering.referees import REFEREES
 from evaluation.reporting.notes import group_caption, group_notes
 from evaluation.reporting.titles import (
-    METHOD_TITLES,
     OPTION_WORDS,
+    REFEREE_TITLES,
     benchmark_title,
     entry_titles,
     group_facts,
@@ -23,7 +24,7 @@ from evaluation.reporting.titles import (
 )
 from evaluation.scoring.comparable import group_answers, load_answers
 from evaluation.scoring.groups import Group
-from model.methods.registry import METHODS, drafter_class
+from model.methods.registry import BUILT_IN, METHODS, drafter_class, words_of
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 
 META = {"model_path": "models/tiny", "dtype": "float32", "device": "cpu", "bench_name": "demo"}
@@ -39,10 +40,10 @@ def _groups(folder: Path, *metas: dict[str, Any]) -> list[Group]:
 
 
 def test_every_title_is_of_a_method_and_a_new_method_is_its_own() -> None:
-    assert set(METHOD_TITLES) <= {*METHODS, *REFEREES}
-    assert {"vanilla", "recycling", "pld", "lookahead", "samd", "sps", "goose", "hybrid"} <= set(
-        METHOD_TITLES
-    )
+    assert set(REFEREE_TITLES) == set(REFEREES)
+    for name, place in BUILT_IN.items():
+        package = importlib.import_module(place.rpartition(".")[0], "model.methods")
+        assert name in package.WORDS and words_of(name).title == method_title(name) != name
     assert method_title("echo") == "echo"
     assert method_title("AR") == "Vanilla (autoregressive)"
 
@@ -56,7 +57,17 @@ def test_methods_of_a_benchmark_have_the_same_names() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_options_have_no_underscores_in_words(method: str) -> None:
     fields = drafter_class(method).config_class.__dataclass_fields__
-    assert "_" not in options_text(dict.fromkeys(fields, 3))
+    assert "_" not in options_text(dict.fromkeys(fields, 3), method)
+    own = words_of(method).options
+    assert {name.partition("=")[0] for name in own} <= set(fields)
+    assert all(words.count("{}") <= 1 for words in own.values())
+
+
+def test_words_of_an_option_belong_to_its_method() -> None:
+    assert options_text({"depth": 3, "num_nodes": 4}, "eagle2") == (
+        "trees of 3 levels, at most 4 drafted tokens a step"
+    )
+    assert options_text({"depth": 3}, "pld") == options_text({"depth": 3}) == "depth 3"
 
 
 def test_options_that_are_not_set_or_leave_nothing_out_are_left_out() -> None:
