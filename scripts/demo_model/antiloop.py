@@ -230,8 +230,7 @@ def lesson_step(trainer: Trainer, lesson: Lesson, config: AntiLoopConfig, factor
     loss = (unlikelihood(losses) * unlikely).sum() / unlikely.sum().clamp(min=1.0)
     escape_loss = (losses * wanted).sum() / wanted.sum().clamp(min=1.0)
     (config.weight * loss + config.escape_weight * escape_loss).backward()
-    trainer.optimizers.step(factor)
-    trainer.step += 1
+    trainer.apply(factor)
     return plain.item()
 
 

@@ -31,7 +31,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import write_whole
 from scripts.demo_model.antiloop import AntiLoopConfig, unlearn_loops
-from scripts.demo_model.corpus import Row, encode_turns, read_rows, split_rows, train_tokenizer
+from scripts.demo_model.corpus import Row, encode_turns, is_held_out, read_rows, train_tokenizer
 from scripts.demo_model.training import CONTEXT, CORPUS, TrainConfig, Trainer
 
 LOG = "train_log.jsonl"
@@ -66,16 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     with user_errors(OSError):
         numbers = {name: getattr(args, name) for name in NUMBERS}
         config = TrainConfig(**numbers, is_recurrent=args.recurrent)
-        rows = split_rows(read_rows(args.corpus))
-        tokenizer = _tokenizer(args.tokenizer, rows.train, config.vocab_size)
+        rows = read_rows(args.corpus)
+        learned = [row for row in rows if not is_held_out(row)]
+        held_out = [row for row in rows if is_held_out(row)]
+        tokenizer = _tokenizer(args.tokenizer, learned, config.vocab_size)
         args.out.mkdir(parents=True, exist_ok=True)
     if args.threads:
         torch.set_num_threads(args.threads)
     log = args.out / LOG
     log.unlink(missing_ok=True)
-    turns, held_out = (encode_turns(part, tokenizer, CORPUS) for part in rows)
-    device = torch.device(args.device)
-    trainer = Trainer(config, tokenizer, turns, held_out, log, device, args.compile)
+    turns = [encode_turns(part, tokenizer, CORPUS) for part in (learned, held_out)]
+    trainer = Trainer(config, tokenizer, *turns, log, torch.device(args.device), args.compile)
     trainer.train()
     unlearn_loops(trainer, AntiLoopConfig(rounds=args.rounds))
     export(trainer, args.out)

@@ -57,13 +57,6 @@ class Turn(NamedTuple):
     response_ids: list[int]  # " ...</s>"
 
 
-class Split(NamedTuple):
-    """Rows to learn from, and rows held out."""
-
-    train: list[Row]
-    held_out: list[Row]
-
-
 class Packed(NamedTuple):
     """Sequences of one length; N sequences, T tokens each."""
 
@@ -108,14 +101,9 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def split_rows(rows: Sequence[Row]) -> Split:
-    """Split rows by a hash of the prompt, which keeps equal prompts on one side."""
-    train: list[Row] = []
-    held_out: list[Row] = []
-    for row in rows:
-        is_held_out = zlib.crc32(row.prompt.encode()) % HELD_OUT_ONE_IN == 0
-        (held_out if is_held_out else train).append(row)
-    return Split(train, held_out)
+def is_held_out(row: Row) -> bool:
+    """Whether a row is never learned from: by a hash, so that equal prompts are on one side."""
+    return zlib.crc32(row.prompt.encode()) % HELD_OUT_ONE_IN == 0
 
 
 def train_tokenizer(rows: Sequence[Row], vocab_size: int, context: int) -> PreTrainedTokenizerFast:

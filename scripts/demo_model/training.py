@@ -114,30 +114,15 @@ def build_model(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> PreT
     return AutoModelForCausalLM.from_config(found, dtype=torch.float32)
 
 
-class Optimizers(NamedTuple):
-    """Muon for the matrices inside layers, AdamW for embeddings and norms."""
-
-    muon: torch.optim.Optimizer
-    adam: torch.optim.Optimizer
-
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> Optimizers:
-        """Share a model's parameters between the two."""
-        named = list(model.named_parameters())
-        matrices = [p for name, p in named if p.ndim == 2 and "embed_tokens" not in name]
-        others = [p for name, p in named if p.ndim != 2 or "embed_tokens" in name]
-        return cls(
-            torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95),
-            torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0),
-        )
-
-    def step(self, factor: float) -> None:
-        """Apply the gradients at this share of the highest learning rates, and clear them."""
-        for optimizer, lr in zip(self, (MUON_LR, ADAM_LR), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = lr * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+def optimizers_of(model: PreTrainedModel) -> dict[float, torch.optim.Optimizer]:
+    """Return, by highest learning rate, Muon for the matrices inside layers and AdamW for the rest."""
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.ndim == 2 and "embed_tokens" not in name]
+    others = [p for name, p in named if p.ndim != 2 or "embed_tokens" in name]
+    return {
+        MUON_LR: torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95),
+        ADAM_LR: torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0),
+    }
 
 
 class Batch(NamedTuple):
@@ -201,7 +186,7 @@ class Trainer:
         self.config, self.tokenizer, self.turns = config, tokenizer, turns
         self.device = device
         self.model = build_model(config, tokenizer).to(device)
-        self.optimizers = Optimizers.of(self.model)
+        self._optimizers = optimizers_of(self.model)
         self.stream = self._stream()
         self.step = 0
         self._losses: Callable[[PreTrainedModel, Tensor], Tensor] = token_losses
@@ -267,14 +252,22 @@ class Trainer:
         result = self.forward(batch)
         loss = result.mean()
         loss.backward()
-        self.optimizers.step(factor)
-        self.step += 1
+        self.apply(factor)
         losses = result.losses.detach()
         return {
             "loss": loss.item(),
             "all_tokens": losses[result.weights > 0].mean().item(),
             "response": losses[result.weights >= 1].mean().item(),
         }
+
+    def apply(self, factor: float) -> None:
+        """Apply the gradients at this share of the highest learning rates, and clear them."""
+        for highest, optimizer in self._optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = highest * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
 
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
