@@ -2,11 +2,10 @@
 
 Passes over one node and over a tree are timed after contexts of several lengths, in rounds over all
 of them. Whatever grows with the text beside attention (copies of the cache, masks) is a fault of
-the engine, and shows here as a rest that rises. Prints a table and a line of JSON; draws a picture
-with --out.
+the engine, and shows here as a rest that rises. Prints a table and a line of JSON.
 
 Example:
-    python -m scripts.benchmark.context_cost --contexts 512 4096 16384 --out docs/img/context-cost.png
+    python -m scripts.benchmark.context_cost --contexts 512 4096 16384
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +24,6 @@ from torch.nn import functional
 from evaluation.reporting.tables import markdown_table
 from model.budget.measure import draft_of, has_room
 from model.commands.command_line import OptionParser, UserError, run_command
-from model.commands.files import check_output, replace_file
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
@@ -92,9 +89,7 @@ def _time_pass(target: TargetModel, tree: DraftTree, cache: TreeCache) -> tuple[
 
 @contextmanager
 def _timed_attention(target: TargetModel) -> Iterator[list[float]]:
-    """Add the seconds of every call of an attention kernel, PyTorch's or ours, within the block to a
-    list.
-    """
+    """Add the seconds of every call of an attention kernel, PyTorch's or ours, to a list."""
     seconds: list[float] = []
 
     def timed(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -116,33 +111,6 @@ def _timed_attention(target: TargetModel) -> Iterator[list[float]]:
         functional.scaled_dot_product_attention, short_pass.attend = theirs, ours
 
 
-def draw(costs: Sequence[ContextCost], path: Path) -> None:
-    """Draw time against context: all of a pass, and all but attention."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for index, num_nodes in enumerate(sorted({cost.num_nodes for cost in costs})):
-        rows = [cost for cost in costs if cost.num_nodes == num_nodes]
-        contexts = [row.context for row in rows]
-        name = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
-        style: dict[str, Any] = {"color": f"C{index}", "marker": "o", "markersize": 4}
-        axes.plot(contexts, [row.milliseconds for row in rows], label=name, **style)
-        axes.plot(
-            contexts,
-            [row.rest for row in rows],
-            label=f"{name}, without attention",
-            linestyle="--",
-            **style,
-        )
-    axes.set(xlabel="context (tokens)", ylabel="milliseconds of a forward pass")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    kind = path.suffix.removeprefix(".")
-    replace_file(path, lambda file: figure.savefig(file, dpi=150, format=kind))
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.benchmark.context_cost", description=__doc__)
@@ -155,7 +123,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 81], help="sizes of trees")
     add_options(parser, ModelOptions, ("model_path", "dtype", "device", "threads", "allow_pickle"))
-    parser.add_argument("--out", type=Path, metavar="FILE", help="picture, PNG or SVG")
     return parser
 
 
@@ -165,10 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("contexts", "nodes"):
         if min(getattr(args, name)) < 1:
             raise UserError(f"{name}: got {min(getattr(args, name))}; allowed: 1 or more")
-    if args.out:
-        check_output(args.out, "out")
-        if args.out.suffix not in (".png", ".svg"):
-            raise UserError(f"out: got {args.out}; allowed: a .png or .svg file")
     options = config_of(ModelOptions, vars(args))
     model = check_model(options)
     contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
@@ -186,14 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         + [f"{value:.2f}" for value in (cost.milliseconds, cost.attention, cost.rest)]
         for cost in costs
     ]
-    if args.out:  # before anything is printed: a reader such as `head` may leave
-        draw(costs, args.out)
     print(markdown_table(header, cells))
-    report = {
-        **conditions(argv, model),
-        "costs": [cost._asdict() for cost in costs],
-    }
-    print(json.dumps(report))
+    print(json.dumps({**conditions(argv, model), "costs": [cost._asdict() for cost in costs]}))
     return 0
 
 
