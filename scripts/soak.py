@@ -12,24 +12,36 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from evaluation.answering.entrants import entrants_of
+import torch
+
+from evaluation.answering.config import RunConfig
+from evaluation.answering.entrants import Entrant, entrants_of
+from evaluation.answering.method import Setup, eos_ids, method_answerer
+from evaluation.answering.plan import Asked, check_asked
+from evaluation.answering.question import Answerer
+from evaluation.answering.referees import Referee, RefereeAnswerer
 from evaluation.answers.progress import progress
-from evaluation.questions.conversation import choose_conversation
-from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
-from model.commands.loading import check_model, load_target
-from model.commands.model_options import ModelOptions, SamplingOptions
-from model.commands.options import add_options, config_of
-from model.engine.support import eos_ids_of
-from scripts.benchmark.methods import Method, check_draft_models, first_prompts, ready
+from model.commands.loading import CheckedModel, load_target
+from model.commands.matrix_file import make_drafter
+from model.commands.model_options import ModelOptions
+from model.commands.options import add_options
+from model.engine.support import context_limit
+from model.engine.target import TargetModel
+from model.methods.registry import Method
+from model.methods.sps.draft_model import check_draft_model
 
+MODEL = ("model_path", "dtype", "device", "threads", "allow_pickle")
+# Options that are those of a run.
+RUN = (*MODEL, "bench_name", "question_file", "max_new_tokens")
 # Growth of memory from the second block to the last that still counts as flat.
 FLAT_GROWTH = 0.05
 
@@ -52,14 +64,14 @@ class Block(NamedTuple):
     tokens_per_second: float
 
 
-def soak(method: Method, prompts: Sequence[list[int]], total: int, size: int) -> list[Block]:
+def soak(answerer: Answerer, prompts: Sequence[list[int]], total: int, size: int) -> list[Block]:
     """Answer `total` prompts, going round, in blocks of `size`."""
     blocks, source = [], cycle(prompts)
     with progress(total=total, unit="question") as bar:
         for begin in range(0, total, size):
             answers = []
             for prompt in islice(source, min(size, total - begin)):
-                answers.append(method.answer(prompt))
+                answers.append(answerer.answer(prompt))
                 bar.update()
             tokens = sum(len(answer.token_ids) for answer in answers)
             steps = sum(len(answer.accept_lengths) for answer in answers)
@@ -94,8 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-questions", type=int, default=1000, help="(%(default)s)")
     parser.add_argument("--block", type=int, default=100, help="questions of a line (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")
-    names = ("model_path", "dtype", "device", "threads", "allow_pickle")
-    add_options(parser, ModelOptions, names)
+    add_options(parser, ModelOptions, MODEL)
     return parser
 
 
@@ -106,21 +117,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(
             f"num_questions, block: got {args.num_questions}, {args.block}; allowed: 1 or more"
         )
-    options = config_of(ModelOptions, vars(args))
-    entrants = entrants_of(args.methods, options.model_path, args.draft_model, needs_baseline=False)
     with user_errors():
-        sampling = SamplingOptions(max_new_tokens=args.max_new_tokens)
-    questions = load_questions(question_file_of(args.bench_name, args.question_file))
-    model = check_model(options)
-    check_draft_models(entrants, model)
-    conversation = choose_conversation("auto", options.model_path, model.tokenizer)
-    prompts = first_prompts(conversation, questions, model)
-    target = load_target(options, model)
-    eos_ids = eos_ids_of(target.model, model.tokenizer) | conversation.stop_ids
+        run = RunConfig.of({name: value for name, value in vars(args).items() if name in RUN})
+    entrants = entrants_of(
+        args.methods, run.model.model_path, args.draft_model, needs_baseline=False
+    )
+    asked = check_asked(run)
+    prompts = first_prompts(asked)
+    for entrant in entrants:
+        check_entrant(entrant, asked.model)
+    target = load_target(run.model, asked.model)
     found = {}
     for entrant in entrants:
-        name, method = entrant.words, ready(entrant, target, sampling, eos_ids)
-        found[name] = blocks = soak(method, prompts, args.num_questions, args.block)
+        found[entrant.words] = blocks = soak(
+            answerer_of(entrant, run, asked, target), prompts, args.num_questions, args.block
+        )
         body = [
             [
                 str(block.questions),
@@ -131,10 +142,62 @@ def main(argv: Sequence[str] | None = None) -> int:
             ]
             for block in blocks
         ]
-        print(f"\n{name}: {'flat' if is_flat(blocks) else 'GROWS'}\n")
+        print(f"\n{entrant.words}: {'flat' if is_flat(blocks) else 'GROWS'}\n")
         print(markdown_table(["questions", "memory", "open files", "MAT", "tokens/s"], body))
     print(json.dumps({name: [it._asdict() for it in blocks] for name, blocks in found.items()}))
     return 0 if all(map(is_flat, found.values())) else 1
+
+
+def first_prompts(asked: Asked) -> list[list[int]]:
+    """Return the prompts of the questions' first turns.
+
+    Raises:
+        UserError: if one leaves the model no room for an answer.
+    """
+    prompts = []
+    for question in asked.questions:
+        prompts.append(asked.conversation.prompt_ids([], question.turns[0]))
+        length = len(prompts[-1])
+        limit = context_limit(asked.model.hf_config.get_text_config(decoder=True), length)
+        if not 1 <= length < (limit or math.inf):
+            raise UserError(
+                f"question {question.question_id!r}: got a prompt of {length} tokens; allowed: 1 or more"
+                + (f", fewer than the model's context of {limit}" if limit else "")
+                + "; leave the question out"
+            )
+    return prompts
+
+
+def check_entrant(entrant: Entrant, model: CheckedModel) -> None:
+    """Refuse an entrant whose draft model or heads do not go with the model, before the weights load.
+
+    Raises:
+        UserError: with the reason.
+    """
+    draft_model = getattr(entrant.config, "draft_model", None)
+    if model.vocab_size is None:
+        return
+    with user_errors():
+        if draft_model is not None:
+            check_draft_model(draft_model, model.vocab_size)
+        elif (
+            isinstance(entrant.method, Method) and entrant.method.drafter_class.drafts_with_heads()
+        ):
+            # On the CPU: the weights of the model need the device's memory.
+            cpu = torch.device("cpu")
+            drafter = make_drafter(entrant.method, entrant.config, model.vocab_size, cpu, {})
+            drafter.check_config(model.hf_config.get_text_config(decoder=True))
+
+
+def answerer_of(entrant: Entrant, run: RunConfig, asked: Asked, target: TargetModel) -> Answerer:
+    """Return an entrant on the loaded model."""
+    setup = Setup(
+        entrant.method, run, entrant.config, asked.model, asked.conversation, {}, entrant.label
+    )
+    if isinstance(entrant.method, Referee):
+        limit = run.sampling.max_new_tokens
+        return RefereeAnswerer(target, entrant.config, limit, eos_ids(setup, target))
+    return method_answerer(setup, target)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation.answering.entrants import entrant_of
 from model.commands.command_line import UserError
-from model.commands.model_options import SamplingOptions
-from model.engine.target import TargetModel
 from model.methods.recycling.auto_tree import library_of_guesses
-from scripts.benchmark.methods import ready
 from scripts.soak import Block, is_flat, main
 
 
@@ -98,24 +93,6 @@ def test_a_method_that_cannot_run_here_is_refused_before_the_weights_load(
 def test_a_draft_model_is_given_where_one_is_wanted(options: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         main(options)
-
-
-@pytest.mark.parametrize("name", ["generate", "generate-pld"])
-def test_a_referee_ends_with_the_models_context_as_our_methods_do(name: str) -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32},
-        **{"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32},
-    )
-    target = TargetModel(LlamaForCausalLM(config).eval())
-    prompt = list(range(1, 29))
-    sampling = SamplingOptions(max_new_tokens=16)
-    ours, theirs = (
-        ready(entrant_of(words), target, sampling, frozenset()).answer(prompt).token_ids
-        for words in ("vanilla", name)
-    )
-    assert len(ours) == 4
-    assert theirs == ours
 
 
 @pytest.mark.parametrize("name", ["nope", "vanilla-auto", "hybrid-auto"])

@@ -12,17 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation import compare
 from evaluation.answering import interleaved
-from evaluation.answering.entrants import entrants_of
+from evaluation.answering.entrants import entrant_of, entrants_of
 from evaluation.answering.interleaved import in_turn
+from evaluation.answering.method import MethodAnswerer
+from evaluation.answering.referees import RefereeAnswerer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
 from evaluation.questions import questions
 from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError
-from model.commands.model_options import DEMO_MODEL
+from model.commands.matrix_file import make_drafter
+from model.commands.model_options import DEMO_MODEL, SamplingOptions
+from model.engine.target import TargetModel
 from tests.evaluation.conftest import QUESTIONS, figures, read_meta, read_rows, run, write_rows
 
 METHODS = ("vanilla", "recycling", "pld --match latest", "lookahead-auto", "generate")
@@ -269,6 +275,24 @@ def test_referees_count_their_steps(options: list[str], tiny_model: Path, tmp_pa
             assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
         longest = max(max(row["choices"][0]["accept_lengths"]) for row in rows)
         assert (longest > 1) == (name != "generate")
+
+
+@pytest.mark.parametrize("name", ["generate", "generate-pld"])
+def test_a_referee_ends_with_the_models_context_as_our_methods_do(name: str) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32},
+        **{"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32},
+    )
+    target = TargetModel(LlamaForCausalLM(config).eval())
+    prompt = list(range(1, 29))
+    sampling = SamplingOptions(max_new_tokens=16)
+    config, vanilla = entrant_of(name).config, entrant_of("vanilla")
+    drafter = make_drafter(vanilla.method, vanilla.config, 64, target.device, {})
+    ours = MethodAnswerer(target, drafter, sampling, frozenset()).answer(prompt).token_ids
+    theirs = RefereeAnswerer(target, config, 16, frozenset()).answer(prompt).token_ids
+    assert len(ours) == 4
+    assert theirs == ours
 
 
 def test_words_become_options() -> None:
