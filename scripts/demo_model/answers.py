@@ -41,16 +41,7 @@ def continued(
     batch_size: int,
     **options: object,
 ) -> Iterator[list[int]]:
-    """Yield the tokens after each text, up to an eos (included).
-
-    Args:
-        model: of transformers.
-        texts: token ids, padded on the left within a batch.
-        pad: token id of the padding.
-        eos: token id that ends a text.
-        batch_size: texts at once.
-        options: of `generate`.
-    """
+    """Yield the tokens after each text, up to an eos (included); `options` are those of `generate`."""
     for start in range(0, len(texts), batch_size):
         group = texts[start : start + batch_size]
         width = max(map(len, group))

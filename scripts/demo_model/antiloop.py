@@ -19,9 +19,10 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +64,6 @@ class Answer(NamedTuple):
 
     prompt_ids: list[int]
     token_ids: list[int]  # eos included, if it was reached
-    is_ended: bool
     num_kept: int = 0  # leading tokens that another answer had as well
 
 
@@ -88,14 +88,13 @@ def repeated(token_ids: Sequence[int], ngram: int) -> list[bool]:
 
 def draw_prompts(
     turns: Sequence[Turn], long_turns: Sequence[Turn], config: AntiLoopConfig, bos: int, seed: int
-) -> list[Turn]:
+) -> list[list[int]]:
     """Draw prompts, some long, some after another exchange; sorted by length, to pad little."""
     rng = random.Random(seed)
-    chosen: list[Turn] = []
+    chosen: list[list[int]] = []
     while len(chosen) < config.answers:
         if long_turns and rng.random() < config.long_share:
-            turn = rng.choice(long_turns)
-            chosen.append(Turn([bos, *turn.prompt_ids], turn.response_ids))
+            chosen.append([bos, *rng.choice(long_turns).prompt_ids])
             continue
         turn, other = rng.choice(turns), rng.choice(turns)
         body = turn.prompt_ids
@@ -105,65 +104,8 @@ def draw_prompts(
         if rng.random() < config.two_turn_share:
             prompt = [bos, *other.prompt_ids, *other.response_ids, *body]
         if len(prompt) <= config.max_prompt:
-            chosen.append(Turn(prompt, turn.response_ids))
-    return sorted(chosen, key=lambda turn: len(turn.prompt_ids))
-
-
-class Speaker:
-    """The model as it stands, ready to answer many prompts at once."""
-
-    def __init__(self, trainer: Trainer, config: AntiLoopConfig) -> None:
-        # A copy in bf16: autocast would convert every weight again at every token.
-        self.model = copy.deepcopy(trainer.model).to(torch.bfloat16)
-        self.config = config
-        self.pad, self.eos = trainer.tokenizer.pad_token_id, trainer.tokenizer.eos_token_id
-
-    def continue_texts(self, texts: Sequence[list[int]], **sampling: object) -> list[list[int]]:
-        """Continue each text up to an eos (included); greedy unless `sampling` says otherwise."""
-        options: dict[str, object] = {"do_sample": False}
-        options |= {"max_new_tokens": self.config.max_new_tokens} | sampling
-        return list(
-            continued(self.model, texts, self.pad, self.eos, self.config.batch_size, **options)
-        )
-
-    def answer(self, prompts: Sequence[list[int]]) -> list[Answer]:
-        """Answer the prompts by greedy decoding."""
-        texts = self.continue_texts(prompts)
-        pairs = zip(prompts, texts, strict=True)
-        return [Answer(prompt, text, text[-1] == self.eos) for prompt, text in pairs]
-
-    def escape(self, answers: Sequence[Answer]) -> list[Answer | None]:
-        """Sample for each answer one that ends without a loop, and is the same up to the repetition.
-
-        Returns:
-            One for each answer, `num_kept` the tokens before the repetition; None where no sample
-            left it.
-        """
-        cuts = [onset(answer.token_ids, self.config.ngram) for answer in answers]
-        starts = [
-            answer.prompt_ids + answer.token_ids[:cut]
-            for answer, cut in zip(answers, cuts, strict=True)
-        ]
-        config = self.config
-        samples = self.continue_texts(
-            [start for start in starts for _ in range(config.escapes)],
-            do_sample=True,
-            temperature=config.temperature,
-            top_p=config.top_p,
-        )
-        results: list[Answer | None] = []
-        for index, (answer, cut) in enumerate(zip(answers, cuts, strict=True)):
-            head = answer.token_ids[:cut]
-            own = samples[index * config.escapes : (index + 1) * config.escapes]
-            fine = [
-                head + sample
-                for sample in own
-                if sample[-1] == self.eos and find_loop(head + sample) is None
-            ]
-            best = max(fine, key=len, default=None)
-            escaped = None if best is None else Answer(answer.prompt_ids, best, True, cut)
-            results.append(escaped)
-        return results
+            chosen.append(prompt)
+    return sorted(chosen, key=len)
 
 
 def onset(token_ids: Sequence[int], ngram: int) -> int:
@@ -178,12 +120,35 @@ def onset(token_ids: Sequence[int], ngram: int) -> int:
     return marks.index(True) if True in marks else len(token_ids) // 2
 
 
+def escapes_of(
+    answers: Sequence[Answer],
+    sample: Callable[[list[list[int]]], Sequence[list[int]]],
+    eos: int,
+    config: AntiLoopConfig,
+) -> list[Answer | None]:
+    """Sample for each answer one that ends without a loop, and is the same up to the repetition.
+
+    Returns:
+        One for each answer, `num_kept` the tokens before the repetition; None where no sample left it.
+    """
+    cuts = [onset(answer.token_ids, config.ngram) for answer in answers]
+    pairs = list(zip(answers, cuts, strict=True))
+    starts = [answer.prompt_ids + answer.token_ids[:cut] for answer, cut in pairs]
+    samples = sample([start for start in starts for _ in range(config.escapes)])
+    found: list[Answer | None] = []
+    for index, (answer, cut) in enumerate(pairs):
+        own = samples[index * config.escapes : (index + 1) * config.escapes]
+        whole = [answer.token_ids[:cut] + tokens for tokens in own if tokens[-1] == eos]
+        fine = [token_ids for token_ids in whole if find_loop(token_ids) is None]
+        found.append(Answer(answer.prompt_ids, max(fine, key=len), cut) if fine else None)
+    return found
+
+
 def make_lessons(
     answers: Sequence[Answer],
     escapes: Sequence[Answer | None],
     config: AntiLoopConfig,
     pad: int,
-    size: int,
 ) -> list[Lesson]:
     """Turn looping and endless answers, and the ways out of them, into batches of one shape.
 
@@ -191,6 +156,7 @@ def make_lessons(
     answer that left the repetition, marked as wanted from there on.
     """
     length = config.long_prompt + config.max_new_tokens
+    size = max(1, TOKENS_PER_STEP // length)
     rows: list[tuple[list[int], list[float], list[float]]] = []
     for answer, escape in zip(answers, escapes, strict=True):
         prompt = [0.0] * len(answer.prompt_ids)
@@ -223,10 +189,8 @@ def lesson_step(trainer: Trainer, lesson: Lesson, config: AntiLoopConfig, factor
     """Take one step on a lesson and an ordinary batch; return the ordinary loss."""
     plain = trainer.forward(next(trainer.stream)).mean()
     plain.backward()
-    device = trainer.device
-    losses = trainer.losses(lesson.token_ids.to(device))
-    unlikely = next_weights(lesson.unlikely.to(device))
-    wanted = next_weights(lesson.wanted.to(device))
+    losses = trainer.losses(lesson.token_ids.to(trainer.device))
+    unlikely, wanted = (next_weights(mask.to(trainer.device)) for mask in lesson[1:])
     loss = (unlikelihood(losses) * unlikely).sum() / unlikely.sum().clamp(min=1.0)
     escape_loss = (losses * wanted).sum() / wanted.sum().clamp(min=1.0)
     (config.weight * loss + config.escape_weight * escape_loss).backward()
@@ -237,6 +201,7 @@ def lesson_step(trainer: Trainer, lesson: Lesson, config: AntiLoopConfig, factor
 def unlearn_loops(trainer: Trainer, config: AntiLoopConfig) -> None:
     """Run the rounds, with a line of the log for each."""
     tokenizer, turns = trainer.tokenizer, trainer.turns
+    bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
     fit = [turn for turn in turns if len(turn.response_ids) >= config.min_response]
     usable = [turn for turn in fit if len(turn.prompt_ids) < config.max_prompt]
     if not usable:
@@ -244,24 +209,33 @@ def unlearn_loops(trainer: Trainer, config: AntiLoopConfig) -> None:
         return
     lengths = range(config.max_prompt, config.long_prompt)
     long_turns = [turn for turn in turns if len(turn.prompt_ids) in lengths]
-    size = max(1, TOKENS_PER_STEP // (config.long_prompt + config.max_new_tokens))
+    sampling: dict[str, Any] = {"temperature": config.temperature, "top_p": config.top_p}
     for number in progress(range(config.rounds), desc="against loops"):
         seed = trainer.config.seed + 7919 * (number + 1)
-        prompts = draw_prompts(usable, long_turns, config, tokenizer.bos_token_id, seed)
+        prompts = draw_prompts(usable, long_turns, config, bos, seed)
         torch.manual_seed(seed)
-        speaker = Speaker(trainer, config)
-        answers = speaker.answer([turn.prompt_ids for turn in prompts])
-        bad = [a for a in answers if not a.is_ended or find_loop(a.token_ids) is not None]
-        escapes = speaker.escape(bad)
+        # A copy in bf16: autocast would convert every weight again at every token.
+        model = copy.deepcopy(trainer.model).to(torch.bfloat16)
+
+        def continue_texts(texts: list[list[int]], **options: object) -> list[list[int]]:
+            options["max_new_tokens"] = config.max_new_tokens
+            return list(continued(model, texts, pad, eos, config.batch_size, **options))  # noqa: B023
+
+        texts = continue_texts(prompts, do_sample=False)
+        answers = [Answer(*pair) for pair in zip(prompts, texts, strict=True)]
+        loops = [find_loop(answer.token_ids) is not None for answer in answers]
+        ends = [answer.token_ids[-1] == eos for answer in answers]
+        verdicts = zip(answers, ends, loops, strict=True)
+        bad = [answer for answer, is_ended, is_looped in verdicts if is_looped or not is_ended]
+        escapes = escapes_of(bad, partial(continue_texts, do_sample=True, **sampling), eos, config)
         factor = config.lr_factor * (1.0 - number / config.rounds)
-        lessons = make_lessons(bad, escapes, config, tokenizer.pad_token_id, size)
+        lessons = make_lessons(bad, escapes, config, pad)
         losses = [lesson_step(trainer, lesson, config, factor) for lesson in lessons]
-        num_loops = sum(find_loop(answer.token_ids) is not None for answer in answers)
         figures = {
             "round": number + 1,
-            "ended": sum(answer.is_ended for answer in answers) / len(answers),
-            "looped": num_loops / len(answers),
+            "ended": sum(ends) / len(answers),
+            "looped": sum(loops) / len(answers),
             "escaped": sum(escape is not None for escape in escapes) / max(1, len(bad)),
-            "mean_tokens": sum(len(answer.token_ids) for answer in answers) / len(answers),
+            "mean_tokens": sum(map(len, texts)) / len(texts),
         }
         trainer.note(figures | ({"loss": sum(losses) / len(losses)} if losses else {}))

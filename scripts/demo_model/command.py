@@ -26,12 +26,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import write_whole
 from scripts.demo_model.antiloop import AntiLoopConfig, unlearn_loops
-from scripts.demo_model.corpus import Row, encode_turns, is_held_out, read_rows, train_tokenizer
+from scripts.demo_model.corpus import encode_turns, is_held_out, read_rows, train_tokenizer
 from scripts.demo_model.training import CONTEXT, CORPUS, TrainConfig, Trainer
 
 LOG = "train_log.jsonl"
@@ -63,42 +64,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if (args.out / "config.json").exists():
         raise UserError(f"out: got {args.out}, which holds a model; give a new folder")
+    if args.tokenizer and not args.tokenizer.is_dir():
+        raise UserError(f"tokenizer: got {args.tokenizer}; allowed: a folder with a tokenizer")
+    if args.recurrent and not hasattr(transformers, "Qwen3_5TextConfig"):
+        raise UserError(
+            f"recurrent: got transformers {transformers.__version__}; allowed: versions with Qwen3.5"
+        )
     with user_errors(OSError):
-        numbers = {name: getattr(args, name) for name in NUMBERS}
-        config = TrainConfig(**numbers, is_recurrent=args.recurrent)
         rows = read_rows(args.corpus)
-        learned = [row for row in rows if not is_held_out(row)]
-        held_out = [row for row in rows if is_held_out(row)]
-        tokenizer = _tokenizer(args.tokenizer, learned, config.vocab_size)
         args.out.mkdir(parents=True, exist_ok=True)
+    learned = [row for row in rows if not is_held_out(row)]
+    held_out = [row for row in rows if is_held_out(row)]
+    if args.tokenizer:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(args.tokenizer)
+        args.vocab_size = len(tokenizer)
+    else:
+        tokenizer = train_tokenizer(learned, args.vocab_size, CONTEXT)
     if args.threads:
         torch.set_num_threads(args.threads)
     log = args.out / LOG
     log.unlink(missing_ok=True)
-    turns = [encode_turns(part, tokenizer, CORPUS) for part in (learned, held_out)]
-    trainer = Trainer(config, tokenizer, *turns, log, torch.device(args.device), args.compile)
+    numbers = {name: getattr(args, name) for name in NUMBERS}
+    trainer = Trainer(
+        TrainConfig(**numbers, is_recurrent=args.recurrent),
+        tokenizer,
+        encode_turns(learned, tokenizer, CORPUS),
+        encode_turns(held_out, tokenizer, CORPUS),
+        log,
+        torch.device(args.device),
+        args.compile,
+    )
     trainer.train()
     unlearn_loops(trainer, AntiLoopConfig(rounds=args.rounds))
     export(trainer, args.out)
     return 0
-
-
-def _tokenizer(given: Path | None, rows: Sequence[Row], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that is given, or train one.
-
-    Raises:
-        ValueError: if the given one has another number of tokens.
-    """
-    if given is None:
-        return train_tokenizer(rows, vocab_size, CONTEXT)
-    if not given.is_dir():
-        raise ValueError(f"tokenizer: got {given}; allowed: a folder with a tokenizer")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(given)
-    if len(tokenizer) != vocab_size:
-        raise ValueError(
-            f"tokenizer: got {len(tokenizer)} tokens; allowed: --vocab-size ({vocab_size})"
-        )
-    return tokenizer
 
 
 def export(trainer: Trainer, out: Path) -> None:

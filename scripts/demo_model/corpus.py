@@ -218,22 +218,14 @@ def pack_epoch(
 
 def _pack(chats: Sequence[_Chat], length: int, pad: int) -> Packed:
     """Pack first-fit into the `NUM_OPEN` newest sequences; the rest is padding of weight 0."""
-    bins: list[list[_Chat]] = []
-    rooms: list[int] = []
+    rows: list[_Chat] = []
     for chat in chats:
-        size = len(chat.token_ids)
-        first = max(0, len(bins) - NUM_OPEN)
-        index = next((i for i in range(first, len(bins)) if rooms[i] >= size), None)
-        if index is None:
-            bins.append([chat])
-            rooms.append(length - size)
-        else:
-            bins[index].append(chat)
-            rooms[index] -= size
-    token_ids = np.full((len(bins), length), pad, dtype=np.int64)
-    weights = np.zeros((len(bins), length), dtype=np.float32)
-    for row, members in enumerate(bins):
-        joined = [token for chat in members for token in chat.token_ids]
-        token_ids[row, : len(joined)] = joined
-        weights[row, : len(joined)] = [weight for chat in members for weight in chat.weights]
-    return Packed(token_ids, weights)
+        most = length - len(chat.token_ids)
+        row = next((row for row in rows[-NUM_OPEN:] if len(row.token_ids) <= most), None)
+        if row is None:
+            rows.append(row := _Chat([], []))
+        row.token_ids.extend(chat.token_ids)
+        row.weights.extend(chat.weights)
+    ids = [row.token_ids + [pad] * (length - len(row.token_ids)) for row in rows]
+    weights = [row.weights + [0.0] * (length - len(row.weights)) for row in rows]
+    return Packed(np.array(ids, dtype=np.int64), np.array(weights, dtype=np.float32))

@@ -19,7 +19,7 @@ from scripts.demo_model import command as train_demo_model
 from scripts.demo_model.antiloop import (
     Answer,
     AntiLoopConfig,
-    Speaker,
+    escapes_of,
     make_lessons,
     onset,
     repeated,
@@ -162,9 +162,9 @@ def test_lessons_mark_the_repetition_and_the_way_out() -> None:
     config = AntiLoopConfig(max_prompt=4, max_new_tokens=60, ngram=3)
     text = [9, 8, *([5, 6, 7] * 12)]
     assert onset(text, ngram=3) == 5, "after the first round of the loop"
-    looping, other = Answer([1, 4], text, is_ended=False), Answer([1, 3], text, is_ended=False)
-    escape = Answer([1, 4], [9, 8, 5, 6, 7, 11, 2], is_ended=True, num_kept=5)
-    (lesson,) = make_lessons([looping, other], [escape, None], config, pad=0, size=4)
+    looping, other = Answer([1, 4], text), Answer([1, 3], text)
+    escape = Answer([1, 4], [9, 8, 5, 6, 7, 11, 2], num_kept=5)
+    (lesson,) = make_lessons([looping, other], [escape, None], config, pad=0)
     rows = {tuple(row[row > 0].tolist()): index for index, row in enumerate(lesson.token_ids)}
     assert set(rows) == {(1, 4, *text), (1, 3, *text), (1, 4, 9, 8, 5, 6, 7, 11, 2), ()}
     marked = lesson.unlikely[rows[(1, 4, *text)]].nonzero().flatten().tolist()
@@ -179,24 +179,19 @@ def test_endless_answers_without_a_loop_are_cut_where_they_repeat_or_in_the_midd
     assert onset(list(range(10)), ngram=3) == 5
 
 
-def test_a_way_out_is_sampled_and_ends_without_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    looping = Answer([1, 4], [9, 8, *([5, 6, 7] * 12)], is_ended=False)
+def test_a_way_out_is_sampled_and_ends_without_a_loop() -> None:
+    looping = Answer([1, 4], [9, 8, *([5, 6, 7] * 12)])
     config = AntiLoopConfig(escapes=3, max_new_tokens=60, ngram=3)
-    speaker = Speaker.__new__(Speaker)
-    speaker.config, speaker.eos, speaker.pad = config, 2, 0
     asked: list[list[int]] = []
 
-    def samples(texts: list[list[int]], **sampling: object) -> list[list[int]]:
-        assert sampling["do_sample"] is True
+    def sample(texts: list[list[int]]) -> list[list[int]]:
         asked.extend(texts)
         return [[11, 2], [5, 6, 7] * 20, [11, 12, 2]]
 
-    monkeypatch.setattr(speaker, "continue_texts", samples)
-    (escape,) = speaker.escape([looping])
+    (escape,) = escapes_of([looping], sample, 2, config)
     assert asked == [[1, 4, 9, 8, 5, 6, 7]] * 3
-    assert escape == Answer([1, 4], [9, 8, 5, 6, 7, 11, 12, 2], True, num_kept=5), "the longest"
-    monkeypatch.setattr(speaker, "continue_texts", lambda texts, **_: [[5, 6, 7] * 20] * 3)
-    assert speaker.escape([looping]) == [None]
+    assert escape == Answer([1, 4], [9, 8, 5, 6, 7, 11, 12, 2], num_kept=5), "the longest"
+    assert escapes_of([looping], lambda _: [[5, 6, 7] * 20] * 3, 2, config) == [None]
 
 
 def test_unlikelihood_is_minus_log_of_the_rest() -> None:
@@ -331,7 +326,7 @@ def test_a_given_tokenizer_is_kept(corpus_file: Path, tmp_path: Path) -> None:
     given, tokenizer = tmp_path / "given", train_tokenizer(make_rows(), 310, context=512)
     tokenizer.save_pretrained(given)
     size = len(tokenizer)
-    options = {"tokenizer": given, "vocab-size": size, "tokens": 5000}
+    options = {"tokenizer": given, "tokens": 5000}
     assert train_demo_model.main(arguments(corpus_file, tmp_path, **options)) == 0
     written = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert written.get_vocab() == tokenizer.get_vocab()
@@ -342,10 +337,7 @@ def test_a_given_tokenizer_is_kept(corpus_file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokenizer": "data/demo/model"}, "tokenizer: got 8192"),
-        ({"tokenizer": "missing"}, "missing"),
-        ({"hidden": 30}, "hidden: got 30"),
-        ({"vocab-size": 100}, "vocab_size: got 100"),
+        ({"tokenizer": "missing"}, "tokenizer: got missing; allowed: a folder"),
         ({"corpus": "missing.jsonl"}, "missing.jsonl"),
     ],
 )
