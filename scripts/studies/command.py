@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -40,47 +39,32 @@ NAME = "field"
 NUM_READ = 65
 # Options that say nothing about what a recording holds.
 BESIDE_RECORDING = ("study", "out", "recording", "files", "threads")
-# More series than these have their legend below the picture.
-MOST_INSIDE = 8
 
 
 def chart(study: Study) -> Figure:
     """Draw mean accepted tokens against what is varied, a line for each series."""
     series = list(dict.fromkeys(point.series for point in study.points))
     with matplotlib.rc_context(STYLE):
-        is_crowded = len(series) > MOST_INSIDE
-        figure = Figure(figsize=(WIDTH, 3.6 + 0.11 * len(series) * is_crowded))
+        figure = Figure(figsize=(WIDTH, 3.6 + 0.11 * len(series)))
         axes = figure.add_subplot()
         for index, name in enumerate(series):
             points = [point for point in study.points if point.series == name]
             axes.plot(
-                [float(point.x) for point in points],
+                [point.x for point in points],
                 [point.figures.mat for point in points],
                 marker=MARKERS[index % len(MARKERS)],
                 linestyle="-" if index < len(COLORS) else "--",
                 color=COLORS[index % len(COLORS)],
                 label=name,
             )
-        _scale(figure, list(dict.fromkeys(float(point.x) for point in study.points)))
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.set_xticks(sorted({point.x for point in study.points}))
         axes.set_xlabel(study.varied)
         axes.set_ylabel("mean accepted tokens a step")
         axes.set_ylim(bottom=1)
-        if is_crowded:
-            figure.legend(loc="outside lower center", ncols=2, fontsize=8)
-        else:
-            axes.legend(fontsize=8)
+        figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     return figure
-
-
-def _scale(figure: Figure, places: list[float]) -> None:
-    """Put marks at the values; on a logarithm where they span a decade, or double."""
-    (axes,) = figure.axes
-    is_doubling = len(places) > 2 and all(2 * left == right for left, right in pairwise(places))
-    if min(places) >= 1 and (is_doubling or max(places) / min(places) >= 10):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-    if len(places) <= 8:
-        axes.set_xticks(places)
 
 
 def page(name: str, study: Study, title: str, num_turns: int) -> str:

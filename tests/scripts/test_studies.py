@@ -34,8 +34,9 @@ def test_a_page_holds_every_point() -> None:
 
 
 def test_a_chart_shows_every_series() -> None:
-    (axes,) = chart(LINES).axes
-    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    figure = chart(LINES)
+    (axes,), (legend,) = figure.axes, figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
     assert names == list(dict.fromkeys(point.series for point in LINES.points))
     assert axes.get_xlabel() == LINES.varied
     assert list(axes.lines[1].get_xdata()) == [1, 4, 16]
