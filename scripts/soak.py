@@ -47,21 +47,13 @@ FLAT_GROWTH = 0.05
 
 
 class Block(NamedTuple):
-    """Figures at the end of a block of questions.
+    """Figures at the end of a block of questions."""
 
-    Attributes:
-        questions: answered so far.
-        resident_bytes: memory of the process at the end of the block.
-        open_files: descriptors at the end of the block.
-        mean_accepted_tokens: tokens a step.
-        tokens_per_second: end to end.
-    """
-
-    questions: int
-    resident_bytes: int
-    open_files: int
-    mean_accepted_tokens: float
-    tokens_per_second: float
+    questions: int  # answered so far
+    resident_bytes: int  # memory of the process at the end of the block
+    open_files: int  # descriptors at the end of the block
+    mean_accepted_tokens: float  # tokens a step
+    tokens_per_second: float  # end to end
 
 
 def soak(answerer: Answerer, prompts: Sequence[list[int]], total: int, size: int) -> list[Block]:

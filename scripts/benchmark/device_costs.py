@@ -43,19 +43,12 @@ class CostPoint(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """The bound that memory bandwidth sets for one token of plain decoding.
+    """The bound that memory bandwidth sets for one token of plain decoding."""
 
-    Attributes:
-        bandwidth: bytes read and written per second by a large copy on this device.
-        bytes_per_token: weights and cache that one token reads.
-        milliseconds: the least time of one token, `bytes_per_token / bandwidth`.
-        reached: the share of the roofline that a measured one-node pass reaches, 0 to 1.
-    """
-
-    bandwidth: float
-    bytes_per_token: int
-    milliseconds: float
-    reached: float
+    bandwidth: float  # bytes read and written per second by a large copy on this device
+    bytes_per_token: int  # weights and cache that one token reads
+    milliseconds: float  # the least time of one token, `bytes_per_token / bandwidth`
+    reached: float  # the share of the roofline that a measured one-node pass reaches, 0 to 1
 
 
 def conditions(argv: Sequence[str] | None, model: CheckedModel) -> dict[str, Any]:

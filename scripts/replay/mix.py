@@ -14,21 +14,13 @@ from model.commands.command_line import UserError
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Questions from one file.
+    """Questions from one file."""
 
-    Attributes:
-        words: as it was given: `NAME[:CATEGORY][=COUNT]`, NAME a benchmark or a file.
-        name: of the benchmark or file.
-        file: the question file.
-        category: the only one that is asked; empty for all.
-        count: how many questions, evenly spread over the file; None for all.
-    """
-
-    words: str
-    name: str
-    file: Path
-    category: str
-    count: int | None
+    words: str  # as it was given: `NAME[:CATEGORY][=COUNT]`, NAME a benchmark or a file
+    name: str  # of the benchmark or file
+    file: Path  # the question file
+    category: str  # the only one that is asked; empty for all
+    count: int | None  # how many questions, evenly spread over the file; None for all
 
     @classmethod
     def of(cls, words: str) -> Part:

@@ -29,17 +29,11 @@ from scripts.replay.target import MissingRowError, ReplayTarget
 
 @dataclass(frozen=True, slots=True)
 class TurnScore:
-    """The steps of a drafter on one turn.
+    """The steps of a drafter on one turn."""
 
-    Attributes:
-        turn: the turn.
-        accept_lengths: tokens emitted by each step, bonus token included.
-        num_nodes: nodes verified in each step, root included.
-    """
-
-    turn: RecordedTurn
-    accept_lengths: tuple[int, ...]
-    num_nodes: tuple[int, ...]
+    turn: RecordedTurn  # the turn
+    accept_lengths: tuple[int, ...]  # tokens emitted by each step, bonus token included
+    num_nodes: tuple[int, ...]  # nodes verified in each step, root included
 
     @property
     def num_steps_before_loop(self) -> int:
@@ -57,17 +51,11 @@ class TurnScore:
 
 
 class Figures(NamedTuple):
-    """Means over the steps of many turns.
+    """Means over the steps of many turns."""
 
-    Attributes:
-        mat: mean accepted tokens a step, bonus token included.
-        mat_before_loops: the same on the part of every answer before it loops.
-        nodes: mean nodes a step, root included.
-    """
-
-    mat: float
-    mat_before_loops: float
-    nodes: float
+    mat: float  # mean accepted tokens a step, bonus token included
+    mat_before_loops: float  # the same on the part of every answer before it loops
+    nodes: float  # mean nodes a step, root included
 
 
 def figures(scores: Sequence[TurnScore]) -> Figures:

@@ -63,17 +63,11 @@ class Entrant(NamedTuple):
 
 
 class Run(NamedTuple):
-    """An entrant at one size.
+    """An entrant at one size."""
 
-    Attributes:
-        entrant: the line.
-        scores: of all turns, in their order.
-        num_bytes: held by the drafter after the last turn.
-    """
-
-    entrant: Entrant
-    scores: list[TurnScore]
-    num_bytes: int
+    entrant: Entrant  # the line
+    scores: list[TurnScore]  # of all turns, in their order
+    num_bytes: int  # held by the drafter after the last turn
 
     @property
     def mat(self) -> float:

@@ -32,36 +32,22 @@ NUM_RANKED = 1000
 
 
 class Point(NamedTuple):
-    """One row of a study's table.
+    """One row of a study's table."""
 
-    Attributes:
-        series: what is compared, such as a drafter.
-        x: what is varied.
-        figures: the means over all steps.
-    """
-
-    series: str
-    x: float
-    figures: Figures
+    series: str  # what is compared, such as a drafter
+    x: float  # what is varied
+    figures: Figures  # the means over all steps
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The outcome of a study.
+    """The outcome of a study."""
 
-    Attributes:
-        question: what was asked, in one line.
-        varied: title of what is varied.
-        points: in the order of the table.
-        note: what a reader must know to read the table right; may be empty.
-        tables: more tables, below the one of the points.
-    """
-
-    question: str
-    varied: str
-    points: list[Point]
-    note: str = ""
-    tables: Sequence[Table] = ()
+    question: str  # what was asked, in one line
+    varied: str  # title of what is varied
+    points: list[Point]  # in the order of the table
+    note: str = ""  # what a reader must know to read the table right; may be empty
+    tables: Sequence[Table] = ()  # more tables, below the one of the points
 
 
 @dataclass(slots=True)

@@ -19,27 +19,17 @@ POOL = 512
 
 
 class Document(NamedTuple):
-    """One text.
+    """One text."""
 
-    Attributes:
-        token_ids: prompt and answer, or plain text.
-        begin: first token that is learned; what comes before it is read only.
-    """
-
-    token_ids: list[int]
-    begin: int
+    token_ids: list[int]  # prompt and answer, or plain text
+    begin: int  # first token that is learned; what comes before it is read only
 
 
 class Batch(NamedTuple):
-    """One step's texts.
+    """One step's texts."""
 
-    Attributes:
-        token_ids: int64 [B, T], padded at the end.
-        is_learned: bool [B, T], whether a token is one to predict.
-    """
-
-    token_ids: torch.Tensor
-    is_learned: torch.Tensor
+    token_ids: torch.Tensor  # int64 [B, T], padded at the end
+    is_learned: torch.Tensor  # bool [B, T], whether a token is one to predict
 
 
 def read_documents(files: Sequence[Path], tokenizer: Any, max_length: int) -> list[Document]:

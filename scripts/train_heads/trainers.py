@@ -30,15 +30,10 @@ TRAINERS = {
 
 
 class Loss(NamedTuple):
-    """The loss of a batch.
+    """The loss of a batch."""
 
-    Attributes:
-        total: what is minimised, a scalar.
-        figures: numbers for the log, by name.
-    """
-
-    total: torch.Tensor
-    figures: dict[str, float]
+    total: torch.Tensor  # what is minimised, a scalar
+    figures: dict[str, float]  # numbers for the log, by name
 
 
 class HeadTrainer(ABC):
@@ -47,9 +42,6 @@ class HeadTrainer(ABC):
     Args:
         model: the frozen target model, a transformers causal LM.
         options: of the command, those of `options` among them.
-
-    Attributes:
-        module: its parameters are learned, and saved for resuming.
     """
 
     # Options of the command that this trainer reads beside those of every training, with their defaults.
@@ -58,7 +50,7 @@ class HeadTrainer(ABC):
     )
     # Hidden states that `loss` gets, as `Drafter.hidden_layers`.
     hidden_layers: tuple[int, ...] = (-1,)
-    module: nn.Module
+    module: nn.Module  # its parameters are learned, and saved for resuming
 
     @abstractmethod
     def __init__(self, model: Any, options: Any) -> None: ...

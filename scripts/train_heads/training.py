@@ -26,21 +26,13 @@ WARM_UP = 0.02  # share of the budget in which the learning rate rises
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When training ends, and how it goes there.
+    """When training ends, and how it goes there."""
 
-    Attributes:
-        minutes: time of all starts together.
-        learning_rate: the highest; it rises, and falls along a cosine.
-        batch_tokens: of one step, padding included.
-        save_minutes: between two saved states.
-        seed: of the order of the documents.
-    """
-
-    minutes: float
-    learning_rate: float
-    batch_tokens: int
-    save_minutes: float
-    seed: int
+    minutes: float  # time of all starts together
+    learning_rate: float  # the highest; it rises, and falls along a cosine
+    batch_tokens: int  # of one step, padding included
+    save_minutes: float  # between two saved states
+    seed: int  # of the order of the documents
 
 
 @dataclass(slots=True)
