@@ -187,7 +187,7 @@ def unlikelihood(losses: Tensor) -> Tensor:
 
 def lesson_step(trainer: Trainer, lesson: Lesson, config: AntiLoopConfig, factor: float) -> float:
     """Take one step on a lesson and an ordinary batch; return the ordinary loss."""
-    plain = trainer.forward(next(trainer.stream)).mean()
+    plain = trainer.loss(next(trainer.stream))
     plain.backward()
     losses = trainer.losses(lesson.token_ids.to(trainer.device))
     unlikely, wanted = (next_weights(mask.to(trainer.device)) for mask in lesson[1:])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -116,17 +117,6 @@ class Batch(NamedTuple):
     weights: Tensor  # [B, T] float32
 
 
-class Forward(NamedTuple):
-    """The losses of a batch."""
-
-    losses: Tensor  # [B, T] float32 nats
-    weights: Tensor  # [B, T] float32, of the token each position predicts
-
-    def mean(self) -> Tensor:
-        """Weighted mean loss, a scalar."""
-        return (self.losses * self.weights).sum() / self.weights.sum()
-
-
 def token_losses(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     """Return the cross-entropy of every next token, float32 nats [B, T]; the last column means nothing."""
     with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
@@ -182,23 +172,24 @@ class Trainer:
 
     def train(self) -> None:
         """Run the main phase to the end of its tokens."""
-        recent: list[dict[str, float]] = []
+        losses: list[float] = []
         tokens = 0
         with progress(total=self.config.tokens, unit="token", desc="training") as bar:
             while tokens < self.config.tokens:
                 batch = next(self.stream)
                 factor = lr_factor(self.step, tokens / self.config.tokens)
-                recent.append({**self._step(batch, factor), "lr_factor": factor})
+                loss = self.loss(batch)
+                loss.backward()
+                self.apply(factor)
+                losses.append(loss.item())
                 tokens += batch.token_ids.numel()
                 is_done = tokens >= self.config.tokens
                 if self.step % LOG_STEPS == 0 or is_done:
-                    means = {
-                        key: sum(row[key] for row in recent) / len(recent) for key in recent[0]
-                    }
+                    figures = {"tokens": tokens, "loss": fmean(losses), "lr_factor": factor}
                     if self.step % EVAL_STEPS == 0 or is_done:
-                        means |= self._evaluate()
-                    self.note({"tokens": tokens, **means})
-                    recent = []
+                        figures |= self._evaluate()
+                    self.note(figures)
+                    losses = []
                 bar.update(batch.token_ids.numel())
 
     def _stream(self) -> Iterator[Batch]:
@@ -226,23 +217,10 @@ class Trainer:
         is_unrolled = self.config.is_recurrent and token_ids.shape[1] > CORPUS.short_length
         return (token_losses if is_unrolled else self._losses)(self.model, token_ids)
 
-    def forward(self, batch: Batch) -> Forward:
-        """Return the losses of a batch, with the weights moved to the predicting positions."""
-        losses = self.losses(batch.token_ids.to(self.device))
-        return Forward(losses, next_weights(batch.weights.to(self.device)))
-
-    def _step(self, batch: Batch, factor: float) -> dict[str, float]:
-        """Take one step at this share of the learning rates; return its losses."""
-        result = self.forward(batch)
-        loss = result.mean()
-        loss.backward()
-        self.apply(factor)
-        losses = result.losses.detach()
-        return {
-            "loss": loss.item(),
-            "all_tokens": losses[result.weights > 0].mean().item(),
-            "response": losses[result.weights >= 1].mean().item(),
-        }
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the weighted mean loss of a batch, a scalar."""
+        weights = next_weights(batch.weights.to(self.device))
+        return (self.losses(batch.token_ids.to(self.device)) * weights).sum() / weights.sum()
 
     def apply(self, factor: float) -> None:
         """Apply the gradients at this share of the highest learning rates, and clear them."""
@@ -256,9 +234,10 @@ class Trainer:
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
         """Return the mean held-out losses in nats a token."""
-        found = [self.forward(batch) for batch in self._held_out]
-        losses = torch.cat([each.losses.flatten() for each in found])
-        weights = torch.cat([each.weights.flatten() for each in found])
+        held_out = self._held_out
+        losses = torch.cat([self.losses(ids.to(self.device)).flatten() for ids, _ in held_out])
+        weights = torch.cat([next_weights(weights).flatten() for _, weights in held_out])
+        weights = weights.to(self.device)
         return {
             "held_out_response": losses[weights >= 1].mean().item(),
             "held_out_all_tokens": losses[weights > 0].mean().item(),
