@@ -28,9 +28,8 @@ import argparse
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -81,7 +80,7 @@ def scaled_model(
     return large.eval()
 
 
-def _shards(groups: Iterator[dict[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
+def _shards(groups: Iterable[dict[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
     """Join groups of tensors into shards of about `limit` bytes."""
     shard: dict[str, Tensor] = {}
     size = 0
@@ -144,13 +143,12 @@ def _write_shards(
     """Write the shards and their index; return the number of parameters."""
     names: list[list[str]] = []
     num_bytes = num_parameters = 0
-    bar = progress(desc="layers", total=config.num_hidden_layers + 2)
-    for number, shard in enumerate(_shards(_counted(groups, bar), shard_bytes), start=1):
+    layers = progress(groups, desc="layers", total=config.num_hidden_layers + 2)
+    for number, shard in enumerate(_shards(layers, shard_bytes), start=1):
         save_file(shard, folder / f"part-{number}.safetensors", metadata={"format": "pt"})
         names.append(list(shard))
         num_bytes += sum(tensor.nbytes for tensor in shard.values())
         num_parameters += sum(tensor.numel() for tensor in shard.values())
-    bar.close()
     weight_map: dict[str, str] = {}
     for number, shard_names in enumerate(names, start=1):
         # The final names carry the number of shards, known only now.
@@ -161,12 +159,6 @@ def _write_shards(
     index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     return num_parameters
-
-
-def _counted(groups: Iterator[dict[str, Tensor]], bar: Any) -> Iterator[dict[str, Tensor]]:
-    for group in groups:
-        yield group
-        bar.update()
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
