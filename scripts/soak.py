@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from evaluation.answering.config import RunConfig
+from evaluation.answering.config import QuestionOptions, RunConfig
 from evaluation.answering.entrants import Entrant, entrants_of
 from evaluation.answering.method import Setup, eos_ids, method_answerer
 from evaluation.answering.plan import Asked, check_asked
@@ -91,10 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--draft-model", help="of sps (default: the demo model's with the demo model)"
     )
-    parser.add_argument("--bench-name", default="demo", help="benchmark in data/ (first turns)")
-    parser.add_argument(
-        "--question-file", help="JSONL file of questions, instead of --bench-name's"
-    )
+    add_options(parser, QuestionOptions, ("bench_name", "question_file"))
     parser.add_argument("--num-questions", type=int, default=1000, help="(%(default)s)")
     parser.add_argument("--block", type=int, default=100, help="questions of a line (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(%(default)s)")

@@ -33,7 +33,7 @@ from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
-from scripts.replay.mix import asked_questions, question_files, title_of
+from scripts.replay.mix import QUESTIONS, asked_questions, question_files, title_of
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import check_replayable, drafter_from, figures, replay, score
 from scripts.replay.target import ReplayTarget, refuse_unrecordable
@@ -64,11 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
 def add_model_options(parser: argparse.ArgumentParser, top_k: int = TOP_K) -> None:
     """Add the options that say which model answers which questions; `top_k` is a default."""
     add_options(parser, ModelOptions, ("model_path", "dtype", "device", "threads"))
-    parser.add_argument(
-        "--bench-name", default=QuestionOptions().bench_name, help="benchmark in data/"
-    )
-    parser.add_argument("--question-file", help="JSONL file, instead of --bench-name's")
-    parser.add_argument("--num-questions", type=int, help="evenly spread over the file; all")
+    add_options(parser, QuestionOptions, QUESTIONS)
     parser.add_argument(
         "--mix",
         nargs="+",
@@ -87,10 +83,8 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
     Raises:
         UserError: if something given cannot be used.
     """
-    for name in ("num_questions", "max_new_tokens"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UserError(f"{name}: got {value}; allowed: 1 or more")
+    if args.max_new_tokens < 1:
+        raise UserError(f"max_new_tokens: got {args.max_new_tokens}; allowed: 1 or more")
     options = config_of(ModelOptions, vars(args))
     questions = asked_questions(args)
     model = check_model(options)

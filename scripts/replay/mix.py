@@ -10,6 +10,10 @@ from pathlib import Path
 from evaluation.answering.config import QuestionOptions
 from evaluation.questions.questions import Question, load_questions, question_file_of, spread
 from model.commands.command_line import UserError
+from model.commands.options import config_of
+
+# Options that --mix stands for.
+QUESTIONS = ("bench_name", "question_file", "num_questions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +74,11 @@ def asked_questions(args: argparse.Namespace) -> list[Question]:
     Raises:
         UserError: if there is no such file, or `--mix` is not alone.
     """
+    asked = config_of(QuestionOptions, vars(args))
     if not args.mix:
-        file = question_file_of(args.bench_name, args.question_file)
-        return load_questions(file, count=args.num_questions)
-    usual = {
-        "bench_name": QuestionOptions().bench_name,
-        "question_file": None,
-        "num_questions": None,
-    }
-    for name, value in usual.items():
-        if getattr(args, name) != value:
+        return load_questions(_file(args), count=asked.num_questions)
+    for name in QUESTIONS:
+        if name in vars(args):
             raise UserError(
                 f"{name}: got {getattr(args, name)} with --mix, which says it; leave one out"
             )
@@ -100,14 +99,19 @@ def question_files(args: argparse.Namespace) -> list[Path]:
     """Return the files that are read."""
     if args.mix:
         return [Part.of(words).file for words in args.mix]
-    return [question_file_of(args.bench_name, args.question_file)]
+    return [_file(args)]
 
 
 def title_of(args: argparse.Namespace) -> str:
     """Return the questions in words, for a page."""
     if args.mix:
         return ", ".join(Part.of(words).title for words in args.mix)
-    return name_of(question_file_of(args.bench_name, args.question_file))
+    return name_of(_file(args))
+
+
+def _file(args: argparse.Namespace) -> Path:
+    asked = config_of(QuestionOptions, vars(args))
+    return question_file_of(asked.bench_name, asked.question_file)
 
 
 def name_of(file: Path) -> str:
