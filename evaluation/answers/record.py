@@ -19,6 +19,7 @@ from enum import Flag, auto
 from pathlib import Path, PurePath
 from typing import Any
 
+from evaluation.answers.row import JsonKey
 from model.commands.command_line import UserError
 from model.commands.files import write_whole
 from model.methods.registry import METHODS, find_method
@@ -36,14 +37,12 @@ class Use(Flag):
 
     RECORDED = auto()  # it is an option of a run, and copied from there
     RESUMED = auto()  # the parts of a resumed run have it in common
-    COMPARED = (
-        auto()
-    )  # a ratio of two speeds needs it equal: a group of the leaderboard has one value
+    # A ratio of two speeds needs it equal: a group of the leaderboard has one value.
+    COMPARED = auto()
     # The same, but a group shows it in a column of its own: the model's or the questions'.
     WARNED = auto()
-    OPTION = (
-        auto()
-    )  # beside the method's own options, it makes two files more than runs of the same
+    # Files that differ in it are different entries, as with the method's own options.
+    OPTION = auto()
     NEEDED = auto()  # a rerun needs it
     EQUAL = auto()  # two files that are rerun together have it in common
 
@@ -137,13 +136,19 @@ def not_resumed() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The content of a sidecar; empty where an answer file has none, as other writers' have.
-
-    Attributes:
-        values: the sidecar's JSON object.
-    """
+    """The content of a sidecar, a JSON object; empty where an answer file has none."""
 
     values: dict[str, Any] = field(default_factory=dict)
+
+    method = JsonKey[str | None](None)
+    model_id = JsonKey[str | None](None)
+    bench_name = JsonKey[str | None](None)
+    role = JsonKey[str | None](None)
+    git_commit = JsonKey[str | None](None)
+    start_time = JsonKey[float | None](None)  # seconds since 1970
+    end_time = JsonKey[float | None](None)
+    shard = JsonKey[str | None](None)  # I/N
+    interleaved_run = JsonKey[str | None](None)  # common to files that were answered in turn
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -170,11 +175,6 @@ class RunRecord:
         return bool(self.values)
 
     @property
-    def method(self) -> str | None:
-        """The method's name; None in a foreign sidecar."""
-        return self.values.get("method")
-
-    @property
     def is_foreign(self) -> bool:
         """Whether no inference command of this project wrote it."""
         return "method" not in self.values
@@ -183,16 +183,6 @@ class RunRecord:
     def options(self) -> dict[str, Any]:
         """The options of the method."""
         return self.values.get("options") or {}
-
-    @property
-    def model_id(self) -> str | None:
-        """The run's name in answers and tables."""
-        return self.values.get("model_id")
-
-    @property
-    def bench_name(self) -> str | None:
-        """The benchmark's folder in data/."""
-        return self.values.get("bench_name")
 
     @property
     def question_file(self) -> str:
@@ -213,28 +203,8 @@ class RunRecord:
 
     def ran_in_turn_with(self, other: RunRecord) -> bool:
         """Whether two files were answered question by question in turn, on one loaded model."""
-        run = self.values.get("interleaved_run")
-        return run is not None and run == other.values.get("interleaved_run")
-
-    @property
-    def git_commit(self) -> str | None:
-        """The commit that the answers were made with."""
-        return self.values.get("git_commit")
-
-    @property
-    def shard(self) -> str | None:
-        """I/N where the run answered a shard of the questions."""
-        return self.values.get("shard")
-
-    @property
-    def start_time(self) -> float | None:
-        """When the run began, in seconds since 1970; None if no number is there."""
-        return self._time("start_time")
-
-    @property
-    def end_time(self) -> float | None:
-        """When the run ended; None if it has not."""
-        return self._time("end_time")
+        run = self.interleaved_run
+        return run is not None and run == other.interleaved_run
 
     @property
     def model(self) -> str:
@@ -293,10 +263,6 @@ class RunRecord:
     def _value(self, condition: Condition) -> Any:
         default = condition.default if self.values else UNKNOWN
         return self.values.get(condition.key, UNKNOWN if default is NO_DEFAULT else default)
-
-    def _time(self, key: str) -> float | None:
-        value = self.values.get(key)
-        return value if isinstance(value, int | float) else None
 
 
 def sidecar_path(path: str | Path) -> Path:

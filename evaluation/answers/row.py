@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import shortuuid
 
@@ -28,12 +28,62 @@ from model.commands.files import parse_json
 
 REQUIRED_KEYS = ("question_id", "category", "choices")
 COUNTERS = ("new_tokens", "wall_time", "accept_lengths")
-NUMBER_LISTS = (
-    *COUNTERS,
-    *("decoding_steps", "decode_time", "draft_tokens", "prompt_tokens", "prefill_time", "cpu_time"),
-)
-
+T = TypeVar("T")
 Check = Callable[[Any], bool]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a float, or a whole number that can become one."""
+    return isinstance(value, float) or (_is_integer(value) and abs(value) <= sys.float_info.max)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))
+
+
+def _list_of(is_item: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(is_item, value))
+
+
+def _object_of(is_item: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(is_item, value.values()))
+
+
+class JsonKey(Generic[T]):
+    """A key of a JSON object, as an attribute of the class that holds the object as `values`.
+
+    Args:
+        default: the value where the key is missing or null.
+        is_right: whether a value has the right type; None: nobody relies on it.
+        what: the right type in words.
+    """
+
+    def __init__(self, default: T, is_right: Check | None = None, what: str = "") -> None:
+        self.default = default
+        self.is_right = is_right
+        self.what = what
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, holder: Any, owner: type) -> T:
+        value = holder.values.get(self.name)
+        return self.default if value is None else value
+
+
+NUMBERS = (_list_of(_is_number), "a list of numbers")
+TREE_COUNTS = (
+    _list_of(_list_of(_list_of(_is_integer))),
+    "a list of counts [depth][rank] for each turn",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +108,36 @@ class Choice:
     """One of the answers to a question, with the counters of its turns.
 
     Attributes:
-        values: the JSON object. Lists have one entry a turn, `accept_lengths` one a step; a list
-            that the writer left out reads as an empty one, if nothing else is said below.
+        values: the JSON object; its lists have one entry a turn. A list that the writer left out
+            reads as an empty one, or as NaN where figures sum it up.
     """
 
     values: dict[str, Any]
+
+    turns = JsonKey[list[str]]([], _list_of(_is_text), "a list of texts")
+    new_tokens = JsonKey[list[int]]([], *NUMBERS)
+    wall_time = JsonKey[list[float]]([], *NUMBERS)  # seconds for prompt and answer
+    accept_lengths = JsonKey[list[int]]([], *NUMBERS)  # of every step of all turns
+    decoding_steps = JsonKey[list[int]]([], *NUMBERS)
+    decode_time = JsonKey[list[float]]([math.nan], *NUMBERS)  # seconds without the prompt
+    draft_tokens = JsonKey[list[float]]([math.nan], *NUMBERS)
+    prompt_tokens = JsonKey[list[int]]([], *NUMBERS)
+    prefill_time = JsonKey[list[float]]([], *NUMBERS)
+    cpu_time = JsonKey[list[float]]([math.nan], *NUMBERS)  # of the process, prompt and answer
+    token_ids = JsonKey[list[list[int]]](
+        [],
+        lambda value: value is None or _list_of(_list_of(_is_integer))(value),
+        "a list of token ids for each turn",
+    )
+    # Drafted and accepted nodes of every turn, by [depth - 1][rank].
+    drafted = JsonKey[list[list[list[int]]]]([], *TREE_COUNTS)
+    accepted = JsonKey[list[list[list[int]]]]([], *TREE_COUNTS)
+    sources = JsonKey[list[dict[str, list[int]]]](
+        [], _list_of(_object_of(_is_pair)), "an object {name: [drafted, accepted]} for each turn"
+    )
+    step_times = JsonKey[list[dict[str, float]]](
+        [], _list_of(_object_of(_is_number)), "an object of seconds for each turn"
+    )
 
     @classmethod
     def of_turns(cls, index: int, texts: Sequence[str], turns: Sequence[Turn]) -> Choice:
@@ -87,89 +162,14 @@ class Choice:
         return cls(values)
 
     @property
-    def turns(self) -> list[str]:
-        """The text of every turn."""
-        return self.values.get("turns", [])
-
-    @property
     def num_turns(self) -> int:
         """Number of texts; where the writer left them out, of counters."""
         return len(self.values.get("turns", self.new_tokens))
 
     @property
-    def new_tokens(self) -> list[int]:
-        """New tokens of every turn."""
-        return self.values.get("new_tokens", [])
-
-    @property
-    def wall_time(self) -> list[float]:
-        """Seconds for prompt and answer."""
-        return self.values.get("wall_time", [])
-
-    @property
-    def decode_time(self) -> list[float]:
-        """Seconds without the prompt; NaN where the writer did not time them."""
-        return self.values.get("decode_time", [math.nan])
-
-    @property
-    def prompt_tokens(self) -> list[int]:
-        """Tokens of every prompt."""
-        return self.values.get("prompt_tokens", [])
-
-    @property
-    def prefill_time(self) -> list[float]:
-        """Seconds of every prompt."""
-        return self.values.get("prefill_time", [])
-
-    @property
-    def cpu_time(self) -> list[float]:
-        """CPU seconds of the process for prompt and answer; NaN where the writer did not count them."""
-        return self.values.get("cpu_time", [math.nan])
-
-    @property
-    def accept_lengths(self) -> list[int]:
-        """Tokens of every step of all turns."""
-        return self.values.get("accept_lengths", [])
-
-    @property
-    def decoding_steps(self) -> list[int]:
-        """Number of steps of every turn."""
-        return self.values.get("decoding_steps", [])
-
-    @property
-    def draft_tokens(self) -> list[float]:
-        """Drafted nodes; NaN where the writer did not count them."""
-        return self.values.get("draft_tokens", [math.nan])
-
-    @property
-    def token_ids(self) -> list[list[int]]:
-        """The tokens of every turn."""
-        return self.values.get("token_ids") or []
-
-    @property
     def has_token_ids(self) -> bool:
         """Whether the writer has token ids at all, of whatever content."""
         return "token_ids" in self.values
-
-    @property
-    def drafted(self) -> list[list[list[int]]]:
-        """Drafted nodes of every turn, by [depth - 1][rank]."""
-        return self.values.get("drafted", [])
-
-    @property
-    def accepted(self) -> list[list[list[int]]]:
-        """Accepted nodes of every turn, by [depth - 1][rank]."""
-        return self.values.get("accepted", [])
-
-    @property
-    def sources(self) -> list[dict[str, list[int]]]:
-        """Drafted and accepted nodes of every turn, by source."""
-        return self.values.get("sources", [])
-
-    @property
-    def step_times(self) -> list[dict[str, float]]:
-        """Seconds of every turn, by part of a step."""
-        return self.values.get("step_times", [])
 
     @property
     def missing_counters(self) -> list[str]:
@@ -191,6 +191,9 @@ class AnswerRow:
     """
 
     values: dict[str, Any]
+
+    model_id = JsonKey[str | None](None)
+    error = JsonKey[str | None](None)  # why the question failed
 
     @classmethod
     def of_question(
@@ -260,16 +263,6 @@ class AnswerRow:
         return [Choice(values) for values in self.values["choices"]]
 
     @property
-    def model_id(self) -> str | None:
-        """The name of the run."""
-        return self.values.get("model_id")
-
-    @property
-    def error(self) -> str | None:
-        """Why the question failed; None if no error is told."""
-        return self.values.get("error")
-
-    @property
     def is_failed(self) -> bool:
         """Whether it records a failure: an error, no choice, or no counted turn."""
         choices = self.choices
@@ -297,55 +290,11 @@ def _check_choices(choices: object, where: str) -> None:
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise UserError(f"{where}: choices is a list of objects, got {_short(choices)}")
     for choice in choices:
-        for key, (is_right, what) in CHOICE_KEYS.items():
-            if key in choice and not is_right(choice[key]):
-                raise UserError(f"{where}: {key} is {what}, got {_short(choice[key])}")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a float, or a whole number that can become one."""
-    return isinstance(value, float) or (_is_integer(value) and abs(value) <= sys.float_info.max)
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))
-
-
-def _list_of(is_item: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(is_item, value))
-
-
-def _object_of(is_item: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(map(is_item, value.values()))
-
-
-def _or_null(is_right: Check) -> Check:
-    return lambda value: value is None or is_right(value)
-
-
-# The types of a choice's keys, where it has them: those of Spec-Bench, and optional ones of ours.
-CHOICE_KEYS: dict[str, tuple[Check, str]] = {
-    "turns": (_list_of(_is_text), "a list of texts"),
-    **dict.fromkeys(NUMBER_LISTS, (_list_of(_is_number), "a list of numbers")),
-    "token_ids": (_or_null(_list_of(_list_of(_is_integer))), "a list of token ids for each turn"),
-    **dict.fromkeys(
-        ("drafted", "accepted"),
-        (_list_of(_list_of(_list_of(_is_integer))), "a list of counts [depth][rank] for each turn"),
-    ),
-    "sources": (
-        _list_of(_object_of(_is_pair)),
-        "an object {name: [drafted, accepted]} for each turn",
-    ),
-    "step_times": (_list_of(_object_of(_is_number)), "an object of seconds for each turn"),
-}
+        for key in vars(Choice).values():
+            if not isinstance(key, JsonKey) or key.is_right is None or key.name not in choice:
+                continue
+            if not key.is_right(value := choice[key.name]):
+                raise UserError(f"{where}: {key.name} is {key.what}, got {_short(value)}")
 
 
 def _short(value: object) -> str:

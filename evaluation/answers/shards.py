@@ -35,7 +35,8 @@ def read_shard(path: Path) -> Shard:
         raise UserError(
             f"{path}: is no shard: its sidecar has shard {record.shard!r}; expected I/N"
         )
-    if record.start_time is None or record.end_time is None:
+    times = (record.values.get(key) for key in ("start_time", "end_time"))
+    if not all(isinstance(time, int | float) for time in times):
         raise UserError(f"{path}: its run is not finished; give its command again")
     return Shard(path, rows, record, int(index), int(count))
 

@@ -143,7 +143,7 @@ def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str 
         f"{name} {value}" for name, value in zip(condition_names(), conditions, strict=True)
     )
     base_path = Path(base).resolve() if base is not None and Path(base).is_file() else None
-    if base_path is not None and RunRecord.read(base_path).values.get("role") == NOISE_FLOOR:
+    if base_path is not None and RunRecord.read(base_path).role == NOISE_FLOOR:
         raise UserError(f"--base {base}: it is a second run ({NOISE_FLOOR}); name the first run")
     for entry in entries:
         if base_path in [file.path.resolve() for file in entry.files]:

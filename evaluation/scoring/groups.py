@@ -67,7 +67,7 @@ class AnswerFile:
     @property
     def is_noise_floor(self) -> bool:
         """Whether it is a second run of a method, made to see how far two runs of one differ."""
-        return self.record.values.get("role") == NOISE_FLOOR
+        return self.record.role == NOISE_FLOOR
 
     @property
     def conditions(self) -> tuple[str, ...]:
