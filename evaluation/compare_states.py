@@ -27,9 +27,15 @@ from typing import Any
 
 from evaluation.answering import command as cli
 from evaluation.answering.config import RunConfig
-from evaluation.checking.memory_states import HOT, answer_states, load, state_figures, states_of
+from evaluation.checking.memory_states import (
+    HOT,
+    answer_states,
+    load_setup,
+    state_figures,
+    states_of,
+)
 from evaluation.questions.questions import load_questions, question_file_of
-from evaluation.reporting.tables import cell, json_line, markdown_table
+from evaluation.reporting.tables import figure_text, json_line, markdown_table
 from evaluation.reporting.titles import task_title
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.methods.registry import METHODS, drafter_class, find_method
@@ -73,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = run.questions
     file = question_file_of(asked.bench_name, asked.question_file)
     questions = load_questions(file, asked.question_begin, asked.question_end, asked.num_questions)
-    answerer, setup = load(method, run, config, matrix.load)
+    answerer, setup = load_setup(method, run, config, matrix.load)
     figures = state_figures(
         rows := answer_states(answerer, setup, states_of(questions, options.shuffles))
     )
@@ -96,7 +102,7 @@ def _table(figures: Sequence[dict[str, Any]]) -> str:
         rows.append(
             [
                 line["state"],
-                *(cell(line["tasks"][task]) for task in tasks),
+                *(figure_text(line["tasks"][task]) for task in tasks),
                 ratio,
                 interval + verdict,
             ]

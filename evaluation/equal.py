@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.answers.answer_file import read_answers
-from evaluation.checking.differences import Comparison, compare
+from evaluation.checking.differences import Comparison, compare_answers
 from evaluation.reporting.tables import json_line
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.model_options import ModelOptions
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     paths = [_locate(options.file_path, name) for name in (options.jsonfile1, options.jsonfile2)]
     rows = (read_answers(paths[0]), read_answers(paths[1]))
-    comparison = compare(*rows)
+    comparison = compare_answers(*rows)
     names = (str(paths[0]), str(paths[1]))
     print(_verdict(comparison, names))
     differences = comparison.differences

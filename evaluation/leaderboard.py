@@ -81,7 +81,7 @@ examples:
 """
 
 
-class Part(NamedTuple):
+class GroupReport(NamedTuple):
     """A group as every format shows it.
 
     Attributes:
@@ -95,7 +95,7 @@ class Part(NamedTuple):
     notes: list[str]
 
 
-class Board(NamedTuple):
+class Leaderboard(NamedTuple):
     """Everything that the leaderboard shows.
 
     Attributes:
@@ -109,10 +109,12 @@ class Board(NamedTuple):
     benchmarks: list[Benchmark]
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[GroupReport]:
         """The facts, tables and notes of each group."""
         return [
-            Part(facts, group_tables(group), group_notes(group, baseline_of(group, self.published)))
+            GroupReport(
+                facts, group_tables(group), group_notes(group, baseline_of(group, self.published))
+            )
             for group, facts in zip(self.groups, group_facts(self.groups), strict=True)
         ]
 
@@ -155,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         devices = options.published_device or DEFAULT_DEVICES
         published = read_published(PUBLISHED_DIR, devices, options.published_model or ())
     groups = group_answers([load_answers(path) for path in paths], options.base)
-    board = Board(groups, published, benchmarks)
+    board = Leaderboard(groups, published, benchmarks)
     writers = {
         **{"markdown": _markdown, "latex": _latex, "csv": _csv, "json": _json, "html": _html},
         "spec_bench_csv": lambda board: spec_bench_csv(board.groups),
@@ -175,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _text(board: Board) -> str:
+def _text(board: Leaderboard) -> str:
     """The tables of all groups, each with caption and notes, and below them what was published."""
     parts = [f"**{alarm}**" for alarm in alarms(board.groups)]
     for part in board.parts:
@@ -194,11 +196,11 @@ def _lines(notes: Sequence[str]) -> str:
     return "\n".join(f"- {note}" for note in notes)
 
 
-def _markdown(board: Board) -> str:
+def _markdown(board: Leaderboard) -> str:
     return _text(board) + "\n"
 
 
-def _latex(board: Board) -> str:
+def _latex(board: Leaderboard) -> str:
     """The tables as floats; a group's conditions are in its captions, its notes below its first."""
     tables = [
         table._replace(
@@ -211,11 +213,11 @@ def _latex(board: Board) -> str:
     return latex_text([*tables, *board.published_tables])
 
 
-def _csv(board: Board) -> str:
+def _csv(board: Leaderboard) -> str:
     return csv_text(board.measured, board.published_records)
 
 
-def _json(board: Board) -> str:
+def _json(board: Leaderboard) -> str:
     report = {
         "alarms": alarms(board.groups),
         "measured": board.measured,
@@ -225,7 +227,7 @@ def _json(board: Board) -> str:
     return json_line(report) + "\n"
 
 
-def _html(board: Board) -> str:
+def _html(board: Leaderboard) -> str:
     from evaluation.reporting.html_page import (  # imported late: matplotlib takes a while
         Section,
         page_text,

@@ -34,7 +34,7 @@ from evaluation.scoring.figures import (
     LEGACY_COUNTS,
     RunFigures,
     left_out_text,
-    measure,
+    measure_runs,
     run_figures,
 )
 from evaluation.scoring.noise import prefill_gap, prefill_warnings
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (_frame(path, rows[path], limit, None), _frame(base, rows[base], limit, tokenizer))
         for path, base in pairs
     ]
-    figures = measure(runs, pairs[0])
+    figures = measure_runs(runs, pairs[0])
     notes = list(dict.fromkeys([*unequal, *_notes(pairs, runs)]))
     names = list(RULERS) if options.ruler == "both" else [options.ruler]
     parts = [f"{RULERS[name].title}\n\n{ruler_table(figures, RULERS[name])}" for name in names]

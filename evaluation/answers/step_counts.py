@@ -17,7 +17,7 @@ from evaluation.answers.step_figures import PARTS
 from model.engine.step import StepRecord
 
 # Depth in the tree (the root's children have 1) and place among the siblings (from 0).
-Place = tuple[int, int]
+NodePlace = tuple[int, int]
 
 
 def step_counts(steps: Sequence[StepRecord]) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def step_counts(steps: Sequence[StepRecord]) -> dict[str, Any]:
         emitted. `sources`: drafted and accepted by the name of their source, empty where the
         drafter names none. `step_times`: seconds by part.
     """
-    drafted: Counter[Place] = Counter()
-    accepted: Counter[Place] = Counter()
+    drafted: Counter[NodePlace] = Counter()
+    accepted: Counter[NodePlace] = Counter()
     sources: dict[str, list[int]] = {}
     for topology, count in Counter(step.tree.topology for step in steps).items():
         places = zip(topology.depths[1:], topology.ranks[1:], strict=True)
@@ -57,7 +57,7 @@ def step_counts(steps: Sequence[StepRecord]) -> dict[str, Any]:
     }
 
 
-def _by_place(counts: Counter[Place], shape: Counter[Place]) -> list[list[int]]:
+def _by_place(counts: Counter[NodePlace], shape: Counter[NodePlace]) -> list[list[int]]:
     """Lay counts out as [depth - 1][rank], as far as `shape` reaches."""
     widths: dict[int, int] = {}
     for depth, rank in shape:

@@ -29,7 +29,7 @@ class Comparison:
     differences: list[Difference]
 
 
-def compare(rows: Sequence[AnswerRow], other_rows: Sequence[AnswerRow]) -> Comparison:
+def compare_answers(rows: Sequence[AnswerRow], other_rows: Sequence[AnswerRow]) -> Comparison:
     """Compare two files' rows, in the first file's order and then what only the second holds.
 
     A turn counts as compared even if an earlier one of its question differs already.

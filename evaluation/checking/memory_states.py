@@ -135,7 +135,7 @@ def _answer(answerer: MethodAnswerer, setup: Setup, state: State) -> Iterator[An
         yield setup.ask(answerer, question)
 
 
-def load(
+def load_setup(
     method: Method, run: RunConfig, config: Any, matrix: str | None
 ) -> tuple[MethodAnswerer, Setup]:
     """Load what answers questions; everything that can be wrong is found before the weights load."""

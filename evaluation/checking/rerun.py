@@ -15,7 +15,7 @@ from evaluation.answers.provenance import check_weights, file_hash
 from evaluation.answers.record import RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
 from evaluation.checking.difference import Difference
-from evaluation.checking.tie_or_bug import Judge, Verdict
+from evaluation.checking.tie_or_bug import Judge, Judgement
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from evaluation.scoring.intervals import proportion_interval
@@ -31,7 +31,7 @@ from model.methods.registry import find_method
 NOISE_POSITIONS = 1000
 
 # Question, choice, turn: where two answers first part.
-Place = tuple[int | str, int, int]
+TurnKey = tuple[int | str, int, int]
 
 
 class Replay:
@@ -83,7 +83,7 @@ class Replay:
         self._judge = Judge(self._target)
         self._drafters = (_drafter(metas[0], self._target), _drafter(metas[1], self._target))
 
-    def verdicts(self, places: Sequence[Place]) -> list[Verdict]:
+    def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
         """Judge the answers that part at these places; the noise is measured first."""
         if not self._judge.is_exact:
             for prompt_ids, token_ids in self._plain_texts(places):
@@ -92,12 +92,12 @@ class Replay:
                 self._judge.hear(prompt_ids, token_ids)
         return [self._verdict(place) for place in places]
 
-    def _verdict(self, place: Place) -> Verdict:
+    def _verdict(self, place: TurnKey) -> Judgement:
         prompt_ids, first = self._text(0, place)
         _, second = self._text(1, place)
         return self._judge.judge(prompt_ids, (first, second), self._drafters)
 
-    def _plain_texts(self, places: Sequence[Place]) -> Iterator[tuple[list[int], list[int]]]:
+    def _plain_texts(self, places: Sequence[TurnKey]) -> Iterator[tuple[list[int], list[int]]]:
         """Texts of the first file: those that part, then others."""
         for place in places:
             yield self._text(0, place)
@@ -105,7 +105,7 @@ class Replay:
             if question_id not in {place[0] for place in places} and row.choices:
                 yield self._text(0, (question_id, 0, 0))
 
-    def _text(self, side: int, place: Place) -> tuple[list[int], list[int]]:
+    def _text(self, side: int, place: TurnKey) -> tuple[list[int], list[int]]:
         """The prompt and the answer of one turn."""
         question_id, choice_index, turn = place
         if question_id not in self._questions:

@@ -40,7 +40,7 @@ TIE, BUG = "tie", "BUG"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """The judgement of a first difference, with the evidence; logits are the reference's.
 
     Attributes:
@@ -115,7 +115,7 @@ class Judge:
         prompt_ids: Sequence[int],
         texts: tuple[Sequence[int], Sequence[int]],
         drafters: tuple[Drafter, Drafter],
-    ) -> Verdict:
+    ) -> Judgement:
         """Judge the first difference of two texts.
 
         Args:
@@ -140,7 +140,7 @@ class Judge:
         bound = max(errors[0][position] + errors[1][position], 2 * noise)
         worst = (max(errors[0]), max(errors[1]))
         is_tie = not self.is_exact and gap <= bound and max(worst) <= NOISE_FACTOR * noise
-        return Verdict(
+        return Judgement(
             TIE if is_tie else BUG,
             position,
             (texts[0][position], texts[1][position]),
@@ -169,14 +169,14 @@ class Judge:
     ) -> list[float]:
         """The error at each position of a text that a method is made to decode."""
         drafter.reset()
-        rule = _Dictation(len(prompt_ids), token_ids, reference)
+        rule = _ForcedTokens(len(prompt_ids), token_ids, reference)
         steps = decode(self.target, drafter, prompt_ids, max_new_tokens=len(token_ids), rule=rule)
         for _ in steps:
             pass
         return rule.errors
 
 
-class _Dictation:
+class _ForcedTokens:
     """Chooses the tokens of a given text, and notes how far the logits are from the reference."""
 
     def __init__(

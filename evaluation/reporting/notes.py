@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from evaluation.reporting.published import PublishedBaseline
-from evaluation.reporting.tables import cell
+from evaluation.reporting.tables import figure_text
 from evaluation.reporting.titles import (
     entry_options,
     entry_titles,
@@ -24,7 +24,7 @@ from evaluation.reporting.titles import (
 from evaluation.scoring.figures import OVERALL
 from evaluation.scoring.groups import Group
 from evaluation.scoring.intervals import Interval
-from evaluation.scoring.noise import LARGEST_FLOOR_RATIO, Verdict
+from evaluation.scoring.noise import LARGEST_FLOOR_RATIO, SpeedVerdict
 
 WHAT_TO_DO = "close other programs, repeat with RUNS=3, or ask more questions"
 INTERVALS = "In brackets: paired 95% intervals over questions (bootstrap)"
@@ -111,9 +111,9 @@ def _verdict_notes(group: Group) -> Iterator[str]:
     base = titles[group.baseline.label].short
     beyond = " and the two runs' difference" if group.floor else ""
     wordings = {
-        Verdict.FASTER: f"Faster than {base} (the interval of the exact speed-up lies beyond 1{beyond})",
-        Verdict.SLOWER: f"Slower than {base}",
-        Verdict.ALIKE: f"Not told apart from {base}",
+        SpeedVerdict.FASTER: f"Faster than {base} (the interval of the exact speed-up lies beyond 1{beyond})",
+        SpeedVerdict.SLOWER: f"Slower than {base}",
+        SpeedVerdict.ALIKE: f"Not told apart from {base}",
     }
     for verdict, wording in wordings.items():
         names = [
@@ -143,7 +143,7 @@ def _published_speed_note(
         for row in group.rows
     }
     ratios = ", ".join(
-        f"{title} {cell(speed)} ({cell(speed / baseline.tokens_per_second, unit='x')})"
+        f"{title} {figure_text(speed)} ({figure_text(speed / baseline.tokens_per_second, unit='x')})"
         for title, speed in speeds.items()
     )
     return (

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from evaluation.answers.row import AnswerRow
 from evaluation.answers.step_figures import acceptance_rate, node_counts, source_counts, time_shares
-from evaluation.reporting.tables import cell, markdown_table
+from evaluation.reporting.tables import figure_text, markdown_table
 from evaluation.reporting.titles import task_title
 from evaluation.scoring.figures import INTERVALS, RunFigures
 
@@ -79,7 +79,7 @@ def ruler_table(figures: RunFigures, ruler: Ruler) -> str:
         row = [task_title(task), f"{figures.figure(task, ruler.counted):.0f}"]
         for column in columns:
             value, spread = figures.figure(task, column.name), figures.spread(task, column.name)
-            row.append(cell(value, spread, column.unit))
+            row.append(figure_text(value, spread, column.unit))
             if column.name in INTERVALS:
                 row.append(_interval_cell(figures, task, column.name))
         rows.append(row)

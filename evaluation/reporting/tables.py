@@ -4,7 +4,7 @@ One place, so that the speed and leaderboard commands round and align alike. A M
 columns are padded reads well in a terminal and in a README.
 
 Use:
-    print(markdown_table(["Task", "Speed-up"], [["qa", cell(2.034, unit="x")]]))
+    print(markdown_table(["Task", "Speed-up"], [["qa", figure_text(2.034, unit="x")]]))
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Table(NamedTuple):
         return [*places, *(place for place in range(len(self.header)) if place not in places)]
 
 
-def cell(value: float, deviation: float = math.nan, unit: str = "") -> str:
+def figure_text(value: float, deviation: float = math.nan, unit: str = "") -> str:
     """Return a figure with two decimals, `-` if there is none.
 
     Args:
@@ -91,9 +91,9 @@ def figure_cell(
     unit: str = "",
     interval: tuple[float, float] = (math.nan, math.nan),
 ) -> Cell:
-    """Return a `Cell` with the text of `cell`, an interval unless it is NaN, and the figure itself."""
+    """Return a `Cell` with the text of `figure_text`, an interval unless it is NaN, and the figure itself."""
     bounds = "" if math.isnan(interval[0]) else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
-    return Cell(cell(value, deviation, unit) + bounds, float(value))
+    return Cell(figure_text(value, deviation, unit) + bounds, float(value))
 
 
 def markdown_table(

@@ -24,7 +24,7 @@ from evaluation.scoring.figures import (
     OVERALL,
     RunFigures,
     left_out_text,
-    measure,
+    measure_runs,
     run_figures,
 )
 from evaluation.scoring.groups import (
@@ -182,7 +182,7 @@ def _measure(entry: Entry, baseline: Entry, group_bench: str) -> Measured:
     for bench in sorted(entry.runs, key=lambda name: name == group_bench):
         pairs = list(_pairs(entry.runs[bench], baseline, bench))
         names = (str(pairs[0][0].path), str(pairs[0][1].path))
-        figures = measure([(file.frame, base.frame) for file, base in pairs], names)
+        figures = measure_runs([(file.frame, base.frame) for file, base in pairs], names)
         parts.append(figures if bench == group_bench else figures.only(CODE))
         notes += [note for file, base in pairs for note in _notes(file, base)]
         gaps += filter(None, (_prefill_gap(file, base) for file, base in pairs))

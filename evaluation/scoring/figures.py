@@ -12,7 +12,7 @@ Two rulers, side by side (docs/numbers.md says when they differ):
   with sound rows on both sides, the others counted with their cause; end to end, and decoding alone.
 
 Use:
-    figures = measure([(question_frame(rows), question_frame(base_rows))])
+    figures = measure_runs([(question_frame(rows), question_frame(base_rows))])
     figures.figure("overall", "exact_speedup"), figures.interval("overall", "exact_speedup")
 """
 
@@ -112,7 +112,7 @@ def in_task_order(tasks: Iterable[str]) -> list[str]:
     return sorted(set(tasks), key=lambda task: (places.get(task, len(places) - 1), task))
 
 
-def measure(
+def measure_runs(
     runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]],
     names: tuple[str, str] = ("the answers", "the baseline"),
 ) -> RunFigures:

@@ -21,7 +21,13 @@ from evaluation.answers.row import AnswerRow
 from evaluation.scoring.figures import CODE, OVERALL, RunFigures, in_task_order
 from evaluation.scoring.intervals import UNKNOWN as UNKNOWN_INTERVAL
 from evaluation.scoring.intervals import Interval
-from evaluation.scoring.noise import PrefillGap, Verdict, is_unsteady, prefill_warnings, verdict
+from evaluation.scoring.noise import (
+    PrefillGap,
+    SpeedVerdict,
+    is_unsteady,
+    prefill_warnings,
+    speed_verdict,
+)
 from evaluation.scoring.per_question import question_frame
 
 MBPP = "mbpp"
@@ -167,9 +173,9 @@ class Group(NamedTuple):
         """Return how far two runs of one method differ in an overall speed-up; unknown if not run."""
         return self.floor.figures.interval(OVERALL, name) if self.floor else UNKNOWN_INTERVAL
 
-    def verdict(self, row: Measured, name: str) -> Verdict:
+    def verdict(self, row: Measured, name: str) -> SpeedVerdict:
         """Return the verdict on a row's overall speed-up, given by how much two runs of one method differ."""
-        return verdict(row.figures.interval(OVERALL, name), self.floor_interval(name))
+        return speed_verdict(row.figures.interval(OVERALL, name), self.floor_interval(name))
 
     @property
     def is_unsteady(self) -> bool:

@@ -6,7 +6,7 @@ same interleaved run, is from the first (the noise floor). Pure functions.
 
 Use:
     prefill_warnings([prefill_gap(rows, base_rows, ("pld.jsonl", "vanilla.jsonl"))])
-    verdict(figures.interval("overall", "exact_speedup"), floor)
+    speed_verdict(figures.interval("overall", "exact_speedup"), floor)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGEST_PREFILL_RATIO = 1.15
 LARGEST_FLOOR_RATIO = 1.10
 
 
-class Verdict(Enum):
+class SpeedVerdict(Enum):
     """How a method compares with its baseline."""
 
     FASTER = "faster"
@@ -33,7 +33,7 @@ class Verdict(Enum):
     ALIKE = "not told apart"
 
 
-def verdict(interval: Interval, floor: Interval | None = None) -> Verdict:
+def speed_verdict(interval: Interval, floor: Interval | None = None) -> SpeedVerdict:
     """Return the verdict that the interval of a speed-up allows.
 
     Args:
@@ -42,10 +42,10 @@ def verdict(interval: Interval, floor: Interval | None = None) -> Verdict:
     """
     low, high = (1.0, 1.0) if floor is None or math.isnan(floor.low) else floor
     if interval.low > max(1.0, high):
-        return Verdict.FASTER
+        return SpeedVerdict.FASTER
     if interval.high < min(1.0, low):
-        return Verdict.SLOWER
-    return Verdict.ALIKE
+        return SpeedVerdict.SLOWER
+    return SpeedVerdict.ALIKE
 
 
 def is_unsteady(floor: Interval) -> bool:

@@ -25,7 +25,7 @@ from evaluation.answers.progress import progress
 from evaluation.answers.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question
-from evaluation.reporting.tables import cell, json_line, markdown_table
+from evaluation.reporting.tables import figure_text, json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.files import check_output, refuse_outputs
 from model.commands.loading import check_model, load_target
@@ -175,7 +175,9 @@ def run(file: Path, drafters: Sequence[str], extend: bool, threads: int | None =
         f"{len(recording.turns)} turns of {source.questions}, {source.model_path}, {source.dtype}"
     )
     header = ["drafter", "MAT", "MAT before loops", "nodes a step"]
-    print(markdown_table(header, [[words, *map(cell, found)] for words, found in rows.items()]))
+    print(
+        markdown_table(header, [[words, *map(figure_text, found)] for words, found in rows.items()])
+    )
     if recording.num_texts > num_known:
         print(f"{recording.num_texts - num_known} texts added: {_size(recording, file)}")
     print(json_line({words: found._asdict() for words, found in rows.items()}))

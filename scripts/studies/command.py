@@ -25,7 +25,7 @@ from matplotlib.ticker import ScalarFormatter
 from evaluation.answers.provenance import git_commit
 from evaluation.reporting.chart_style import COLORS, MARKERS, STYLE, WIDTH, svg_text
 from evaluation.reporting.options import make_folder
-from evaluation.reporting.tables import cell, json_line, markdown_table
+from evaluation.reporting.tables import figure_text, json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError
 from model.commands.files import write_whole
 from scripts.replay.command import add_model_options, load_recorded_model, record
@@ -70,7 +70,9 @@ def chart(study: Study) -> Figure:
 def page(name: str, study: Study, title: str, num_turns: int) -> str:
     """Return a study as Markdown: question, provenance, table, figure."""
     header = ["drafter", study.varied, "MAT", "MAT before loops", "nodes a step"]
-    rows = [[point.series, str(point.x), *map(cell, point.figures)] for point in study.points]
+    rows = [
+        [point.series, str(point.x), *map(figure_text, point.figures)] for point in study.points
+    ]
     parts = [
         f"# {study.question}",
         f"`python -m scripts.studies {name}`, commit {git_commit() or 'unknown'}: {num_turns} turns of "

@@ -46,7 +46,7 @@ def _rows(with_ids: bool) -> list[Row]:
 
 
 def compare(rows: list[Row], other_rows: list[Row]) -> Comparison:
-    return differences.compare(answer_rows(rows), answer_rows(other_rows))
+    return differences.compare_answers(answer_rows(rows), answer_rows(other_rows))
 
 
 def _run(

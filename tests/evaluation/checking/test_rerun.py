@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from evaluation.checking.tie_or_bug import TIE, Judge, Verdict
+from evaluation.checking.tie_or_bug import TIE, Judge, Judgement
 from evaluation.equal import main
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import read_rows, run, write_rows
@@ -98,7 +98,7 @@ def test_ties_alone_are_no_error_but_anything_else_is(
 ) -> None:
     right = Judge.judge
 
-    def tie(self: Judge, *args: Any) -> Verdict:
+    def tie(self: Judge, *args: Any) -> Judgement:
         return replace(right(self, *args), verdict=TIE)
 
     monkeypatch.setattr(Judge, "judge", tie)

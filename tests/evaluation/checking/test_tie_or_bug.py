@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from evaluation.checking.tie_or_bug import BUG, TIE, Judge, Verdict
+from evaluation.checking.tie_or_bug import BUG, TIE, Judge, Judgement
 from model.engine.cache import TreeCache
 from model.engine.loop import generate
 from model.engine.target import TargetModel
@@ -32,7 +32,7 @@ def _target(seed: int, dtype: torch.dtype) -> TargetModel:
     return TargetModel(llama.to(dtype))
 
 
-def _verdicts(dtype: torch.dtype) -> list[Verdict]:
+def _verdicts(dtype: torch.dtype) -> list[Judgement]:
     """Verdicts on every method and seed whose text parts from plain decoding's."""
     verdicts = []
     for seed in SEEDS:

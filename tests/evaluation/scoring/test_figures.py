@@ -21,7 +21,7 @@ from evaluation.scoring.figures import (
     RunFigures,
     in_task_order,
     left_out_text,
-    measure,
+    measure_runs,
     run_figures,
 )
 from model.commands.command_line import UserError
@@ -51,7 +51,7 @@ def _figures(rows: list[Row], base_rows: list[Row], names: tuple[str, str] = NAM
 
 
 def _measured(*runs: tuple[list[Row], list[Row]]) -> RunFigures:
-    return measure([(question_frame(rows), question_frame(base)) for rows, base in runs])
+    return measure_runs([(question_frame(rows), question_frame(base)) for rows, base in runs])
 
 
 def _tokenize(text: str) -> SimpleNamespace:

@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from evaluation.scoring.figures import measure
+from evaluation.scoring.figures import measure_runs
 from evaluation.scoring.intervals import UNKNOWN, Interval
-from evaluation.scoring.noise import Verdict, is_unsteady, prefill_gap, prefill_warnings, verdict
+from evaluation.scoring.noise import (
+    SpeedVerdict,
+    is_unsteady,
+    prefill_gap,
+    prefill_warnings,
+    speed_verdict,
+)
 from evaluation.scoring.per_question import question_frame
 from tests.evaluation.answers.answer_rows import answer_rows, failed_row, make_row
 
@@ -22,24 +28,24 @@ NAMES = ("pld.jsonl", "vanilla.jsonl")
 @pytest.mark.parametrize(
     ("interval", "floor", "expected"),
     [
-        ((1.01, 1.10), None, Verdict.FASTER),
-        ((0.80, 0.99), None, Verdict.SLOWER),
-        ((0.99, 1.10), None, Verdict.ALIKE),
-        ((1.01, 1.10), (0.97, 1.03), Verdict.ALIKE),
-        ((1.04, 1.10), (0.97, 1.03), Verdict.FASTER),
-        ((0.95, 0.98), (0.97, 1.03), Verdict.ALIKE),
-        ((0.95, 0.96), (0.97, 1.03), Verdict.SLOWER),
+        ((1.01, 1.10), None, SpeedVerdict.FASTER),
+        ((0.80, 0.99), None, SpeedVerdict.SLOWER),
+        ((0.99, 1.10), None, SpeedVerdict.ALIKE),
+        ((1.01, 1.10), (0.97, 1.03), SpeedVerdict.ALIKE),
+        ((1.04, 1.10), (0.97, 1.03), SpeedVerdict.FASTER),
+        ((0.95, 0.98), (0.97, 1.03), SpeedVerdict.ALIKE),
+        ((0.95, 0.96), (0.97, 1.03), SpeedVerdict.SLOWER),
         # A floor on one side of 1 does not make the other side easier.
-        ((0.99, 1.00), (0.90, 0.95), Verdict.ALIKE),
-        ((1.00, 1.10), (0.90, 0.95), Verdict.ALIKE),
-        ((1.01, 1.10), UNKNOWN, Verdict.FASTER),
-        (UNKNOWN, (0.97, 1.03), Verdict.ALIKE),
+        ((0.99, 1.00), (0.90, 0.95), SpeedVerdict.ALIKE),
+        ((1.00, 1.10), (0.90, 0.95), SpeedVerdict.ALIKE),
+        ((1.01, 1.10), UNKNOWN, SpeedVerdict.FASTER),
+        (UNKNOWN, (0.97, 1.03), SpeedVerdict.ALIKE),
     ],
 )
 def test_verdicts(
-    interval: tuple[float, float], floor: tuple[float, float] | None, expected: Verdict
+    interval: tuple[float, float], floor: tuple[float, float] | None, expected: SpeedVerdict
 ) -> None:
-    assert verdict(Interval(*interval), floor and Interval(*floor)) is expected
+    assert speed_verdict(Interval(*interval), floor and Interval(*floor)) is expected
 
 
 @pytest.mark.parametrize(
@@ -96,9 +102,9 @@ def test_cpu_time_is_a_tokens_and_missing_in_foreign_rows() -> None:
         keys = {} if cpu is None else {"cpu_time": [cpu]}
         return question_frame(answer_rows([make_row(1, "qa", [2, 2], 1.0, **keys)]))
 
-    figures = measure([(frame(2.0), frame(4.0))])
+    figures = measure_runs([(frame(2.0), frame(4.0))])
     names = ("cpu_ms_per_token", "base_cpu_ms_per_token", "cpu_ratio")
     assert [figures.figure("qa", name) for name in names] == [500, 1000, 0.5]
-    figures = measure([(frame(None), frame(4.0))])
+    figures = measure_runs([(frame(None), frame(4.0))])
     assert math.isnan(figures.figure("qa", "cpu_ms_per_token"))
     assert math.isnan(figures.figure("qa", "cpu_ratio"))
