@@ -14,13 +14,10 @@ from model.commands.command_line import UserError
 
 
 def read_answers(path: str | Path) -> list[AnswerRow]:
-    """Return the rows of an answer file in file order, failed ones included; one a question.
-
-    Args:
-        path: an answer file: UTF-8, one JSON object a line; blank lines are skipped.
+    """Return the rows of an answer file in file order, failed ones included.
 
     Raises:
-        UserError: as `read_lines`, or a question is answered twice; names the file and the line.
+        UserError: as `read_lines`, or if a question is answered twice; names the file and the line.
     """
     line_of: dict[int | str, int] = {}
     lines = read_lines(path)
@@ -35,11 +32,9 @@ def read_answers(path: str | Path) -> list[AnswerRow]:
 
 
 def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
-    """Return the rows of an answer file with their line numbers, as they are: a question may be
-    answered twice, as some writers leave it.
+    """Return the rows of an answer file with their line numbers; a question may be answered twice.
 
-    Args:
-        path: an answer file: UTF-8, one JSON object a line; blank lines are skipped.
+    The file is UTF-8 with one JSON object a line; blank lines are skipped.
 
     Raises:
         UserError: if the file is missing, unreadable or empty, or a line is not an answer row; names

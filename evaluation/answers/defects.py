@@ -75,11 +75,7 @@ def find_defects(
 
 
 def find_missing(files: Mapping[str, Sequence[tuple[int, AnswerRow]]]) -> list[Defect]:
-    """Return a defect for each question that one file lacks and another has.
-
-    Args:
-        files: the rows of every file by its path, as `read_lines` gives them.
-    """
+    """Return a defect for each question that one file lacks and another has; rows are by their file's path."""
     ids = {path: dict.fromkeys(row.question_id for _, row in files[path]) for path in files}
     every = dict.fromkeys(question_id for found in ids.values() for question_id in found)
     return [
@@ -91,12 +87,7 @@ def find_missing(files: Mapping[str, Sequence[tuple[int, AnswerRow]]]) -> list[D
 
 
 def row_flaws(rows: Sequence[AnswerRow], max_new_tokens: int | None = None) -> list[list[Flaw]]:
-    """Return the flaws of each row, given all rows of the file in its order.
-
-    Args:
-        rows: the rows; a question may occur twice.
-        max_new_tokens: limit of new tokens a turn, None if it is not known.
-    """
+    """Return the flaws of each row, given all rows of the file in its order; a question may occur twice."""
     last_of = {row.question_id: place for place, row in enumerate(rows)}
     found = []
     previous: tuple[float, float] | None = None
@@ -130,7 +121,6 @@ def _choice_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
 
 
 def _turn_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
-    """Flaws of single turns."""
     for turn, text in enumerate(choice.turns):
         # A model may write that word; then its tokens are there.
         if text == ERROR_TEXT and not choice.has_token_ids:
@@ -152,7 +142,6 @@ def _turn_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
 
 
 def _sum_flaws(choice: Choice) -> Iterator[Flaw]:
-    """Counters that do not fit each other."""
     new_tokens, lengths, num_turns = choice.new_tokens, choice.accept_lengths, choice.num_turns
     num_entries = {
         "new_tokens": len(new_tokens),
@@ -191,5 +180,4 @@ def _stale_counters(choice: Choice, previous: tuple[float, float] | None) -> Ite
 
 
 def _turn_counters(choice: Choice) -> list[tuple[float, float]]:
-    """New tokens and seconds of every turn."""
     return list(zip(choice.new_tokens, choice.wall_time, strict=False))

@@ -41,8 +41,7 @@ class AnswerLog:
         overwrite: begin anew instead of going on.
 
     Raises:
-        UserError: if the file cannot be written, another process writes it, or it belongs to a
-            different run.
+        UserError: if the file cannot be written, another process writes it, or it is of another run.
     """
 
     def __init__(self, file: Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:
@@ -72,11 +71,11 @@ class AnswerLog:
         return [question for question in questions if question.question_id not in self.done]
 
     def note(self, **values: Any) -> None:
-        """Add to the sidecar what became known after the file was opened; before `begin`."""
+        """Add values to the sidecar; before `begin`, which writes it."""
         self._meta |= values
 
     def begin(self) -> None:
-        """Write the sidecar; only now is an earlier run forgotten, if that was asked for."""
+        """Write the sidecar; an earlier run is forgotten here, if that was asked for."""
         # State first: rows without their state are refused, state of other rows would be believed.
         folder, meta = self._state_folder, glob.escape(self._meta_file.name)
         for left in (
@@ -94,7 +93,7 @@ class AnswerLog:
         """Append one answer, with the memory that the method has after it ({} if it keeps none).
 
         Raises:
-            UserError: if the disk does not take it; the rows before stay, with their memory.
+            UserError: if it cannot be written; the rows before stay, with their memory.
         """
         line = row.to_json(allow_nan=False).encode() + b"\n"
         try:
@@ -118,7 +117,7 @@ class AnswerLog:
         """Return the memory saved with the last row.
 
         Raises:
-            UserError: if it is not there.
+            UserError: if it is missing or cannot be read.
         """
         file = self._state_of(self.num_rows)
         if not file.is_file():
@@ -135,13 +134,13 @@ class AnswerLog:
             ) from error
 
     def finish(self) -> None:
-        """Write the end time and let go of the file."""
+        """Write the end time and close the file."""
         self._meta["end_time"] = time.time()
         self._write_meta()
         self.close()
 
     def close(self) -> None:
-        """Let go of the file; twice does no harm."""
+        """Close the file; may be called twice."""
         if self._descriptor >= 0:
             has_begun = os.fstat(self._descriptor).st_size or self._meta_file.exists()
             if self._is_new and not has_begun:
@@ -165,16 +164,14 @@ class AnswerLog:
             raise
 
     def _rows_found(self) -> list[AnswerRow]:
-        """Return the rows that are there, after cutting one that was being written when a process
-        died.
-        """
+        """Return the rows in the file, after cutting one that was only partly written."""
         content = self.file.read_bytes()
         if content and not content.endswith(b"\n"):
             os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
         return read_answers(self.file) if os.fstat(self._descriptor).st_size else []
 
     def _agree_with_sidecar(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Return the sidecar of the rows that are there, checked against this run's."""
+        """Return the sidecar of the rows in the file, checked against this run's."""
         how = "give --overwrite, or another --answer-file"
         record = RunRecord.read(self.file)
         if not record:
@@ -209,7 +206,6 @@ def _wider(found: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _open_locked(file: Path) -> int:
-    """Open for appending under an exclusive lock; the descriptor is the caller's to close."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

@@ -19,28 +19,21 @@ LOG_FORMAT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
 class _Lines:
-    """A stream that gets a bar's states as lines, without carriage returns and empty ones."""
+    """A stream that writes a bar's states as lines, without carriage returns and empty ones."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Write a text as lines of its own."""
         if text := text.strip("\r\n "):
             self._stream.write(f"{text}\n")
 
     def flush(self) -> None:
-        """Flush the stream."""
         self._stream.flush()
 
 
 def progress(iterable: Iterable[Any] | None = None, **options: Any) -> tqdm:
-    """Return a tqdm on standard error; `set_postfix_str` wants `refresh=False` before `update`.
-
-    Args:
-        iterable: what is gone through, if the bar is to count it.
-        options: tqdm's.
-    """
+    """Return a tqdm on standard error; `set_postfix_str` needs `refresh=False` before `update`."""
     if not sys.stderr.isatty():
         options |= {
             "file": _Lines(sys.stderr),

@@ -30,8 +30,7 @@ def versions() -> dict[str, str]:
 
 
 def model_fingerprint(model_path: str, hf_config: Any) -> str:
-    """Return 12 digits that tell two sets of weights apart: a hub commit, or a hash of a folder's
-    files, or of a GGUF file.
+    """Return 12 digits that tell weights apart: the hub's commit, or a hash of a folder's files or a GGUF file.
 
     Of large files only size, first and last megabyte are read: enough to tell checkpoints apart
     without reading gigabytes.
@@ -54,10 +53,17 @@ def model_fingerprint(model_path: str, hf_config: Any) -> str:
 def check_weights(
     model_path: str, hf_config: Any, fingerprint: str, what: str, advice: str
 ) -> None:
-    """Refuse a model with other weights than those of an earlier run.
+    """Refuse a model whose weights are not those of an earlier run.
+
+    Args:
+        model_path: where the model lies.
+        hf_config: its configuration.
+        fingerprint: `model_fingerprint` of the earlier run's weights.
+        what: begins the error's clause "... of FINGERPRINT", such as "the answers are".
+        advice: what the user can do.
 
     Raises:
-        UserError: what came of the run, whose weights it is of, and what to do.
+        UserError: if the fingerprints differ.
     """
     found = model_fingerprint(model_path, hf_config)
     if found != fingerprint:
@@ -76,9 +82,7 @@ def file_hash(file: Path) -> str:
 
 
 def git_commit() -> str | None:
-    """Return the commit of this checkout, with "-dirty" if tracked files differ; None outside a
-    checkout.
-    """
+    """Return this checkout's commit, with "-dirty" if tracked files differ; None outside a checkout."""
     folder = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

@@ -152,13 +152,10 @@ class RunRecord:
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
-        """Read the sidecar of an answer file; an empty record if it has none.
-
-        Args:
-            path: the answer file (not the sidecar).
+        """Read the sidecar of an answer file; the record is empty if there is none.
 
         Raises:
-            UserError: if there is a sidecar, but it is not a readable JSON object.
+            UserError: if the sidecar is not a readable JSON object.
         """
         return cls(_read(sidecar_path(path)))
 
@@ -225,8 +222,9 @@ class RunRecord:
         return {key: value for key, value in found.items() if value is not None}
 
     def differing(self, other: RunRecord, use: Use) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the keys of this use in which two records differ, with both values; what either lacks
-        is not compared.
+        """Yield the keys of this use in which two records differ, with both values.
+
+        A key that either record lacks is not compared.
         """
         for key in keys(use):
             if key in self.values and key in other.values:
@@ -238,7 +236,7 @@ class RunRecord:
         """Return the first key, by name, in which two records are not of one run, with both values.
 
         Args:
-            other: the other record; a key that either lacks has its default there, None without one.
+            other: the other record. A key that either lacks has its default there, or None.
             but: keys that may differ.
         """
         mine, theirs = self._with_defaults(), other._with_defaults()
@@ -248,7 +246,7 @@ class RunRecord:
         return None
 
     def _with_defaults(self) -> dict[str, Any]:
-        """Return the values, with what an older sidecar means where it has none or None."""
+        """Return the values, with the meaning of an older sidecar's missing keys filled in."""
         values = dict(self.values)
         for condition in CONDITIONS:
             if values.get(condition.key) is None and condition.default is not NO_DEFAULT:

@@ -107,9 +107,8 @@ class Turn:
 class Choice:
     """One of the answers to a question, with the counters of its turns.
 
-    Attributes:
-        values: the JSON object; its lists have one entry a turn. A list that the writer left out
-            reads as an empty one, or as NaN where figures sum it up.
+    The lists of `values`, the JSON object, have one entry a turn. A list that the writer left out
+    reads as an empty one, or as NaN where figures sum it up.
     """
 
     values: dict[str, Any]
@@ -146,7 +145,7 @@ class Choice:
         Args:
             index: its place among the choices.
             texts: the text of every turn.
-            turns: the turns, at least one; all have the same details.
+            turns: at least one; all have the same details.
         """
         values = {
             "index": index,
@@ -186,8 +185,7 @@ class Choice:
 class AnswerRow:
     """The answers to one question, or the failure to answer it.
 
-    Attributes:
-        values: the JSON object, keys that nobody here knows included.
+    `values` is the JSON object, with keys that nobody here knows.
     """
 
     values: dict[str, Any]
@@ -199,14 +197,7 @@ class AnswerRow:
     def of_question(
         cls, question: Question, model_id: str, choices: Sequence[Choice], error: str | None
     ) -> AnswerRow:
-        """Return the new row of a question.
-
-        Args:
-            question: the question.
-            model_id: name of the run.
-            choices: the answers; none if it failed.
-            error: why it failed; None, and no key of the row, if it did not.
-        """
+        """Return the new row of a question; `error` says why it failed, and is no key of the row if None."""
         values = {
             "question_id": question.question_id,
             "category": question.category,
@@ -249,12 +240,12 @@ class AnswerRow:
 
     @property
     def question_id(self) -> int | str:
-        """The question."""
+        """The question's id."""
         return self.values["question_id"]
 
     @property
     def category(self) -> str:
-        """Its category."""
+        """The question's category."""
         return self.values["category"]
 
     @property

@@ -21,10 +21,7 @@ NodePlace = tuple[int, int]
 
 
 def step_counts(steps: Sequence[StepRecord]) -> dict[str, Any]:
-    """Return the counts of one turn, all JSON-able.
-
-    Args:
-        steps: every step of the turn.
+    """Return the counts of one turn's steps, all JSON-able.
 
     Returns:
         `draft_tokens`: nodes drafted, roots excluded. `drafted`: the same by place,

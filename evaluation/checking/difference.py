@@ -10,8 +10,6 @@ class Difference:
     """Where the answers to one question first part; indices count from 0.
 
     Attributes:
-        question_id: the question.
-        category: its category.
         cause: what differs, in words.
         choice: index of the choice, None if the whole row differs.
         turn: index of the turn, None if the whole choice or row differs.

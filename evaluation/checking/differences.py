@@ -50,7 +50,7 @@ def compare_answers(rows: Sequence[AnswerRow], other_rows: Sequence[AnswerRow]) 
 
 
 def _row_cause(row: AnswerRow | None, other: AnswerRow | None) -> str | None:
-    """Say why two rows differ before their answers are looked at; None if they do not."""
+    """Say why two rows differ before their answers are compared; None if they do not."""
     cause = None
     if row is None or other is None:
         cause = f"the question is missing in the {'first' if row is None else 'second'} file"
@@ -71,7 +71,7 @@ def _row_cause(row: AnswerRow | None, other: AnswerRow | None) -> str | None:
 def _answer_difference(
     row: AnswerRow, other: AnswerRow, comparison: Comparison
 ) -> Difference | None:
-    """The first difference in the answers; counts the turns that were compared."""
+    """Return the first difference in the answers; count the turns that were compared."""
     first = None
     pairs = zip(row.choices, other.choices, strict=True)
     for choice_index, (choice, other_choice) in enumerate(pairs):

@@ -38,7 +38,7 @@ class State:
     Attributes:
         name: its name in the table.
         questions: in the order asked.
-        resets: before which of them, by id, the memory is emptied.
+        resets: the ids of questions before which the memory is emptied.
         is_warm: whether the first question begins with a memory.
     """
 
@@ -111,11 +111,7 @@ def states_of(questions: Sequence[Question], seeds: Sequence[int]) -> list[State
 def answer_states(
     answerer: MethodAnswerer, setup: Setup, states: Sequence[State]
 ) -> dict[str, list[AnswerRow]]:
-    """Answer the questions in every state; where no memory was given, the first state's is the warm one.
-
-    Returns:
-        The rows by the state's name.
-    """
+    """Return the rows by state; where no memory was given, `warm` begins with what the first state left."""
     rows = {}
     for state in states:
         rows[state.name] = list(_answer(answerer, setup, state))
@@ -138,7 +134,7 @@ def _answer(answerer: MethodAnswerer, setup: Setup, state: State) -> Iterator[An
 def load_setup(
     method: Method, run: RunConfig, config: Any, matrix: str | None
 ) -> tuple[MethodAnswerer, Setup]:
-    """Load what answers questions; everything that can be wrong is found before the weights load."""
+    """Load the model and the method; everything that can be checked before the weights load is."""
     model = check_run_model(run)
     setup = Setup(
         method=method,

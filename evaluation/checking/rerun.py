@@ -35,7 +35,7 @@ TurnKey = tuple[int | str, int, int]
 
 
 class Replay:
-    """Two answer files, with all that judging their differences takes.
+    """Two answer files, with all that is needed to judge their differences.
 
     Args:
         paths: the two answer files; the first is plain decoding's, or what counts as right.
@@ -84,7 +84,7 @@ class Replay:
         self._drafters = (_drafter(metas[0], self._target), _drafter(metas[1], self._target))
 
     def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
-        """Judge the answers that part at these places; the noise is measured first."""
+        """Judge the answers that differ at these places, after measuring the noise."""
         if not self._judge.is_exact:
             for prompt_ids, token_ids in self._plain_texts(places):
                 if self._judge.num_positions >= NOISE_POSITIONS:
@@ -98,7 +98,7 @@ class Replay:
         return self._judge.judge(prompt_ids, (first, second), self._drafters)
 
     def _plain_texts(self, places: Sequence[TurnKey]) -> Iterator[tuple[list[int], list[int]]]:
-        """Texts of the first file: those that part, then others."""
+        """Yield texts of the first file: those that differ, then others."""
         for place in places:
             yield self._text(0, place)
         for question_id, row in self._rows[0].items():
@@ -106,7 +106,6 @@ class Replay:
                 yield self._text(0, (question_id, 0, 0))
 
     def _text(self, side: int, place: TurnKey) -> tuple[list[int], list[int]]:
-        """The prompt and the answer of one turn."""
         question_id, choice_index, turn = place
         if question_id not in self._questions:
             raise UserError(f"question_file: has no question {question_id!r}; give the run's own")
@@ -125,11 +124,11 @@ class Replay:
 
 
 def judge(replay: Replay, differences: Sequence[Difference], num_questions: int) -> dict[str, Any]:
-    """Say of every first difference what it is, with rates over questions.
+    """Judge every first difference as a tie or a bug, with rates over questions.
 
     Args:
         replay: the two files.
-        differences: where they part, at most one a question.
+        differences: at most one a question.
         num_questions: questions compared.
     """
     # Answers that differ in anything but a token have no two logits to compare.
@@ -199,7 +198,7 @@ def _questions(meta: Mapping[str, Any], question_file: str | None) -> dict[int |
 
 
 def _drafter(meta: Mapping[str, Any], target: TargetModel) -> Drafter:
-    """The method of a sidecar with its options and an empty memory."""
+    """Return the method of a sidecar with its options and an empty memory."""
     options = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in (meta.get("options") or {}).items()

@@ -89,7 +89,7 @@ class Check:
     """The result of one method under one setting.
 
     Attributes:
-        method: the method.
+        method: the method's name.
         setting: how tokens were drawn.
         num_samples: short texts drawn.
         p_value: of the chi-square; small if the samples do not follow the distribution.
@@ -110,17 +110,13 @@ class Check:
 
     @property
     def is_passed(self) -> bool:
-        """Whether nothing speaks against exact sampling."""
+        """Whether nothing contradicts exact sampling."""
         is_likely = self.p_value >= LEAST_P_VALUE
         return is_likely and self.num_impossible == 0 and self.num_differing == 0
 
 
 class Sampler:
-    """The small model, and what can be checked on it.
-
-    Args:
-        seed: of the weights and of all draws.
-    """
+    """The small model and the checks on it; `seed` is that of the weights and of all draws."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -147,13 +143,9 @@ class Sampler:
     def check(
         self, method: str, setting: Setting, num_samples: int, make_rule: MakeRule = SamplingRule
     ) -> Check:
-        """Check one method under one setting.
+        """Check one method under one setting with `num_samples` short texts.
 
-        Args:
-            method: its name.
-            setting: how tokens are drawn.
-            num_samples: short texts to draw.
-            make_rule: makes the rule that draws, from processors and a generator.
+        `make_rule` makes the rule that draws, from processors and a generator.
         """
         with tempfile.TemporaryDirectory() as folder:
             drafter = self._drafter(method, folder)
@@ -177,7 +169,6 @@ class Sampler:
         )
 
     def _plain_texts(self, setting: Setting) -> list[_Text]:
-        """The long texts of plain decoding; the same for every method."""
         if setting not in self._plain:
             drafter = VanillaDrafter(VanillaConfig(), self.target.vocab_size, self.target.device)
             rule = SamplingRule(setting.processors(), self._generator())
@@ -222,7 +213,11 @@ class _Text(NamedTuple):
 
 
 def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
-    """Return the probability of a chi-square as large as that of the counts; rare texts pooled."""
+    """Return the p-value of a chi-square test of counts against expected shares; rare texts are pooled.
+
+    Raises:
+        UserError: if there are too few samples for a test.
+    """
     total = sum(counts.values())
     means = np.array([total * share for share in expected.values()])
     seen = np.array([counts[text] for text in expected], dtype=float)
@@ -243,7 +238,7 @@ def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], fl
 def total_variation(
     counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]
 ) -> float:
-    """Return half the summed distance between shares of the counts and probabilities."""
+    """Return half the summed distance between observed shares and probabilities."""
     total = sum(counts.values())
     return sum(abs(counts[text] / total - share) for text, share in expected.items()) / 2
 

@@ -49,7 +49,7 @@ class Judgement:
         tokens: the two token ids there.
         logits: their two reference logits.
         gap: distance of the two.
-        bound: how far errors at this position can bridge.
+        bound: how large a gap the errors at this position can explain.
         noise: plain decoding's, as measured so far.
         worst_errors: largest error of each replay over the whole first text.
     """
@@ -79,7 +79,7 @@ class Judgement:
 
 
 class Judge:
-    """Judges differences between texts of one model, and gathers its noise as it goes.
+    """Judges differences between texts of one model, and measures its noise.
 
     Args:
         target: the model as the texts were decoded with it.
@@ -94,18 +94,18 @@ class Judge:
 
     @property
     def num_positions(self) -> int:
-        """Positions that the noise is known from."""
+        """Number of positions at which the noise was measured."""
         return len(self._plain_errors)
 
     @property
     def noise(self) -> float:
-        """Plain decoding's error, 99.9th percentile; 0 before any text was heard."""
+        """Plain decoding's error, 99.9th percentile; 0 before any was measured."""
         if not self._plain_errors:
             return 0.0
         return float(np.quantile(self._plain_errors, NOISE_QUANTILE))
 
     def hear(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Learn the noise from a text of plain decoding; judgements need some hundred positions."""
+        """Measure the noise on a text of plain decoding; judgements need some hundred positions."""
         plain = VanillaDrafter(VanillaConfig(), self.target.vocab_size, self.target.device)
         reference = self._reference_logits(prompt_ids, token_ids)
         self._plain_errors += self._errors(plain, prompt_ids, token_ids, reference)
@@ -155,7 +155,7 @@ class Judge:
     def _reference_logits(
         self, prompt_ids: Sequence[int], token_ids: Sequence[int]
     ) -> torch.Tensor:
-        """Logits [P, V] before each of the P tokens, from one pass without cache."""
+        """Return logits [P, V] before each of the P tokens, from one pass without cache."""
         ids = torch.tensor([[*prompt_ids, *token_ids[:-1]]], device=self.target.device)
         logits = self._reference(input_ids=ids, use_cache=False).logits[0, len(prompt_ids) - 1 :]
         return logits.to(self.target.device)
@@ -167,7 +167,7 @@ class Judge:
         token_ids: Sequence[int],
         reference: torch.Tensor,
     ) -> list[float]:
-        """The error at each position of a text that a method is made to decode."""
+        """Return the error at each position of a text that a method is forced to decode."""
         drafter.reset()
         rule = _ForcedTokens(len(prompt_ids), token_ids, reference)
         steps = decode(self.target, drafter, prompt_ids, max_new_tokens=len(token_ids), rule=rule)
@@ -177,7 +177,7 @@ class Judge:
 
 
 class _ForcedTokens:
-    """Chooses the tokens of a given text, and notes how far the logits are from the reference."""
+    """A rule that chooses the tokens of a given text, and notes how far logits are from the reference."""
 
     def __init__(
         self, prompt_length: int, token_ids: Sequence[int], reference: torch.Tensor
@@ -190,7 +190,6 @@ class _ForcedTokens:
     def choose(
         self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
     ) -> int | None:
-        """Return the text's next token."""
         place = len(prefix) - self._prompt_length
         reference = self._reference[place]
         self.errors.append(float((logits.to(reference.dtype) - reference).abs().max()))

@@ -54,7 +54,6 @@ class ChatTemplateConversation:
         self._tokenizer = tokenizer
 
     def prompt_ids(self, history: Sequence[Message], user: str) -> list[int]:
-        """Return the token ids of the prompt for the turn `user` after `history`."""
         messages = [
             {"role": role, "content": text}
             for message in history
@@ -69,7 +68,6 @@ class ChatTemplateConversation:
         return self._tokenizer(prompt, add_special_tokens=False).input_ids
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return the answer's text without special tokens."""
         return _decode(self._tokenizer, token_ids)
 
 
@@ -85,7 +83,6 @@ class FastchatConversation:
         self._stop_strings = [stop] if isinstance(stop, str) else list(stop or ())
 
     def prompt_ids(self, history: Sequence[Message], user: str) -> list[int]:
-        """Return the token ids of the prompt for the turn `user` after `history`."""
         template = get_conv_template(self.name)
         template.messages = []  # some templates begin with an example exchange
         for message in history:
@@ -96,7 +93,6 @@ class FastchatConversation:
         return self._tokenizer(template.get_prompt()).input_ids
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return the answer's text, cut at the template's stop strings."""
         text = _decode(self._tokenizer, token_ids)
         for stop in self._stop_strings:
             if text.find(stop) > 0:
@@ -107,8 +103,7 @@ class FastchatConversation:
 
 
 def choose_conversation(template: str, model_path: str, tokenizer: Any) -> Conversation:
-    """Return the conversation of `--conv-template`: "auto", "tokenizer", or the name of a fastchat
-    template.
+    """Return the conversation of `--conv-template`: "auto", "tokenizer", or a fastchat template's name.
 
     Raises:
         UserError: if the name is unknown, the tokenizer has no chat template where it is needed, or
@@ -133,7 +128,7 @@ def choose_conversation(template: str, model_path: str, tokenizer: Any) -> Conve
 
 
 def _tried(conversation: Conversation, model_path: str) -> Conversation:
-    """Return a conversation whose template works: fastchat has some for services, not for models."""
+    """Return a conversation whose template works: some of fastchat's are for services, not for models."""
     try:
         conversation.prompt_ids([], "Who?")
     except Exception as error:  # Jinja's, or whatever a template raises

@@ -20,9 +20,7 @@ _PRM800K_COMMIT = "7ecc794703b2877f63226f2477a49b34f9b25163"
 class SourceForm:
     """The form in which a benchmark is published, where it is not question.jsonl.
 
-    Attributes:
-        sha256: hash of the published file.
-        convert: makes question.jsonl of its content.
+    `sha256` is the published file's, `convert` makes question.jsonl of its content.
     """
 
     sha256: str
@@ -37,9 +35,7 @@ class PinnedFile:
         name: benchmark name, also the folder under `data/`.
         url: address at a fixed commit (for a derived file: its parent's address).
         sha256: hash of the file as it lies in `data/<name>/question.jsonl`.
-        num_rows: number of questions.
-        licence: licence the questions come under.
-        source: where they come from, in words.
+        source: where the questions come from, in words.
         parent: benchmark whose first `num_rows` rows make up this one, if it is derived.
         form: the form in which it is published; None: as question.jsonl.
     """
@@ -125,5 +121,5 @@ ELSEWHERE = {
 
 
 def download_command(bench: str) -> str | None:
-    """Return the command which brings a benchmark's questions, None if none is known."""
+    """Return the command that downloads a benchmark's questions, None if there is none."""
     return f"python -m scripts.download_data {bench}" if bench in PINNED else None

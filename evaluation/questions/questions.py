@@ -25,11 +25,11 @@ class Question:
 
 
 def question_file_of(bench_name: str, given: str | None = None) -> Path:
-    """Return the question file that was given, else where a benchmark's questions lie.
+    """Return the given question file, or that of a benchmark.
 
     Raises:
-        UserError: if the name is not a plain folder name, or the file is not there; says which
-            command brings it.
+        UserError: if the name is not a plain folder name, or the file is missing; says which command
+            brings it.
     """
     if given:
         return Path(given)
