@@ -60,11 +60,8 @@ follow the clock and are refused: hybrid needs --budget fixed.
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and one line of JSON; return 1 if a question failed.
 
-    Args:
-        argv: the command line's words; None takes the process's own.
-
     Raises:
-        UserError: if something given cannot be used, or the method keeps no memory.
+        UserError: if an option cannot be used, or the method keeps no memory.
     """
     options, rest = _parse(argv)
     with user_errors():
@@ -131,7 +128,6 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 def _check(
     shuffles: Sequence[int], run: RunConfig, config: Any, matrix: argparse.Namespace
 ) -> None:
-    """Refuse what this command does not do, rather than ignore it."""
     given, defaults = run.options(), RunConfig().options()
     for name in REFUSED:
         if given[name] != defaults[name]:

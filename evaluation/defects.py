@@ -30,9 +30,6 @@ exit code: 0 no defect, 1 some, 2 not an answer file
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each defect and one line of JSON; return 1 if there is any.
 
-    Args:
-        argv: the command line's words; None takes the process's own.
-
     Raises:
         UserError: if a file is not an answer file.
     """

@@ -46,9 +46,6 @@ exit code: 0 equal (or ties alone, with --model-path), 1 different, 2 not compar
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdict and one line of JSON; return 0 if the files are equal, else 1.
 
-    Args:
-        argv: the command line's words; None takes the process's own.
-
     Raises:
         UserError: if a file is not an answer file.
     """
@@ -144,7 +141,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _locate(folder: str | None, name: str) -> Path:
-    """An answer file by its name in the folder; by its own path if that is absolute or none is given."""
     path = Path(folder or ".") / name
     if not path.exists() or path.is_dir():  # a pipe is read once
         raise UserError(f"no answer file {path}; run an inference command first")

@@ -82,13 +82,7 @@ examples:
 
 
 class GroupReport(NamedTuple):
-    """A group as every format shows it.
-
-    Attributes:
-        facts: its conditions in words.
-        tables: its tables.
-        notes: what must be known of them.
-    """
+    """A group's conditions in words, its tables, and their notes."""
 
     facts: dict[str, str]
     tables: list[Table]
@@ -96,13 +90,7 @@ class GroupReport(NamedTuple):
 
 
 class Leaderboard(NamedTuple):
-    """Everything that the leaderboard shows.
-
-    Attributes:
-        groups: the measured groups.
-        published: published figures, None if they are not wanted.
-        benchmarks: reports of `scripts.benchmark`.
-    """
+    """Everything that the leaderboard shows; `published` is None if published figures are not wanted."""
 
     groups: list[Group]
     published: pd.DataFrame | None
@@ -141,11 +129,8 @@ class Leaderboard(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and one line of JSON, write what is asked for; return the exit code.
 
-    Args:
-        argv: the command line's words; None takes the process's own.
-
     Raises:
-        UserError: if an input is not what it should be, or a group has no baseline.
+        UserError: if an input cannot be used, or a group has no baseline.
     """
     options = _parse(argv)
     paths = answer_paths(options.paths, options.base)
@@ -178,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(board: Leaderboard) -> str:
-    """The tables of all groups, each with caption and notes, and below them what was published."""
+    """Return the tables of all groups, each with caption and notes, and below them the published ones."""
     parts = [f"**{alarm}**" for alarm in alarms(board.groups)]
     for part in board.parts:
         parts.append(group_caption(part.facts))
@@ -201,7 +186,7 @@ def _markdown(board: Leaderboard) -> str:
 
 
 def _latex(board: Leaderboard) -> str:
-    """The tables as floats; a group's conditions are in its captions, its notes below its first."""
+    """Return the tables as floats; a group's conditions are in its captions, its notes below its first."""
     tables = [
         table._replace(
             caption=f"{table.caption}. {group_caption(part.facts)}",
@@ -250,7 +235,6 @@ def _html(board: Leaderboard) -> str:
 
 
 def _output_files(options: argparse.Namespace) -> dict[str, Path]:
-    """The file to write for each format wanted."""
     files = {}
     for name, file in FILES.items():
         if getattr(options, name):

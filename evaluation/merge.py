@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the merged file; return 1 if a question in it failed.
 
     Raises:
-        UserError: if a shard is missing, unfinished or of another run, or the result is there.
+        UserError: if a shard is missing, unfinished or of another run, or the result exists.
     """
     options = _parse(argv)
     out = Path(options.out)

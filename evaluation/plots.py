@@ -37,11 +37,8 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write every picture and name the files on stdout; return the exit code.
 
-    Args:
-        argv: the command line's words; None takes the process's own.
-
     Raises:
-        UserError: if an input is not what it should be, or a file cannot be written.
+        UserError: if an input cannot be used, or a file cannot be written.
     """
     options = _parse(argv)
     if not options.paths and not options.benchmark:

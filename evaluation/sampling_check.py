@@ -31,9 +31,6 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a row for each check and one line of JSON; return 1 if a check fails.
 
-    Args:
-        argv: the command line's words; None takes the process's own.
-
     Raises:
         UserError: if there are too few samples, or a method is unknown.
     """

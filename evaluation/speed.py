@@ -52,13 +52,10 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables, what is left out, and one line of JSON; return the exit code.
-
-    Args:
-        argv: the command line's words; None takes the process's own.
+    """Print the tables, the questions left out, and one line of JSON; return the exit code.
 
     Raises:
-        UserError: if the files are not what they should be; one line says why.
+        UserError: if the files cannot be used or compared.
     """
     options = _parse(argv)
     pairs = _pair_runs(options.file_path, options.base_path)
@@ -190,7 +187,7 @@ def _frame(
 def _notes(
     pairs: Sequence[tuple[str, str]], runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]]
 ) -> Iterator[str]:
-    """Rows with a defect that the figures take in, and questions that they leave out."""
+    """Yield rows with a defect that the figures include, and questions that they leave out."""
     for names, (frame, base_frame) in zip(pairs, runs, strict=True):
         left_out = left_out_text(run_figures(frame, base_frame, names), names)
         for side, name in zip((frame, base_frame), names, strict=True):

@@ -1,10 +1,6 @@
 """A method's memory in several states, over equal questions: each state's answers and figures.
 
-- hot: empty at first, kept from question to question, in the file's order;
-- hot, shuffle S: the same in another order;
-- per category: emptied where a category begins, the questions sorted by category;
-- cold: emptied before every question;
-- warm: as the hot pass over these very questions left it, or as --load-matrix has it.
+`compare_states.py` says what the states are.
 """
 
 from __future__ import annotations

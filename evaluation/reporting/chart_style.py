@@ -58,10 +58,9 @@ class Picture(NamedTuple):
     """A drawn figure.
 
     Attributes:
-        name: what its files are called; differs from the names of the others beside it.
+        name: name of its files, unique in a report.
         title: one line.
         caption: how to read it.
-        figure: the drawing.
     """
 
     name: str
@@ -90,7 +89,7 @@ def marks(look: Look, size: float = 5) -> dict[str, Any]:
 
 
 def draw_legend(figure: Figure, axes: Any) -> None:
-    """A legend below the axes; the figure grows by what it takes."""
+    """Draw a legend below the axes and enlarge the figure for it."""
     handles, labels = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, labels)) <= 24 else 1
     texts = [wrapped(label, 24 if columns == 2 else 52) for label in labels]
@@ -100,7 +99,7 @@ def draw_legend(figure: Figure, axes: Any) -> None:
 
 
 def legend_label(name: str) -> str:
-    """A name for a legend, which would leave out one that begins with an underscore."""
+    """Return a name as matplotlib's legend shows it; it leaves out those that begin with an underscore."""
     return f"\u200b{name}" if name.startswith("_") else name
 
 
@@ -112,9 +111,7 @@ def wrapped(text: str, width: int, max_lines: int = 3) -> str:
 def svg_text(figure: Figure, name: str) -> str:
     """Return a figure as an SVG element for a page, without the XML head.
 
-    Args:
-        figure: what to draw.
-        name: unique in the page; every id in the element begins with it.
+    `name` is unique in the page; every id in the element begins with it.
     """
     out = StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):

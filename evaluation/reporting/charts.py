@@ -45,7 +45,7 @@ def speedup_chart(
     Args:
         frame: columns `method`, `task`, `speedup`, `low`, `high` (ratios; the last two NaN
             where there is no interval); tasks from top to bottom and methods in order of occurrence.
-        baseline: what the ratio is against; its rows are not drawn, since they are the line at 1.
+        baseline: not drawn, since it is the line at 1.
         look: how each method is drawn.
         floor: overall ratios within which two runs of one method differ, drawn as a band.
     """
@@ -89,12 +89,9 @@ def speedup_chart(
 
 @matplotlib.rc_context(STYLE)
 def accept_length_chart(lengths: Mapping[str, Sequence[int]], look: Mapping[str, Look]) -> Figure:
-    """Draw how many tokens a step brought, as a share of each method's steps.
+    """Draw how many tokens a step brings, as a share of each method's steps.
 
-    Args:
-        lengths: tokens of every step, bonus token included, for each method; methods from top to
-            bottom. Steps of more than `LONGEST_BAR` tokens share the last bar.
-        look: how each method is drawn.
+    `lengths` are the tokens of every step, bonus token included, by method, from top to bottom.
     """
     titles = [
         wrapped(f"{method}: mean {np.mean(steps):.2f}", 50) for method, steps in lengths.items()
@@ -214,7 +211,7 @@ def step_cost_chart(
 
 
 def _mark_tasks(axes: Any, tasks: Sequence[str]) -> None:
-    """A line where each task ends and its name above, if every task is one block of questions."""
+    """Mark the end of each task, with its name above, if every task is one block of questions."""
     begins = [place for place, task in enumerate(tasks) if place == 0 or tasks[place - 1] != task]
     if len(begins) != len(set(tasks)) or not 1 < len(begins) <= 8:
         return

@@ -28,15 +28,7 @@ ASSETS = Path(__file__).with_name("assets")
 
 @dataclass(slots=True)
 class Section:
-    """A part of a page.
-
-    Attributes:
-        heading: its title, also in the list of sections.
-        facts: what holds for all of it, by name.
-        tables: tables, sorted by a click on a column's title.
-        notes: remarks, a line each.
-        pictures: pictures, below the tables.
-    """
+    """A part of a page: heading, facts that hold for all of it, sortable tables, notes, pictures below."""
 
     heading: str
     facts: dict[str, str] = field(default_factory=dict)
@@ -48,13 +40,13 @@ class Section:
 def page_text(
     title: str, introduction: str, sections: Sequence[Section], alarms: Sequence[str] = ()
 ) -> str:
-    """Return the page.
+    """Return the page; all texts are plain.
 
     Args:
-        title: of the page; plain text, as all texts here.
+        title: the page's title.
         introduction: a paragraph below the title.
-        sections: what it shows, in order; the names of all their pictures differ.
-        alarms: what must be read before all else, a line each.
+        sections: in order; the names of all their pictures differ.
+        alarms: warnings above everything else, a line each.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined

@@ -67,13 +67,13 @@ def _float(table: Table) -> str:
 
 
 def _stacked(title: str) -> str:
-    """A column's title, a word a line."""
+    """Return a column's title with one word a line."""
     words = [escaped(word) for word in title.replace(" / ", "/").split()]
     return words[0] if len(words) == 1 else r"\shortstack{" + r" \\ ".join(words) + "}"
 
 
 def _lines(row: Sequence[Cell]) -> Iterator[str]:
-    """A row; what follows a figure, or a name's bracket, is a line below, which keeps columns narrow."""
+    """Yield a row; the rest of a figure or name goes on a line below, which keeps columns narrow."""
     parts = [_parts(cell) for cell in row]
     yield " & ".join(first for first, _ in parts) + r" \\"
     if any(second for _, second in parts):
@@ -82,7 +82,7 @@ def _lines(row: Sequence[Cell]) -> Iterator[str]:
 
 
 def _parts(cell: Cell) -> tuple[str, str]:
-    """A cell's text before and after the place where it breaks; ratios get a multiplication sign."""
+    """Split a cell's text where its line breaks; ratios get a multiplication sign."""
     if math.isnan(cell.value) and len(cell.text) <= LONGEST_NAME:
         return escaped(cell.text), ""
     if math.isnan(cell.value):

@@ -39,7 +39,7 @@ def baseline_of(group: Group, published: pd.DataFrame | None) -> PublishedBaseli
 
 
 def group_tables(group: Group) -> list[Table]:
-    """Return a group's tables: as Spec-Bench counts, exact figures, and what its drafts came to."""
+    """Return a group's tables: as Spec-Bench counts, exact figures, and acceptance of drafts."""
     tables = [group_table(group), exact_table(group)]
     drafts = drafting_table(group)
     return [*tables, drafts] if drafts.rows else tables
@@ -103,12 +103,11 @@ def drafting_table(group: Group) -> Table:
 
 
 def baseline_title(group: Group) -> str:
-    """Return the name of a group's baseline."""
     return entry_titles(group)[group.baseline.label].short
 
 
 def overview_table(groups: Sequence[Group]) -> Table:
-    """Return the methods of all groups in one table; its speed-ups are each over its own baseline."""
+    """Return the methods of all groups in one table; each speed-up is over its own group's baseline."""
     rows = [
         [
             Cell(titles[row.entry.label].short),
@@ -222,7 +221,7 @@ def _figure(row: Measured, task: str, name: str, unit: str = "", spread: bool = 
 
 
 def _speedup(row: Measured, group: Group, name: str) -> Cell:
-    """An overall speed-up with its interval, which the baseline over itself does not have."""
+    """Return an overall speed-up with its interval; the baseline's has none."""
     interval = row.figures.interval(OVERALL, name)
     if row.entry is group.baseline:
         interval = UNKNOWN
@@ -231,14 +230,13 @@ def _speedup(row: Measured, group: Group, name: str) -> Cell:
 
 
 def _verdict(row: Measured, group: Group) -> str | None:
-    """Faster, slower or not told apart by the exact speed-up; None of the baseline."""
     if row.entry is group.baseline:
         return None
     return group.verdict(row, "exact_speedup").value
 
 
 def _without_empty(table: Table) -> Table:
-    """A table without the columns of figures that no row has."""
+    """Return a table without the columns of figures that no row has."""
     kept = [
         place
         for place in range(len(table.header))

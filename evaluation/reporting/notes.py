@@ -75,9 +75,7 @@ def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
 def difference_text(published: pd.DataFrame, groups: Sequence[Group]) -> str:
     """Return one sentence on why published figures differ from ours, with both sides' conditions.
 
-    Args:
-        published: rows of one source and device.
-        groups: what was measured here.
+    `published` are rows of one source and device.
     """
     row = published.iloc[0]
     models = ", ".join(dict.fromkeys(published["model"]))
@@ -106,7 +104,6 @@ def _floor_notes(group: Group) -> Iterator[str]:
 
 
 def _verdict_notes(group: Group) -> Iterator[str]:
-    """Yield the verdicts of the exact speed-up."""
     titles = entry_titles(group)
     base = titles[group.baseline.label].short
     beyond = " and the two runs' difference" if group.floor else ""

@@ -14,7 +14,7 @@ def answer_paths(names: Sequence[str], base: str | None) -> list[Path]:
 
     Args:
         names: answer files, or folders of `*.jsonl`.
-        base: a baseline, counted in if it is a file.
+        base: a baseline, included if it is a file.
 
     Raises:
         UserError: if a folder holds no answer file.
@@ -52,7 +52,7 @@ def add_benchmark_option(parser: argparse.ArgumentParser) -> None:
 
 
 def make_folder(path: str | Path) -> None:
-    """Make a folder for results, those above it included, unless it is there.
+    """Make a folder for results and its parents, unless it exists.
 
     Raises:
         UserError: if it cannot be made.
@@ -64,6 +64,10 @@ def make_folder(path: str | Path) -> None:
 
 
 def check_limit(max_new_tokens: int | None) -> None:
-    """Raise UserError if a limit was given that is none."""
+    """Refuse a limit of new tokens below 1.
+
+    Raises:
+        UserError: if it is below 1.
+    """
     if max_new_tokens is not None and max_new_tokens < 1:
         raise UserError(f"--max-new-tokens: got {max_new_tokens}; allowed: 1 or more")

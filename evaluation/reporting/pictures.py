@@ -174,7 +174,7 @@ def _speedups(group: Group, names: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _accept_lengths(file: AnswerFile) -> list[int]:
-    """Tokens of every step that overall figures are over, of the rows without a defect."""
+    """Return the tokens of every step that overall figures count, of the rows without a defect."""
     is_sound = file.frame["is_sound"]
     rows = [row for row, sound in zip(file.rows, is_sound, strict=True) if sound]
     counted = [row for row in rows if row.category != CODE] or rows
@@ -184,7 +184,7 @@ def _accept_lengths(file: AnswerFile) -> list[int]:
 
 
 def _mat_so_far(files: Sequence[AnswerFile]) -> list[float]:
-    """MAT of all steps up to each question, over all runs; rows with a defect bring none."""
+    """Return the MAT of all steps up to each question, over all runs; rows with a defect have none."""
     frames = [file.frame for file in files]
     work = [frame[["accepted", "steps"]].where(frame["is_sound"], 0) for frame in frames]
     total = pd.concat(work).groupby(level=0).sum().cumsum()
@@ -192,6 +192,6 @@ def _mat_so_far(files: Sequence[AnswerFile]) -> list[float]:
 
 
 def _task_order(files: Sequence[AnswerFile]) -> list[str]:
-    """Task of each question in the order of answering, empty if the files differ in it."""
+    """Return each question's task in the order of answering, empty if the files differ in it."""
     orders = {tuple(file.frame["task"]) for file in files}
     return list(orders.pop()) if len(orders) == 1 else []

@@ -62,10 +62,7 @@ RULERS = {
 
 
 def ruler_table(figures: RunFigures, ruler: Ruler) -> str:
-    """Return a ruler's table, one row a task; speed-ups with their intervals.
-
-    CPU time has columns only where the answers have it.
-    """
+    """Return a ruler's table, one row a task, speed-ups with intervals; CPU time where the answers have it."""
     columns = [
         column
         for column in ruler.columns
@@ -87,7 +84,7 @@ def ruler_table(figures: RunFigures, ruler: Ruler) -> str:
 
 
 def _interval_cell(figures: RunFigures, task: str, name: str) -> str:
-    """The interval, and what it says where it does not tell the method from the baseline."""
+    """Return the interval, marked where it does not tell the method from the baseline."""
     low, high = figures.interval(task, name)
     if math.isnan(low):
         return "-"

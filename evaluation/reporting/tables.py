@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 
 class Cell(NamedTuple):
-    """A cell of a table: what people read, and the figure behind it (NaN for a text or no figure)."""
+    """A cell of a table: its text, and the figure behind it (NaN for a text or no figure)."""
 
     text: str
     value: float = math.nan
@@ -72,12 +72,9 @@ class Table(NamedTuple):
 
 
 def figure_text(value: float, deviation: float = math.nan, unit: str = "") -> str:
-    """Return a figure with two decimals, `-` if there is none.
+    """Return a figure with two decimals and its unit; `-` for NaN.
 
-    Args:
-        value: the figure, NaN if it was not measured.
-        deviation: its standard deviation over runs, NaN for a single run.
-        unit: appended to the figure, such as `x`.
+    `deviation` is that over runs, NaN for a single run.
     """
     if math.isnan(value):
         return "-"
@@ -91,7 +88,7 @@ def figure_cell(
     unit: str = "",
     interval: tuple[float, float] = (math.nan, math.nan),
 ) -> Cell:
-    """Return a `Cell` with the text of `figure_text`, an interval unless it is NaN, and the figure itself."""
+    """Return a `Cell` with the figure, its `figure_text`, and its interval unless that is NaN."""
     bounds = "" if math.isnan(interval[0]) else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
     return Cell(figure_text(value, deviation, unit) + bounds, float(value))
 
@@ -101,10 +98,7 @@ def markdown_table(
 ) -> str:
     """Return an aligned Markdown table without a final newline.
 
-    Args:
-        header: one title a column.
-        rows: cells, as many as titles in each row.
-        num_text_columns: how many leading columns are text, aligned left; the others are right.
+    The first `num_text_columns` are aligned left, the others, which are figures, right.
     """
     lines = [[_escape(value) for value in line] for line in (header, *rows)]
     # Three dashes are the least a Markdown table takes.

@@ -47,16 +47,16 @@ def load_answers(path: Path) -> AnswerFile:
     """Read an answer file and its sidecar.
 
     Raises:
-        UserError: if either is not what it should be.
+        UserError: if either cannot be read.
     """
     return AnswerFile(path, [row for _, row in read_lines(path)], RunRecord.read(path))
 
 
 def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
-    """Say in which conditions two answer files' sidecars disagree; what either lacks is not compared.
+    """Return the conditions in which two answer files' sidecars differ; what either lacks is not compared.
 
     Raises:
-        UserError: if a sidecar is not readable.
+        UserError: if a sidecar cannot be read.
     """
     differing = RunRecord.read(path).differing(RunRecord.read(base_path), Use.COMPARED | Use.WARNED)
     return [
@@ -111,7 +111,6 @@ def _measured_group(conditions: tuple[str, ...], found: list[Entry], base: str |
 
 
 def _measure_floor(floors: list[Entry], entries: list[Entry], bench: str) -> Measured:
-    """Measure the second run of a method against its first."""
     second = floors[0].files[0]
     first = [
         entry
@@ -168,13 +167,13 @@ def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str 
 
 
 def _is_method(entry: Entry, name: str) -> bool:
-    """Foreign files name their method within the model id: `vicuna-7b-v1.3-vanilla-float16`."""
+    """Whether an entry is of a method; foreign files name it in the model id: `vicuna-7b-v1.3-vanilla-float16`."""
     is_foreign = entry.files[0].record.is_foreign
     return entry.method == name or (is_foreign and name in entry.method.split("-"))
 
 
 def _measure(entry: Entry, baseline: Entry, group_bench: str) -> Measured:
-    """An entry against its baseline; MBPP beside Spec-Bench gives its code figures alone."""
+    """Measure an entry against its baseline; MBPP beside Spec-Bench gives its code figures alone."""
     parts: list[RunFigures] = []
     notes: list[str] = []
     gaps: list[PrefillGap] = []
@@ -190,14 +189,13 @@ def _measure(entry: Entry, baseline: Entry, group_bench: str) -> Measured:
 
 
 def _prefill_gap(file: AnswerFile, base: AnswerFile) -> PrefillGap | None:
-    """Compare the seconds of prompts, but not within one interleaved run: a slow minute hits all of its files."""
+    """Compare the seconds of prompts, but not within one interleaved run: a slow minute hits all its files."""
     if file.record.ran_in_turn_with(base.record):
         return None
     return prefill_gap(file.rows, base.rows, (file.path.name, base.path.name))
 
 
 def _notes(file: AnswerFile, base_file: AnswerFile) -> Iterator[str]:
-    """Yield lines about a run for readers of its figures."""
     names = (str(file.path), str(base_file.path))
     left_out = left_out_text(run_figures(file.frame, base_file.frame, names), names)
     if left_out:
@@ -208,7 +206,7 @@ def _notes(file: AnswerFile, base_file: AnswerFile) -> Iterator[str]:
 def _pairs(
     files: Sequence[AnswerFile], baseline: Entry, bench: str
 ) -> Iterator[tuple[AnswerFile, AnswerFile]]:
-    """Each run with the baseline's run of the same place."""
+    """Yield each run with the baseline's run of the same index."""
     base_files = baseline.runs.get(bench)
     if base_files is None:
         raise UserError(

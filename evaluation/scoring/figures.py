@@ -90,7 +90,7 @@ class RunFigures(NamedTuple):
 
     @staticmethod
     def joined(parts: Sequence[RunFigures]) -> RunFigures:
-        """Return the figures of several benchmarks as one; of a task in two the first one's."""
+        """Return the figures of several benchmarks as one; a task in two of them has the first one's."""
         mean, deviation, intervals = (
             table[~table.index.duplicated()]
             for table in (
@@ -119,9 +119,9 @@ def measure_runs(
     """Return the figures of a method over its runs, with intervals over questions.
 
     Args:
-        runs: for each run, at least one, what `question_frame` made of the method's rows and of the
+        runs: for each run, at least one, the `question_frame` of the method's rows and of the
             baseline's.
-        names: what errors call the two sides, such as their file names.
+        names: the names of the two sides in errors, such as their file names.
 
     Raises:
         UserError: as `run_figures`.
@@ -148,12 +148,7 @@ def run_figures(
     """Return the figures of one run, one row for each task that occurs.
 
     `overall` is over everything but code, as MBPP is a benchmark beside Spec-Bench; if there is
-    only code, it is over code.
-
-    Args:
-        frame: what `question_frame` made of the method's rows.
-        base_frame: the same of the baseline's.
-        names: what errors call the two sides, such as their file names.
+    only code, it is over code. Arguments are those of `measure_runs`.
 
     Returns:
         Index: task, in Spec-Bench's order. `COUNTS`: questions with sound rows on both sides,
@@ -181,11 +176,9 @@ def run_figures(
 
 
 def left_out_text(figures: pd.DataFrame, names: tuple[str, str]) -> str | None:
-    """Say how many questions exact figures leave out and why; None if they use every one.
+    """Say how many questions of `run_figures` exact figures leave out and why; None if they use every one.
 
-    Args:
-        figures: what `run_figures` returned.
-        names: what to call the method's and the baseline's answers.
+    `names` are those of the method's and the baseline's answers.
     """
     counts = figures.drop(index=OVERALL)[list(COUNTS)].sum()
     if not counts["left_out"]:
@@ -209,14 +202,13 @@ def _value(table: pd.DataFrame, task: str, name: str) -> float:
 
 
 def _by_task(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Parts of a frame by task, in Spec-Bench's order, and what counts as overall."""
+    """Return the parts of a frame by task, in Spec-Bench's order, and the overall part."""
     not_code = frame[frame["task"] != CODE]
     tasks = {task: frame[frame["task"] == task] for task in in_task_order(frame["task"])}
     return tasks | {OVERALL: frame if not_code.empty else not_code}
 
 
 def _legacy_figures(part: pd.DataFrame, base_part: pd.DataFrame) -> dict[str, float]:
-    """Spec-Bench's figures: each file over the rows that it holds."""
     used, base_used = part[part["is_usable"]], base_part[base_part["is_usable"]]
     speed = (used["first_tokens"] / used["first_seconds"]).mean()
     base_speed = (base_used["first_tokens"] / base_used["first_seconds"]).mean()
@@ -231,7 +223,7 @@ def _legacy_figures(part: pd.DataFrame, base_part: pd.DataFrame) -> dict[str, fl
 
 
 def _exact_figures(part: pd.DataFrame) -> dict[str, float]:
-    """Counts of questions, and token-weighted figures over those with sound rows on both sides."""
+    """Return counts of questions, and token-weighted figures over those with sound rows on both sides."""
     used = part[part["is_used"]]
     figures: dict[str, float] = {"questions": len(used), "left_out": len(part) - len(used)}
     is_counted = part["is_used"]
@@ -269,7 +261,7 @@ def _quotient(value: float, divisor: float) -> float:
 
 
 def _intervals(part: pd.DataFrame) -> dict[str, Interval]:
-    """Intervals of a task's speed-ups; a question's value is its mean over runs."""
+    """Return the intervals of a task's speed-ups; a question's value is its mean over runs."""
     usable = part[part["is_usable"].eq(True) & part["base_is_usable"].eq(True)]
     exact = part[part["is_used"]]
     columns = ["tokens", "seconds", "base_tokens", "base_seconds"]

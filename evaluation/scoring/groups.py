@@ -91,10 +91,9 @@ class Entry:
     """A method with its options in a group: one row of the table.
 
     Attributes:
-        method: the method's name.
         options: its options, as the sidecars give them.
         runs: its answer files for each benchmark, in path order.
-        differing: those of its options that tell it from others of its method.
+        differing: those of its options in which entries of its method differ.
     """
 
     method: str
@@ -118,9 +117,7 @@ class Measured(NamedTuple):
     """An entry's figures against its group's baseline.
 
     Attributes:
-        entry: whose figures.
-        figures: they.
-        notes: a line for each run not used whole.
+        notes: a line for each run with defects or questions left out.
         gaps: runs in which equal prompts took another time than in the baseline's.
     """
 
@@ -134,10 +131,9 @@ class Group(NamedTuple):
     """Entries measured under equal conditions.
 
     Attributes:
-        conditions: what is equal, in the order of `condition_names`.
+        conditions: their values, in the order of `condition_names`.
         rows: the entries' figures, best overall speed-up first.
-        baseline: what they are compared with.
-        floor: a second run of the baseline's method over its first; None if none was made.
+        floor: a second run of the baseline's method over its first; None if there is none.
     """
 
     conditions: tuple[str, ...]
@@ -174,7 +170,7 @@ class Group(NamedTuple):
         return self.floor.figures.interval(OVERALL, name) if self.floor else UNKNOWN_INTERVAL
 
     def verdict(self, row: Measured, name: str) -> SpeedVerdict:
-        """Return the verdict on a row's overall speed-up, given by how much two runs of one method differ."""
+        """Return the verdict on a row's overall speed-up, given the difference of two runs of one method."""
         return speed_verdict(row.figures.interval(OVERALL, name), self.floor_interval(name))
 
     @property

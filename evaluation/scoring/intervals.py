@@ -1,4 +1,4 @@
-"""Intervals: how far a figure could lie elsewhere had other questions, or other texts, been drawn."""
+"""Confidence intervals: how much a figure may vary with the questions or texts that were drawn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Interval(NamedTuple):
 
     @property
     def excludes_one(self) -> bool:
-        """Whether a ratio with this interval is told from 1."""
+        """Whether a ratio with this interval differs from 1."""
         return self.low > 1 or self.high < 1
 
 

@@ -36,9 +36,7 @@ class SpeedVerdict(Enum):
 def speed_verdict(interval: Interval, floor: Interval | None = None) -> SpeedVerdict:
     """Return the verdict that the interval of a speed-up allows.
 
-    Args:
-        interval: of the speed-up.
-        floor: of a second run of the baseline over the first; None, or unknown, compares with 1.
+    `floor` is that of a second run of the baseline over the first; None, or unknown, compares with 1.
     """
     low, high = (1.0, 1.0) if floor is None or math.isnan(floor.low) else floor
     if interval.low > max(1.0, high):
@@ -54,15 +52,7 @@ def is_unsteady(floor: Interval) -> bool:
 
 
 class PrefillGap(NamedTuple):
-    """Equal prompts that took much longer in one of two files.
-
-    Attributes:
-        name: the method's file.
-        base_name: the baseline's.
-        num_prompts: how many prompts both have.
-        seconds: what these took in the method's file.
-        base_seconds: and in the baseline's.
-    """
+    """Equal prompts that took much longer in one of two files: the method's (`name`) or the baseline's."""
 
     name: str
     base_name: str
@@ -74,13 +64,7 @@ class PrefillGap(NamedTuple):
 def prefill_gap(
     rows: Sequence[AnswerRow], base_rows: Sequence[AnswerRow], names: tuple[str, str]
 ) -> PrefillGap | None:
-    """Compare the prefill seconds of equal prompts; None if they differ little or are not known.
-
-    Args:
-        rows: the method's answers.
-        base_rows: the baseline's.
-        names: what to call the two files.
-    """
+    """Compare the prefill seconds of equal prompts in files of these names; None if they differ little."""
     mine, theirs = dict(_prefills(rows)), dict(_prefills(base_rows))
     common = mine.keys() & theirs.keys()
     seconds = sum(mine[prompt] for prompt in common)
@@ -93,7 +77,7 @@ def prefill_gap(
 
 
 def prefill_warnings(gaps: Sequence[PrefillGap]) -> list[str]:
-    """Return a line for each baseline file whose prompts took a different time elsewhere."""
+    """Return a line for each baseline file whose prompts took another time in other files."""
     found: dict[tuple[str, int, float], list[str]] = {}
     for gap in gaps:
         ratio = gap.seconds / gap.base_seconds

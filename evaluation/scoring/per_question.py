@@ -47,12 +47,12 @@ def question_frame(
             a baseline. None takes the row's own counter.
 
     Returns:
-        `COLUMNS`: the question; whether it failed, has figures at all (`is_usable`), has no
-        defect that forbids exact ones (`is_sound`), has none (`is_flawless`). Of the first
-        choice, the only one that
-        Spec-Bench measures: new tokens, steps, tokens accepted (bonus tokens included) and seconds,
-        over its turns. Of all choices the same, tokens only up to the limit; seconds without the
-        prompt, CPU seconds, and drafted nodes, NaN where the writer did not count them. NaN where not usable.
+        `COLUMNS`: the question; whether it failed, has figures at all (`is_usable`), has no defect
+        that forbids exact ones (`is_sound`), has none (`is_flawless`). Of the first choice, the only
+        one that Spec-Bench measures: new tokens, steps, tokens accepted (bonus tokens included) and
+        seconds, over its turns. Of all choices the same, tokens only up to the limit; seconds
+        without the prompt, CPU seconds, and drafted nodes, NaN where the writer did not count them.
+        NaN where not usable.
     """
     flaws = row_flaws(rows, max_new_tokens)
     lines = []
@@ -81,9 +81,9 @@ def pair_questions(
     """Return a line for each question of either file, from the last row that each has for it.
 
     Args:
-        frame: what `question_frame` made of the method's rows.
-        base_frame: the same of the baseline's.
-        names: what errors call the two sides, such as their file names.
+        frame: the `question_frame` of the method's rows.
+        base_frame: that of the baseline's.
+        names: the names of the two sides in errors, such as their file names.
 
     Returns:
         The columns of both, the baseline's with `base_` in front; `task`; on each side whether
@@ -122,7 +122,7 @@ def pair_questions(
 
 
 def used_defects_text(frame: pd.DataFrame, name: str) -> str | None:
-    """Say how many rows with a defect Spec-Bench's figures are made of; None if there is none."""
+    """Say how many rows with a defect legacy figures include; None if there is none."""
     count = int((frame["is_usable"] & ~frame["is_flawless"]).sum())
     if not count:
         return None
