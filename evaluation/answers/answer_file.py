@@ -1,9 +1,4 @@
-"""Read an answer file, for every report.
-
-Use:
-    rows = read_answers("data/demo/model_answer/vanilla.jsonl")
-    answered = [row for row in rows if not row.is_failed]
-"""
+"""Read an answer file, for every report."""
 
 from __future__ import annotations
 

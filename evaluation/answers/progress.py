@@ -1,9 +1,4 @@
-"""Progress bars: on a terminal one that moves, in a log file a line now and then.
-
-Use:
-    with progress(total=80, unit="answer") as bar:
-        bar.update()
-"""
+"""Progress bars: on a terminal one that moves, in a log file a line now and then."""
 
 from __future__ import annotations
 

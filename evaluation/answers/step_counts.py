@@ -2,9 +2,6 @@
 
 A row keeps counts, not steps: how many nodes were drafted and accepted at every place of the tree,
 from which source, and how long each part of the steps took. `step_figures.py` reads them back.
-
-Use:
-    details = step_counts(generation.steps)
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 The counts are optional keys (`step_counts.py` writes them); rows without them, such as other
 people's, are passed over. Every choice of every question counts, failed rows have none.
-
-Use:
-    node_counts(rows).groupby("depth")[["drafted", "accepted"]].sum()
 """
 
 from __future__ import annotations

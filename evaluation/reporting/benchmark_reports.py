@@ -1,9 +1,4 @@
-"""Read reports of `scripts.benchmark`: what a step costs on a device.
-
-Use:
-    report = read_benchmark("docs/benchmarks/cpu-demo-float32.json")
-    report.costs  # milliseconds of a forward pass against nodes and context
-"""
+"""Read reports of `scripts.benchmark`: what a step costs on a device."""
 
 from __future__ import annotations
 

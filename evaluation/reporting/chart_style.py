@@ -3,11 +3,6 @@
 Why drawn this way: colours are Okabe and Ito's, told apart by people who see fewer of them, and
 every method has a marker of its own besides. Text in a picture is shown as it stands: a method
 named `$x$` is not set as mathematics.
-
-Use:
-    with matplotlib.rc_context(STYLE):
-        figure, axes = figure_of(height=3)
-    Path("name.svg").write_text(svg_text(figure, "name"))
 """
 
 from __future__ import annotations

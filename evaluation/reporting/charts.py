@@ -1,9 +1,6 @@
 """The charts of a report, each drawn from plain figures; `plots.py` says which ones and from what.
 
 Times and shares carry their units on the axis. What they share in looks is in `chart_style.py`.
-
-Use:
-    figure = speedup_chart(frame, "vanilla", looks(methods))
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ Why self-contained: a page that is mailed, or opened from a folder years later, 
 it showed. It fetches nothing, and its content security policy forbids it to; the pictures are SVG
 inside it, and the only script that may run is the one that sorts tables (`assets/page.js`, known
 to the policy by its hash). All texts come from other people's files and are escaped.
-
-Use:
-    write_whole("leaderboard.html", page_text("Leaderboard", "What and how.", sections))
 """
 
 from __future__ import annotations

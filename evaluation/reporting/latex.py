@@ -1,9 +1,4 @@
-r"""Tables as LaTeX for a paper: booktabs, and no other package.
-
-Use:
-    Path("tables.tex").write_text(latex_text([table]))
-    # in the paper: \usepackage{booktabs} ... \input{tables}
-"""
+r"""Tables as LaTeX for a paper: booktabs, and no other package."""
 
 from __future__ import annotations
 

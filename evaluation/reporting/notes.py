@@ -1,9 +1,4 @@
-"""The sentences around the leaderboard's tables: conditions, options, noise, published figures.
-
-Use:
-    group_notes(group, published_baseline)
-    alarms(groups)  # what must be read before any table
-"""
+"""The sentences around the leaderboard's tables: conditions, options, noise, published figures."""
 
 from __future__ import annotations
 

@@ -2,10 +2,6 @@
 
 They are other people's measurements on other machines: shown below our rows, never averaged with
 them and never a baseline. The README beside the files says where each comes from.
-
-Use:
-    table = read_published(PUBLISHED_DIR, ["A100"])
-    baseline = published_baseline(table, "lmsys/vicuna-7b-v1.3")
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 One place, so that the speed and leaderboard commands round and align alike. A Markdown table whose
 columns are padded reads well in a terminal and in a README.
-
-Use:
-    print(markdown_table(["Task", "Speed-up"], [["qa", figure_text(2.034, unit="x")]]))
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Groups of comparable answers: files with their records, methods in a group, their figures.
 
 `comparable.py` makes them; tables, notes and pictures show them.
-
-Use:
-    for row in group.rows:
-        row.entry.label, row.figures.figure("overall", "speedup"), group.verdict(row, "speedup")
 """
 
 from __future__ import annotations

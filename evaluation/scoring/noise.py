@@ -3,10 +3,6 @@
 A speed-up compares seconds that passed at different times. Two signs tell whether the machine was
 the same then: how long equal prompts took, and how far a second run of the baseline, made in the
 same interleaved run, is from the first (the noise floor). Pure functions.
-
-Use:
-    prefill_warnings([prefill_gap(rows, base_rows, ("pld.jsonl", "vanilla.jsonl"))])
-    speed_verdict(figures.interval("overall", "exact_speedup"), floor)
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Answer rows as a tidy table: one line a row, with the sums that every figure is made of.
-
-Use:
-    frame = question_frame(rows, max_new_tokens=1024)
-    sound = frame[frame["is_sound"]]
-    sound.groupby("task")["tokens"].sum() / sound.groupby("task")["seconds"].sum()
-"""
+"""Answer rows as a tidy table: one line a row, with the sums that every figure is made of."""
 
 from __future__ import annotations
 
