@@ -1,8 +1,8 @@
 """A comparison: one loaded model, every question answered by every entrant in turn.
 
-Wall-clock figures of separate processes drift with the machine. Here a slow minute hits all entrants,
-the baseline included, and ratios stay. Every entrant has its own memory, answer file and sidecar, as
-its inference command writes them.
+Wall-clock figures of separate processes drift with the machine. Here a slow minute slows all
+entrants, the baseline included, and ratios stay. Every entrant has its own memory, answer file and
+sidecar, as its inference command writes them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Place(NamedTuple):
 def in_turn(entrants: Sequence[T], num_questions: int) -> Iterator[tuple[int, T]]:
     """Yield every question's index with every entrant, in orders in which each follows each other equally often.
 
-    What ran before leaves its data in the processor's caches: under one fixed order the same entrant
-    would always profit. The orders are E. J. Williams's (Experimental designs balanced for the
+    The entrant before leaves its data in the processor's caches: under one fixed order the same
+    entrant would always profit. The orders are E. J. Williams's (Experimental designs balanced for the
     estimation of residual effects of treatments, 1949).
     """
     count = len(entrants)
@@ -110,11 +110,6 @@ def _plan(
     suffix: str,
     together: Mapping[str, Any],
 ) -> Plan:
-    """Return the checked run of one entrant.
-
-    Raises:
-        UserError: if something given cannot be used.
-    """
     name = place.name or asked.model_name
     dtype = str(asked.model.dtype).removeprefix("torch.")
     facts = (f"temp-{run.sampling.temperature}", str(run.sampling.max_new_tokens))
@@ -132,7 +127,7 @@ def _plan(
 
 
 def _answer(asked: Asked, runs: Sequence[Sequence[Plan]]) -> None:
-    """Load the model and answer what the logs lack."""
+    """Load the model and answer the questions that the logs lack."""
     plans = [plan for plans in runs for plan in plans]
     if all(plan.is_answered for plan in plans):
         for plan in plans:
@@ -156,7 +151,7 @@ def _answer(asked: Asked, runs: Sequence[Sequence[Plan]]) -> None:
 
 
 def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
-    """Say it if some entrants have more answers than others: these are not interleaved."""
+    """Warn if some entrants have more answers than others: these were not measured in turn."""
     done = [len(plan.log.done) for plan in plans]
     if max(done) - min(done) > 1:
         ahead = [
@@ -172,11 +167,7 @@ def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
 
 
 def _settle_threads(plans: Sequence[Plan], target: TargetModel) -> None:
-    """Let all entrants compute with the same number of threads.
-
-    Raises:
-        UserError: if earlier answers were made with different numbers.
-    """
+    """Make all entrants compute with the same number of threads."""
     known = sorted({plan.threads for plan in plans if plan.threads})
     if len(known) > 1:
         raise UserError(
@@ -210,7 +201,7 @@ def _finished(
 
 
 def _ready(plan: Plan, target: TargetModel, memory: Memory) -> Answerer:
-    """Return an entrant that is warm and has the memory of its answers so far; its file is begun."""
+    """Return an entrant after warm-up, with the memory of its earlier answers; its file is begun."""
     setup = plan.setup
     answerer: Answerer
     if isinstance(setup.method, Referee):
@@ -228,7 +219,6 @@ def _ready(plan: Plan, target: TargetModel, memory: Memory) -> Answerer:
 
 
 def _report(logs: Sequence[AnswerLog]) -> int:
-    """Print where the answers are; return the exit code."""
     for log in logs:
         failed = f"; {log.num_failed} failed, with their cause" if log.num_failed else ""
         print(f"{log.num_rows} answers in {log.file}{failed}")

@@ -17,7 +17,7 @@ from model.commands.interrupt import FINISHING, Interrupt
 
 
 class Finished(NamedTuple):
-    """A question that was asked: its row, and what the method keeps across questions after it."""
+    """A question that was asked: its row, and the method's memory after it."""
 
     row: AnswerRow
     memory: dict[str, torch.Tensor]
@@ -51,7 +51,7 @@ def answer_questions(
         restore: called between warm-up and the first question: loads saved memory.
 
     Returns:
-        The number of questions that failed, those in the log before included.
+        The number of failed questions, those in the log before included.
     """
     remaining = log.remaining(questions)
     if remaining:
@@ -82,14 +82,14 @@ def answer_questions(
 
 
 def record(finished: Iterable[tuple[AnswerLog, Finished]], num_rows: int, num_done: int) -> None:
-    """Append rows to their logs as they are finished, and show how far the run is.
+    """Append rows to their logs as they are finished, and show progress.
 
-    The first Ctrl-C lets the question be finished, the second does not.
+    The first Ctrl-C waits for the current question, the second does not.
 
     Args:
         finished: rows, each with the log that it belongs to.
         num_rows: of all logs, when the run is done.
-        num_done: of these, rows that are there already.
+        num_done: of these, rows that exist already.
 
     Raises:
         KeyboardInterrupt: once the row is written.

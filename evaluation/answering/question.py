@@ -31,11 +31,11 @@ class Answerer(Protocol):
         ...
 
     def lean(self) -> AbstractContextManager[None]:
-        """Take as little memory as the method can, to give the same answers, for a while."""
+        """Take as little memory as the method can for the same answers, within the context."""
         ...
 
     def end_warmup(self) -> None:
-        """Forget what warm-up passes left behind."""
+        """Forget the warm-up passes."""
         ...
 
     def memory(self) -> dict[str, torch.Tensor]:
@@ -54,7 +54,7 @@ def answer_row(
 ) -> AnswerRow:
     """Answer one question; a failure becomes a row with its cause.
 
-    Where the device's memory does not suffice, the question is asked once more in a leaner way.
+    If the device's memory does not suffice, the question is asked again in lean mode.
     """
     choices, error, is_out_of_memory = _try(answerer, conversation, question, num_choices, seed)
     row = AnswerRow.of_question(question, model_id, choices, error)

@@ -1,4 +1,4 @@
-"""Referees: transformers' own ways to decode, beside which the baseline is seen to be honest."""
+"""Referees: transformers' own ways to decode, which show that the baseline is a fair one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class Referee:
         return self.name == ASSISTED
 
     def config(self, draft_model: str | None) -> RefereeConfig:
-        """Return its options."""
         if self.name == LOOKUP:
             return RefereeConfig(prompt_lookup_num_tokens=10)
         return RefereeConfig(draft_model=draft_model if self.drafts_with_model else None)
@@ -61,7 +60,6 @@ class _Steps:
         self.lengths: list[int] = []
 
     def put(self, token_ids: torch.Tensor) -> None:
-        """Take the prompt, and then the tokens of each step."""
         if self._has_prompt:
             self.lengths.append(token_ids.numel())
         self._has_prompt = True
@@ -73,7 +71,7 @@ class _Steps:
 class RefereeAnswerer:
     """transformers' `generate` on the target's model, as an `Answerer`; greedy.
 
-    It does not tell the time of the prompt apart.
+    The prompt's time is not measured apart.
     """
 
     def __init__(

@@ -63,7 +63,6 @@ def answer_with_method(
 
 
 def _answer_by_workers(plan: Plan, memory: dict[str, torch.Tensor] | None) -> None:
-    """Answer what the log lacks in other processes."""
     from evaluation.answering import workers
 
     setup, log = plan.setup, plan.log
@@ -82,7 +81,6 @@ def _answer_by_workers(plan: Plan, memory: dict[str, torch.Tensor] | None) -> No
 
 
 def _answer(plan: Plan, answerer: MethodAnswerer, memory: dict[str, torch.Tensor] | None) -> None:
-    """Answer what the log lacks."""
     log, setup = plan.log, plan.setup
     run, drafter = setup.run, answerer.drafter
 

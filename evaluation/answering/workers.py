@@ -1,12 +1,11 @@
 """Questions answered by several replicas of a model at a time, through Ray.
 
 A worker is a process with a model of its own, on its own GPUs or CPU threads. Questions wait in one
-queue; a worker that is done takes the next, so that long answers do not leave others idle. A worker
-that dies is replaced and its question asked again, twice at most. Rows go to the caller, who alone
-writes them.
+queue; an idle worker takes the next, so that long answers do not leave others idle. A worker that
+dies is replaced and its question asked again, twice at most. Only the caller writes rows.
 
-A matrix that lives across questions is the worker's own: a row says which worker answered, and how
-many questions its matrix had seen. With memory handed in, one worker answers in order, and the
+A matrix that is kept across questions is the worker's own: a row says which worker answered, and
+how many questions its matrix had seen. With memory passed in, one worker answers in order, and the
 memory goes from question to question, as in a run without workers.
 """
 
@@ -43,18 +42,14 @@ Memory = dict[str, torch.Tensor]
 
 
 class Loaded(NamedTuple):
-    """The outcome of loading a model: the user's mistake if there was one, and notes for the log."""
+    """The result of loading a model: the user's mistake if there was one, and notes for the log."""
 
     mistake: str | None
     notes: list[str]
 
 
 class Worker:
-    """One model in a process of its own.
-
-    Args:
-        number: its name in rows, from 1.
-    """
+    """One model in a process of its own; `number` names it in rows, from 1."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -79,8 +74,8 @@ class Worker:
 
         Args:
             question: the question.
-            memory: what the questions before left, to go on with; empty before the first. None: go
-                on with this worker's own.
+            memory: the memory after the questions before, empty before the first. None: this worker's
+                own goes on.
         """
         answerer, setup = self._answerer, self._setup
         if memory:
@@ -101,7 +96,7 @@ class _Task:
 
 
 class _Pool:
-    """The workers, the questions that wait for one, and those under way."""
+    """The workers, the questions that wait for one, and those being answered."""
 
     def __init__(
         self, setup: Setup, questions: Sequence[Question], memory: Memory | None, threads: int
@@ -119,14 +114,12 @@ class _Pool:
         self._actor = ray.remote(num_cpus=threads, num_gpus=num_gpus)(Worker)
 
     def start_worker(self) -> None:
-        """Start a worker; it loads its model first."""
         self._num_started += 1
         worker: Any = self._actor.remote(self._num_started)
         loading = worker.load.remote(self._setup, self._threads, self._first)
         self._under_way[loading] = (worker, None)
 
     def finished(self) -> Iterator[Finished]:
-        """Yield every question once, as they are finished."""
         while self._waiting or any(task for _, task in self._under_way.values()):
             done, _ = ray.wait(list(self._under_way), num_returns=1)
             worker, task = self._under_way.pop(done[0])
@@ -157,7 +150,7 @@ class _Pool:
             print(*result.notes, sep="\n", end="\n" if result.notes else "", file=sys.stderr)
 
     def _lost(self, worker: Any, task: _Task | None, cause: str) -> Iterator[Finished]:
-        """Replace a worker; give its question to another, or up."""
+        """Replace a dead worker; its question goes to another worker, or fails after the last retry."""
         ray.kill(worker)
         if task is None:
             self._num_lost_loading += 1
@@ -182,8 +175,8 @@ def answer_by_workers(
     Args:
         setup: the run; its `worker_count` says how many workers there are.
         questions: one or more.
-        memory: None: each worker has its own. Else one worker goes through the questions in order,
-            beginning with this, and every row brings the memory after it.
+        memory: None: each worker has its own. Else one worker answers the questions in order,
+            beginning with this memory, and every row comes with the memory after it.
 
     Raises:
         UserError: if the model cannot be loaded.
@@ -196,10 +189,10 @@ def answer_by_workers(
 
 @contextmanager
 def cluster(setup: Setup) -> Iterator[None]:
-    """Have Ray while questions are answered: on this machine, or the cluster that is given.
+    """Start Ray on this machine, or connect to the given cluster, while questions are answered.
 
     Raises:
-        UserError: if the cluster is not there or too small.
+        UserError: if the cluster cannot be reached or is too small.
     """
     _connect(setup)
     try:
@@ -209,7 +202,6 @@ def cluster(setup: Setup) -> Iterator[None]:
 
 
 def _threads(setup: Setup) -> int:
-    """Return the CPU threads of a worker."""
     return torch.get_num_threads() if setup.model.device.type == "cpu" else 1
 
 
