@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,8 @@ __all__ = (
 )
 
 
-class _ForwardFunction:
-    """An `Answerer` over a Spec-Bench forward function.
+class _ForwardFunction(Answerer):
+    """Answers with a Spec-Bench forward function.
 
     Such a function takes (inputs, model, tokenizer, max_new_tokens, **kwargs) and returns
     (output_ids [1, L], new_token, steps, accept_length_list).
@@ -52,16 +51,6 @@ class _ForwardFunction:
 
     def seed(self, seed: int) -> None:
         torch.manual_seed(seed)
-
-    def begin_question(self) -> None: ...
-
-    def lean(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def end_warmup(self) -> None: ...
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        return {}
 
     @torch.inference_mode()
     def answer(self, prompt_ids: list[int]) -> Turn:

@@ -144,7 +144,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     groups = group_answers([load_answers(path) for path in paths], options.base)
     board = Leaderboard(groups, published, benchmarks)
     writers = {
-        **{"markdown": _markdown, "latex": _latex, "csv": _csv, "json": _json, "html": _html},
+        "markdown": lambda board: _text(board) + "\n",
+        "latex": _latex,
+        "csv": lambda board: csv_text(board.measured, board.published_records),
+        "json": _json,
+        "html": _html,
         "spec_bench_csv": lambda board: spec_bench_csv(board.groups),
     }
     contents = {name: writers[name](board) for name in files}
@@ -169,20 +173,12 @@ def _text(board: Leaderboard) -> str:
         parts.append(group_caption(part.facts))
         for table in part.tables:
             parts += [table.caption, table.markdown]
-        parts.append(_lines(part.notes))
+        parts.append("\n".join(f"- {note}" for note in part.notes))
     if board.published_tables:
         parts.append(f"## {PUBLISHED_HEADING}")
     for table in board.published_tables:
         parts += [table.caption, table.markdown, *table.notes]
     return "\n\n".join(filter(None, parts))
-
-
-def _lines(notes: Sequence[str]) -> str:
-    return "\n".join(f"- {note}" for note in notes)
-
-
-def _markdown(board: Leaderboard) -> str:
-    return _text(board) + "\n"
 
 
 def _latex(board: Leaderboard) -> str:
@@ -196,10 +192,6 @@ def _latex(board: Leaderboard) -> str:
         for place, table in enumerate(part.tables)
     ]
     return latex_text([*tables, *board.published_tables])
-
-
-def _csv(board: Leaderboard) -> str:
-    return csv_text(board.measured, board.published_records)
 
 
 def _json(board: Leaderboard) -> str:

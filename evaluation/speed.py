@@ -19,13 +19,10 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.answers.answer_file import read_lines
-from evaluation.answers.record import RunRecord
-from evaluation.answers.row import AnswerRow
 from evaluation.reporting.options import check_limit
 from evaluation.reporting.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
 from evaluation.reporting.tables import json_line
-from evaluation.scoring.comparable import differing_conditions
+from evaluation.scoring.comparable import differing_conditions, load_answers
 from evaluation.scoring.figures import (
     COUNTS,
     EXACT_FIGURES,
@@ -37,6 +34,7 @@ from evaluation.scoring.figures import (
     measure_runs,
     run_figures,
 )
+from evaluation.scoring.groups import AnswerFile
 from evaluation.scoring.noise import prefill_gap, prefill_warnings
 from evaluation.scoring.per_question import Tokenizer, question_frame, used_defects_text
 from model.commands.command_line import OptionParser, UserError, first_line, run_command
@@ -64,26 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     for text in warnings:
         print(f"WARNING: not measured under the same conditions: {text}", file=sys.stderr)
     paths = dict.fromkeys(path for pair in pairs for path in pair)
-    rows = {path: _rows(path) for path in paths}  # each once: a pipe cannot be read again
-    apart = [
-        pair
-        for pair in pairs
-        if not RunRecord.read(pair[0]).ran_in_turn_with(RunRecord.read(pair[1]))
+    # Each once: a pipe cannot be read again.
+    files = {path: load_answers(Path(path)) for path in paths}
+    gaps = [
+        prefill_gap(files[path].rows, files[base].rows, (path, base))
+        for path, base in pairs
+        if not files[path].record.ran_in_turn_with(files[base].record)
     ]
-    gaps = [prefill_gap(rows[path], rows[base], (path, base)) for path, base in apart]
     unequal = prefill_warnings([gap for gap in gaps if gap])
     for text in unequal:
         print(f"WARNING: {text}", file=sys.stderr)
     limit = options.max_new_tokens
     runs = [
-        (_frame(path, rows[path], limit, None), _frame(base, rows[base], limit, tokenizer))
+        (_frame(files[path], limit, None), _frame(files[base], limit, tokenizer))
         for path, base in pairs
     ]
     figures = measure_runs(runs, pairs[0])
     notes = list(dict.fromkeys([*unequal, *_notes(pairs, runs)]))
     names = list(RULERS) if options.ruler == "both" else [options.ruler]
     parts = [f"{RULERS[name].title}\n\n{ruler_table(figures, RULERS[name])}" for name in names]
-    drafting = drafting_report([row for path, _ in pairs for row in rows[path]])
+    drafting = drafting_report([row for path, _ in pairs for row in files[path].rows])
     if options.drafting:
         parts.append(drafting_text(drafting))
     print("\n\n".join([*parts, *(["\n".join(notes)] if notes else [])]))
@@ -174,14 +172,8 @@ def _load_tokenizer(path: str) -> Tokenizer:
         raise UserError(f"no tokenizer at --tokenizer-path {path}: {first_line(error)}") from None
 
 
-def _rows(path: str) -> list[AnswerRow]:
-    return [row for _, row in read_lines(path)]
-
-
-def _frame(
-    path: str, rows: Sequence[AnswerRow], limit: int | None, tokenizer: Tokenizer | None
-) -> pd.DataFrame:
-    return question_frame(rows, limit or RunRecord.read(path).max_new_tokens, tokenizer)
+def _frame(file: AnswerFile, limit: int | None, tokenizer: Tokenizer | None) -> pd.DataFrame:
+    return question_frame(file.rows, limit or file.record.max_new_tokens, tokenizer)
 
 
 def _notes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,27 +57,20 @@ def answer_questions(
     if remaining:
         warm_up(answerer, conversation, remaining[0], num_warmup)
     restore()
-    record(
-        (
-            (
-                log,
-                Finished(
-                    answer_row(
-                        answerer,
-                        conversation,
-                        question,
-                        model_id=model_id,
-                        num_choices=num_choices,
-                        seed=seed,
-                    ),
-                    answerer.memory(),
-                ),
+
+    def finished() -> Iterator[tuple[AnswerLog, Finished]]:
+        for question in remaining:
+            row = answer_row(
+                answerer,
+                conversation,
+                question,
+                model_id=model_id,
+                num_choices=num_choices,
+                seed=seed,
             )
-            for question in remaining
-        ),
-        len(questions),
-        len(questions) - len(remaining),
-    )
+            yield log, Finished(row, answerer.memory())
+
+    record(finished(), len(questions), len(questions) - len(remaining))
     return log.num_failed
 
 

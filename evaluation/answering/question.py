@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,31 +16,31 @@ logger = logging.getLogger(__name__)
 
 
 class Answerer(Protocol):
-    """A method on a loaded model."""
-
-    def seed(self, seed: int) -> None:
-        """Begin a choice: the draws that follow depend on `seed` alone."""
-        ...
-
-    def begin_question(self) -> None:
-        """Begin a question: a cold method forgets here."""
-        ...
+    """A method on a loaded model; a subclass overrides what the method does beside answering."""
 
     def answer(self, prompt_ids: list[int]) -> Turn:
         """Answer one prompt."""
         ...
 
+    def seed(self, seed: int) -> None:
+        """Begin a choice: the draws that follow depend on `seed` alone."""
+        return
+
+    def begin_question(self) -> None:
+        """Begin a question: a cold method forgets here."""
+        return
+
     def lean(self) -> AbstractContextManager[None]:
         """Take as little memory as the method can for the same answers, within the context."""
-        ...
+        return nullcontext()
 
     def end_warmup(self) -> None:
         """Forget the warm-up passes."""
-        ...
+        return
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the memory that the method keeps across questions."""
-        ...
+        return {}
 
 
 def answer_row(

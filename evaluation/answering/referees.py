@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
+from evaluation.answering.question import Answerer
 from evaluation.answers.row import Turn
 from model.engine.target import TargetModel
 from model.methods.sps.draft_model import load_draft_model
@@ -68,7 +67,7 @@ class _Steps:
         """Do nothing at the end of the text."""
 
 
-class RefereeAnswerer:
+class RefereeAnswerer(Answerer):
     """transformers' `generate` on the target's model, as an `Answerer`; greedy.
 
     The prompt's time is not measured apart.
@@ -89,12 +88,6 @@ class RefereeAnswerer:
         if config.draft_model:
             draft = load_draft_model(config.draft_model, "auto", target.device)
             self._options["assistant_model"] = draft.model
-
-    def seed(self, seed: int) -> None:
-        """Begin a choice; nothing is drawn."""
-
-    def begin_question(self) -> None:
-        """Begin a question; nothing is kept across questions."""
 
     @torch.inference_mode()
     def answer(self, prompt_ids: list[int]) -> Turn:
@@ -121,15 +114,3 @@ class RefereeAnswerer:
         wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
         details = {"prompt_tokens": len(prompt_ids), "cpu_time": cpu_time}
         return Turn(token_ids, steps.lengths, wall_time, details)
-
-    @contextmanager
-    def lean(self) -> Iterator[None]:
-        """Take as little memory as it can: as always."""
-        yield
-
-    def end_warmup(self) -> None:
-        """Forget what warm-up passes left behind: nothing."""
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Return the memory kept across questions: none."""
-        return {}

@@ -215,9 +215,8 @@ def csv_text(measured: Sequence[dict[str, Any]], published: Sequence[dict[str, A
     return table.to_csv(index=False, lineterminator="\n")
 
 
-def _figure(row: Measured, task: str, name: str, unit: str = "", spread: bool = True) -> Cell:
-    deviation = row.figures.spread(task, name) if spread else math.nan
-    return figure_cell(row.figures.figure(task, name), deviation, unit)
+def _figure(row: Measured, task: str, name: str, unit: str = "") -> Cell:
+    return figure_cell(row.figures.figure(task, name), row.figures.spread(task, name), unit)
 
 
 def _speedup(row: Measured, group: Group, name: str) -> Cell:
