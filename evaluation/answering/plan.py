@@ -1,8 +1,7 @@
 """A run checked before the weights load: questions, model, method, answer file.
 
-The order matters: question file, device, model config, tokenizer, template, matrix and answer file
-are checked before the weights load, since loading is what takes long and a mistake found after it
-is a mistake paid for.
+Loading takes long: a mistake in the question file, device, model config, tokenizer, template, matrix
+or answer file is reported before it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.answering.config import RunConfig
+from evaluation.answering.config import QuestionOptions, RunConfig, WorkerOptions
 from evaluation.answering.method import Setup
 from evaluation.answering.referees import Referee
 from evaluation.answers.log import AnswerLog
@@ -33,6 +32,7 @@ from model.commands.files import refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory
 from model.commands.model_options import ModelOptions
+from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.kernels.sdpa import sdpa_backends
 from model.machine.measurements import device_name
@@ -41,7 +41,7 @@ from model.options import chosen
 
 
 class Asked(NamedTuple):
-    """The questions of a run, and the model that they go to; nothing in it depends on a method."""
+    """The questions of a run and its model; nothing in it depends on a method."""
 
     question_file: Path
     questions: Sequence[Question]
@@ -52,13 +52,10 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """A run that has been checked: what can be known without the weights is right.
+    """A run that has been checked as far as is possible without the weights.
 
     Attributes:
-        setup: what answers, and how.
-        questions: all questions of the run.
         is_hot: whether the method keeps memory across questions.
-        log: the answer file.
         threads: CPU threads; None if the loaded model decides.
     """
 
@@ -74,14 +71,14 @@ class Plan:
         return not self.log.remaining(self.questions)
 
     def settle_threads(self, target: TargetModel) -> None:
-        """Let the loaded model decide the CPU threads if nothing else has, and say so."""
+        """Let the loaded model decide the CPU threads if nothing else has."""
         if self.threads is None:
             choice = use_fastest_threads(target)
             print(f"{choice}; --threads sets it", file=sys.stderr)
             self.note_threads()
 
     def note_threads(self) -> None:
-        """Write the threads that were decided into the sidecar."""
+        """Write torch's threads into the sidecar."""
         self.threads = torch.get_num_threads()
         self.log.note(threads=self.threads)
 
@@ -94,7 +91,7 @@ class Plan:
         """Return the memory before the first question; None if every worker has a memory of its own.
 
         Raises:
-            UserError: if it should be there, since questions were answered, and is not.
+            UserError: if questions were answered and their memory is missing.
         """
         run = self.setup.run
         if run.uses_ray and not (self.is_hot and run.workers.state_order == "single"):
@@ -103,7 +100,7 @@ class Plan:
 
 
 def check_asked(run: RunConfig) -> Asked:
-    """Find the questions, and check the model that they go to, before the weights load.
+    """Load the questions and check the model before the weights load.
 
     Raises:
         UserError: if something given cannot be used.
@@ -135,34 +132,43 @@ def prepare(
     save_matrix: str | None = None,
     circumstances: Mapping[str, Any] = MappingProxyType({}),
 ) -> Plan:
-    """Check all that can be known before the weights load; the answer file is locked from here on.
+    """Check a method's run before the weights load, and lock its answer file.
 
     Args:
         asked: questions and model.
-        method: what answers.
+        method: the method or referee.
         run: options of the run.
         config: options of the method.
         load_matrix: file of the memory to begin with.
         save_matrix: file for the memory when the run is done.
-        circumstances: what else the sidecar says.
+        circumstances: further content of the sidecar.
 
     Raises:
         UserError: if something given cannot be used.
     """
     memory = read_memory(load_matrix)
-    is_hot = isinstance(method, Method) and _is_hot(asked, method, run, config, memory, save_matrix)
+    is_hot = False
+    if isinstance(method, Method) and asked.model.vocab_size:
+        # Where the run drafts, since a draft model that is loaded stays; workers load their own.
+        device = torch.device("cpu") if run.uses_ray else asked.model.device
+        drafter = _trial_drafter(method, config, asked.model, device, memory)
+        _check_drafter(method.name, drafter, run.model.compile, save_matrix is not None)
+        is_hot = drafter.is_hot
     run_name = _run_name(method.name, config, run, asked.model.dtype)
     model_id = run.answers.model_id or f"{asked.model_name}-{run_name}"
-    answer_file = _answer_file(run, model_id)
+    given = run.answers.answer_file
+    answer_file = Path(given).expanduser() if given else _default_file(run.questions, model_id)
     saved, loaded = ([Path(file)] if file else [] for file in (save_matrix, load_matrix))
-    # A matrix may be gone on with in its own file.
+    # A run may load a matrix and save it into the same file.
     read = [asked.question_file, *(loaded if loaded != saved else [])]
     refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
     longest = 0
     if run.model.compile:
         longest = _longest_text(asked.questions, asked.conversation, run.sampling.max_new_tokens)
     setup = Setup(method, run, config, asked.model, asked.conversation, memory, model_id, longest)
-    threads = _known_threads(run, asked.model.device, answer_file)
+    is_fixed = run.uses_ray or asked.model.device.type != "cpu"
+    resumed = answer_file if not run.answers.overwrite and answer_file.exists() else None
+    threads = _known_threads(run.model.threads, is_fixed, resumed)
     sidecar = {**_sidecar(setup, asked.question_file, load_matrix), **circumstances}
     if threads:
         sidecar["threads"] = threads
@@ -170,85 +176,66 @@ def prepare(
     return Plan(setup, asked.questions, is_hot, log, threads)
 
 
-def _is_hot(
-    asked: Asked,
+def _trial_drafter(
     method: Method,
-    run: RunConfig,
     config: Any,
+    model: CheckedModel,
+    device: torch.device,
     memory: Mapping[str, torch.Tensor],
-    save_matrix: str | None,
-) -> bool:
-    """Make the drafter on trial; return whether it keeps memory across questions.
-
-    Raises:
-        UserError: if options, memory and model do not go together.
-    """
-    vocab_size = asked.model.vocab_size
-    if not vocab_size:
-        return False
-    # Where the run drafts, since a draft model that is loaded stays; workers load their own.
-    place = torch.device("cpu") if run.uses_ray else asked.model.device
-    drafter = make_drafter(method, config, vocab_size, place, memory)
+) -> Drafter:
+    """Make a drafter, which checks options, memory and model."""
+    assert model.vocab_size
+    drafter = make_drafter(method, config, model.vocab_size, device, memory)
     with user_errors():
-        drafter.check_config(asked.model.hf_config.get_text_config(decoder=True))
-    if run.model.compile and drafter.hidden_layers:
+        drafter.check_config(model.hf_config.get_text_config(decoder=True))
+    return drafter
+
+
+def _check_drafter(name: str, drafter: Drafter, is_compiled: bool, is_saved: bool) -> None:
+    if is_compiled and drafter.hidden_layers:
         raise UserError(
-            f"compile: got it with {method.name}, which reads hidden states that compiled passes do not show; "
+            f"compile: got it with {name}, which reads hidden states that compiled passes do not show; "
             "leave it out"
         )
-    if save_matrix and not drafter.memory():
+    if is_saved and not drafter.memory():
         raise UserError(
-            f"save_matrix: {method.name} keeps nothing across prompts with these options; leave it out"
+            f"save_matrix: {name} keeps nothing across prompts with these options; leave it out"
         )
-    return drafter.is_hot
 
 
-def _answer_file(run: RunConfig, model_id: str) -> Path:
-    """Return the answer file: the given one, or one in the benchmark's folder.
-
-    Raises:
-        UserError: if none is given and there is no such folder.
-    """
-    if given := run.answers.answer_file:
-        return Path(given).expanduser()
+def _default_file(questions: QuestionOptions, model_id: str) -> Path:
+    """Return the answer file in the benchmark's folder."""
     if not DATA_FOLDER.is_dir():  # as where the package is installed
         raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
-    shard = "-shard-" + run.questions.shard.replace("/", "-of-") if run.questions.shard else ""
-    return DATA_FOLDER / run.questions.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
+    shard = "-shard-" + questions.shard.replace("/", "-of-") if questions.shard else ""
+    return DATA_FOLDER / questions.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
 
 
-def _known_threads(run: RunConfig, device: torch.device, answer_file: Path) -> int | None:
-    """Return the run's CPU threads as far as they are known before the weights load, else None.
+def _known_threads(given: int | None, is_fixed: bool, resumed: Path | None) -> int | None:
+    """Return the run's CPU threads, None if the loaded model decides them.
 
-    Answers that are there were made with a number of threads, and the run goes on with it.
+    A resumed run goes on with the threads of its first answers.
     """
-    if run.model.threads is None and not run.answers.overwrite and answer_file.exists():
-        found = RunRecord.read(answer_file).threads
-        if found:
-            torch.set_num_threads(found)
-            return found
-    is_given = run.model.threads or run.uses_ray or device.type != "cpu"
-    return torch.get_num_threads() if is_given or torch.get_num_threads() == 1 else None
+    found = RunRecord.read(resumed).threads if resumed and given is None else None
+    if found:
+        torch.set_num_threads(found)
+        return found
+    current = torch.get_num_threads()
+    return current if given or is_fixed or current == 1 else None
 
 
 def check_run_model(run: RunConfig) -> CheckedModel:
-    """Find what is wrong with a run's model, its place and its workers before the weights load.
+    """Check a run's model, device and workers before the weights load.
 
     Raises:
         UserError: if something given cannot be used.
     """
-    check_workers(run, choose_device(run.model))
-    is_elsewhere = run.workers.ray_address is not None
-    return check_model(run.model, run.workers.num_workers, is_elsewhere)
-
-
-def check_workers(run: RunConfig, device: torch.device) -> None:
-    """Refuse numbers of GPUs and workers that the device does not go with.
-
-    Raises:
-        UserError: naming the option.
-    """
     workers = run.workers
+    _check_workers(workers, run.uses_ray, choose_device(run.model))
+    return check_model(run.model, workers.num_workers, workers.ray_address is not None)
+
+
+def _check_workers(workers: WorkerOptions, uses_ray: bool, device: torch.device) -> None:
     if device.type == "cpu" and workers.num_gpus_total > 1:
         refuse_gpus("num_gpus_total", workers.num_gpus_total)
     if device.type != "cpu" and workers.num_workers:
@@ -256,16 +243,15 @@ def check_workers(run: RunConfig, device: torch.device) -> None:
             f"num_workers: got {workers.num_workers} on {device}; allowed: with --device cpu; "
             "on GPUs give --num-gpus-total"
         )
-    if run.uses_ray and find_spec("ray") is None:
+    if uses_ray and find_spec("ray") is None:
         raise UserError("workers need Ray, which is not installed; pip install 'ray>=2.40'")
-    if run.uses_ray and device.index is not None:
+    if uses_ray and device.index is not None:
         raise UserError(
             f"device: got {device} with workers, to each of which Ray gives its own; give --device {device.type}"
         )
 
 
 def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict[str, Any]:
-    """Return the content of the answer file's sidecar."""
     run, model = setup.run, setup.model
     return {
         "method": setup.method.name,
@@ -308,9 +294,7 @@ def _longest_text(
 
 
 def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> str:
-    """Return a name that tells this run from others of the same model: method, changed options,
-    dtype, temperature.
-    """
+    """Return the run's name among those of its model: method, changed options, dtype, temperature."""
     changed = [
         f"{name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
         for name, value in chosen(config).items()
