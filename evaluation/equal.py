@@ -1,7 +1,7 @@
 r"""Compare two answer files question by question: equal, or where they first part.
 
-Lossless decoding means the same tokens, so this is the check behind every speed-up. How answers are
-compared is said in `checking/differences.py`.
+Lossless decoding means the same tokens, so this check stands behind every speed-up.
+`checking/differences.py` says how answers are compared.
 
 In half precision two almost equal logits may change places. With `--model-path` the model is loaded
 and every first differing token is judged a tie or a BUG (`checking/tie_or_bug.py`); ties alone are no error.

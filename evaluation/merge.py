@@ -1,9 +1,9 @@
 """Put the answer files of shards together into the file that one run would have written.
 
-Shards are runs of one command with `--shard 1/4`, `--shard 2/4` and so on, on any machines of
-the same kind, without anything between them. What was run must be equal in all of them, and all
-must be there and finished: half a benchmark is not a smaller benchmark. A matrix that lives across
-questions saw its own shard only, which every row and the sidecar of the result say.
+Shards are runs of one command with `--shard 1/4`, `--shard 2/4` and so on, on any machines of the same
+kind. Their options must be equal, and all must be given and finished: half a benchmark is not a
+smaller benchmark. A matrix that is kept across questions saw its own shard only, which every row and
+the sidecar of the result say.
 
 Run:
     python -m evaluation.merge shard-1.jsonl shard-2.jsonl --out answers.jsonl

@@ -1,6 +1,6 @@
 r"""Is sampling exact? Draws of every method against the exact distribution, and against plain decoding.
 
-How is said in `checking/sampling.py`.
+`checking/sampling.py` says how.
 
 Run:
     python -m evaluation.sampling_check --method recycling lookahead

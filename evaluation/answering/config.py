@@ -1,4 +1,4 @@
-"""Options of a run, whatever the method: dataclasses, the only place with their defaults."""
+"""Options of a run that every method has: dataclasses, the only place with their defaults."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class QuestionOptions(Options):
             self.part_of(range(1))
 
     def in_order(self, questions: Sequence[Any]) -> Sequence[Any]:
-        """Return the questions in the order of --shuffle; as they are without it."""
+        """Return the questions in the order of --shuffle."""
         if self.shuffle is None:
             return questions
         return random.Random(self.shuffle).sample(questions, len(questions))
@@ -141,11 +141,11 @@ class RunConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> RunConfig:
-        """Return a run with what was given of its options, by their names.
+        """Return a run with the given options, by their names.
 
         Raises:
-            ValueError: if a value is not allowed, or values do not go together.
-            UserError: as the other, of one part.
+            ValueError: if a value is not allowed, or values do not fit each other.
+            UserError: the same of one part.
         """
         return cls(**{name: config_of(part, given) for name, part in PARTS.items()})
 
@@ -157,7 +157,7 @@ class RunConfig:
 
     @property
     def worker_count(self) -> int:
-        """How many models answer side by side."""
+        """Number of models that answer side by side."""
         return self.workers.num_workers or (
             self.workers.num_gpus_total // self.model.num_gpus_per_model
         )

@@ -1,4 +1,4 @@
-"""The one loop of all inference commands: warm up, then every question, turn by turn, into the log."""
+"""The one loop of all inference commands: warm up, then answer every question, into the log."""
 
 from __future__ import annotations
 

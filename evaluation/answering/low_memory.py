@@ -1,4 +1,4 @@
-"""A drafter that takes little memory of the device, for a question that did not fit with more."""
+"""A drafter that takes little of the device's memory, for a question that did not fit with more."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ LEAN_DEPTH = 4
 class LeanDrafter(CostAwareDrafter):
     """Another drafter, held to short chains, that is not shown the prompt's logits.
 
-    Answers are the same, since drafts never change them; steps are more. What the drafter keeps
-    across prompts goes on, and is forgotten where it starts cold.
-
-    Args:
-        drafter: the drafter that guesses.
+    Answers are the same, since drafts never change them; steps are more. The drafter's memory across
+    prompts goes on, and is forgotten where it starts cold.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -39,37 +36,29 @@ class LeanDrafter(CostAwareDrafter):
         self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
 
     def for_target(self, target: TargetModel) -> Drafter:
-        """Return this drafter, or a wrapper around it, once the other one knows the target model."""
         if self.hidden_layers:
             self._drafter.for_target(target)
         return super().for_target(target)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Begin a sequence."""
         self._drafter.start(prompt_ids)
 
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
-        """Let the drafter read the hidden states of a chunk of the prompt."""
         self._drafter.observe_prompt_hidden(token_ids, hidden)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return the drafter's chain."""
         depth = min(budget.max_depth, LEAN_DEPTH)
         return self._drafter.propose(context, DraftBudget(depth, True, budget.cost_curve))
 
     def observe(self, step: VerifiedStep) -> None:
-        """Let the drafter learn."""
         self._drafter.observe(step)
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Let the drafter take over plainly decoded tokens."""
         if self._cost_aware is not None:
             self._cost_aware.skip(tokens)
 
     def reset(self) -> None:
-        """Let the drafter forget."""
         self._drafter.reset()
 
     def draft_costs(self) -> CostModel | None:
-        """Return the costs of the drafter's own model, None if it has none."""
         return self._cost_aware.draft_costs() if self._cost_aware is not None else None

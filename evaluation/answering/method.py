@@ -1,4 +1,4 @@
-"""A method on a loaded model, as what answers questions, and what it takes to make one."""
+"""A method on a loaded model, which answers questions, and how it is made."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class Setup:
     """Everything needed to answer questions but the weights: small enough to be sent to a worker.
 
-    `longest_text` is what a question can grow to in tokens; 0 where nobody needs to know.
+    `longest_text` is the number of tokens that a question can grow to; 0 where it is not needed.
     """
 
     method: Method | Referee
@@ -51,7 +51,7 @@ class Setup:
     longest_text: int = 0
 
     def ask(self, answerer: Answerer, question: Question) -> AnswerRow:
-        """Return the row of a question, answered as this run does."""
+        """Answer a question as this run does."""
         return answer_row(
             answerer,
             self.conversation,
@@ -66,7 +66,7 @@ class MethodAnswerer:
     """A drafter on a target model, as an `Answerer`.
 
     Raises:
-        UserError: if they do not go together.
+        UserError: if they do not fit each other.
     """
 
     def __init__(
@@ -91,16 +91,13 @@ class MethodAnswerer:
             self._rule = SamplingRule(processors, self._generator)
 
     def seed(self, seed: int) -> None:
-        """Begin a choice with a known stream of random numbers."""
         self._generator.manual_seed(seed)
 
     def begin_question(self) -> None:
-        """Forget what came before, if the method starts cold."""
         if self.drafter.is_cold:
             self.drafter.reset()
 
     def answer(self, prompt_ids: list[int]) -> Turn:
-        """Answer one prompt."""
         num_late = self.target.num_late_shapes
         start, cpu_start = time.perf_counter(), time.process_time()
         generation = generate(
@@ -129,7 +126,7 @@ class MethodAnswerer:
 
     @contextmanager
     def lean(self) -> Iterator[None]:
-        """Draft short chains, and do not harvest the prompt, for a while."""
+        """Draft short chains, and do not read the prompt's logits, within the context."""
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
         drafter = self.drafter
@@ -140,14 +137,14 @@ class MethodAnswerer:
             self.drafter = drafter
 
     def notes(self) -> list[str]:
-        """Return lines about this run for readers of the log."""
+        """Return lines about this run for the log."""
         chain = f"chain drafts only: {self.target.chain_reason}" if self.target.chain_only else ""
         size = self.target.num_state_bytes / 2**20
         states = f"recurrent states: {size:.2f} MB a text" if size else ""
         return [note for note in (self.drafter.describe(), chain, states) if note]
 
     def end_warmup(self) -> None:
-        """Forget the warm-up, unless the method counts it."""
+        """Forget the warm-up, unless the method keeps it, and prepare the model's shapes."""
         if not self.drafter.quirks.keeps_warmup:
             self.drafter.reset()
         limit = self.target.context_limit(1) or self._longest_text
@@ -156,15 +153,14 @@ class MethodAnswerer:
             print(prepared, file=sys.stderr, flush=True)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the memory that a hot method keeps across questions; empty for a cold one."""
         return self.drafter.memory() if self.drafter.is_hot else {}
 
 
 def load_answerer(setup: Setup) -> MethodAnswerer:
-    """Load the weights, and make the method that answers with them.
+    """Load the weights and make the method that answers with them.
 
     Raises:
-        UserError: if the weights cannot be loaded, or the method does not go with the model.
+        UserError: if the weights cannot be loaded, or the method does not fit the model.
     """
     return method_answerer(setup, load_target(setup.run.model, setup.model))
 
@@ -173,7 +169,7 @@ def method_answerer(setup: Setup, target: TargetModel) -> MethodAnswerer:
     """Return a method on a loaded model.
 
     Raises:
-        UserError: if the method does not go with the model.
+        UserError: if the method does not fit the model.
     """
     assert isinstance(setup.method, Method), "referees are no drafters"
     drafter = make_drafter(

@@ -91,7 +91,6 @@ class RefereeAnswerer(Answerer):
 
     @torch.inference_mode()
     def answer(self, prompt_ids: list[int]) -> Turn:
-        """Answer one prompt."""
         ids = torch.tensor([prompt_ids], device=self.target.device)
         # Transformers would go on past the model's context, where our methods stop.
         limit = self.target.context_limit(len(prompt_ids))

@@ -1,9 +1,9 @@
 """The answer file of one run: appended row by row, locked, resumed where it stopped.
 
-Every answer is one atomic append. What a method keeps across questions is saved under the number of
-rows it belongs to BEFORE the row is appended, and the older state is removed after: whenever the
-process dies, the rows in the file and the state with their number fit together, so that a resumed
-run is the run that was cut.
+Every answer is one atomic append. The method's memory is saved under the number of rows it belongs
+to BEFORE the row is appended, and the older state is removed after: whenever the process dies, the
+rows in the file and the state with their number fit together, so that a resumed run equals an
+uninterrupted one.
 
 Files: ANSWERS.jsonl, beside it ANSWERS.meta.json (what was run, with what) and ANSWERS.state/.
 """

@@ -1,8 +1,8 @@
 """The record of a run: the sidecar beside an answer file, and which runs it says may be compared.
 
-`CONDITIONS` is the one table of what a sidecar says about how answers were made: whether a resumed
-run must have it, whether it tells groups or entries of a leaderboard apart, whether a rerun needs
-it. A new condition is a line there, and a value where the record is made if no option has its name.
+`CONDITIONS` is the one table of a sidecar's conditions: whether a resumed run must have it, whether
+it tells groups or entries of a leaderboard apart, whether a rerun needs it. A new condition is a line
+there, and a value where the record is made if no option has its name.
 
 Use:
     record = RunRecord.read("answers.jsonl")

@@ -1,9 +1,8 @@
 """The row of an answer file (Spec-Bench JSONL): written, read, checked.
 
 Rows come from this repository's inference commands, from Spec-Bench's and from other people's.
-Reports therefore check what they read once, here: a row that is not what it should be is one clear
-line with the file and the line number, instead of a traceback or a wrong figure. Keys that nobody
-here knows stay in a row, and are written again with it.
+Reports check here, once, what they read: a wrong row is one clear line with the file and the line
+number, instead of a traceback or a wrong figure. Unknown keys stay in a row, and are written again.
 
 Use:
     row = AnswerRow.from_json(line, "answers.jsonl, line 3")
@@ -185,7 +184,7 @@ class Choice:
 class AnswerRow:
     """The answers to one question, or the failure to answer it.
 
-    `values` is the JSON object, with keys that nobody here knows.
+    `values` is the JSON object, unknown keys included.
     """
 
     values: dict[str, Any]

@@ -1,7 +1,7 @@
 """Judge the differences between two answer files: the model is loaded, and the texts are replayed.
 
 The sidecars say how each file was made: benchmark, template, dtype, method and its options. Prompts
-are put together again from them, and must have the length that the answers recorded.
+are rebuilt from them, and must have the length that the answers recorded.
 """
 
 from __future__ import annotations

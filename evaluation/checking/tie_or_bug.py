@@ -3,13 +3,13 @@
 In half precision a pass over a tree rounds otherwise than a pass over one token, so that two tokens
 with almost equal logits may change places. A bug in a mask, a position or a cache row changes tokens
 too, and the largest logits alone do not tell the two apart. So both methods replay the texts to their
-first difference and on along the first one, and every logit is held against a reference: the same
+first difference and on along the first one, and every logit is compared with a reference: the same
 rounded weights in a wider type, one plain pass without cache.
 
 - error: largest difference of any logit of a position from the reference;
 - noise: 99.9th percentile of the error of plain decoding, over all positions replayed;
-- a difference is a TIE if the reference's own gap between the two tokens is within the two errors
-  that are expected, and no error of either replay is above 3 times the noise; else a BUG.
+- a difference is a TIE if the reference's own gap between the two tokens is within the two expected
+  errors, and no error of either replay is above 3 times the noise; else a BUG.
 
 In float32 and wider every difference is a bug: there the loop decides near-ties as plain decoding
 does (`model.engine.loop`).

@@ -1,8 +1,8 @@
 """How charts look, and how they become files: one style, one look for each method, SVG and PNG.
 
-Why drawn this way: colours are Okabe and Ito's, told apart by people who see fewer of them, and
-every method has a marker of its own besides. Text in a picture is shown as it stands: a method
-named `$x$` is not set as mathematics.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart; every method has a marker of
+its own besides. Text in a picture is shown as it stands: a method named `$x$` is not set as
+mathematics.
 """
 
 from __future__ import annotations

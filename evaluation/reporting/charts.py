@@ -1,6 +1,6 @@
-"""The charts of a report, each drawn from plain figures; `plots.py` says which ones and from what.
+"""The charts of a report, each drawn from plain figures; `pictures.py` says which ones and from what.
 
-Times and shares carry their units on the axis. What they share in looks is in `chart_style.py`.
+Axes carry the units of times and shares. `chart_style.py` has the common style.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One self-contained HTML page from sections of tables and pictures.
 
-Why self-contained: a page that is mailed, or opened from a folder years later, must still show what
-it showed. It fetches nothing, and its content security policy forbids it to; the pictures are SVG
-inside it, and the only script that may run is the one that sorts tables (`assets/page.js`, known
-to the policy by its hash). All texts come from other people's files and are escaped.
+A page that is mailed, or opened from a folder years later, must still show the same. It fetches
+nothing, and its content security policy forbids it to; the pictures are SVG inside it, and the only
+script that may run is the one that sorts tables (`assets/page.js`, known to the policy by its hash).
+All texts come from other people's files and are escaped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The leaderboard's tables and records: measured groups, and published figures.
 
-The command (`leaderboard.py`) writes them as Markdown, LaTeX, CSV, JSON and HTML; they are made
-once, here, so that all of these say the same.
+All formats of the command (`leaderboard.py`) are made from these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How reports look: aligned Markdown tables, cells, and the JSON line.
 
-One place, so that the speed and leaderboard commands round and align alike. A Markdown table whose
-columns are padded reads well in a terminal and in a README.
+All reports round and align alike. A Markdown table with padded columns reads well in a terminal and
+in a README.
 """
 
 from __future__ import annotations

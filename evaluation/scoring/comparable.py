@@ -1,10 +1,9 @@
 """Which answer files may be compared: groups of equal conditions, methods in them, runs of these.
 
-The leaderboard shows what this module arranges. A group is everything measured on one model, device
-and dtype with the same threads, token limit and temperature, over one benchmark's questions; its
-entries are methods with their options; an entry's runs are the files that differ in nothing else.
-A second run of a method made in the same interleaved run is no entry: it says what the group's run
-cannot tell apart (`noise.py`).
+A group is everything measured on one model, device and dtype with the same threads, token limit and
+temperature, over one benchmark's questions; its entries are methods with their options; an entry's
+runs are the files that differ in nothing else. A second run of a method made in the same interleaved
+run is no entry: it measures the group's noise floor (`noise.py`).
 
 Use:
     groups = group_answers([load_answers(path) for path in paths], base=None)

@@ -1,7 +1,7 @@
 """A method's figures against a baseline, per task: Spec-Bench's own, exact ones, and their intervals.
 
-Why a module of its own: the speed and leaderboard commands show the same figures, and a test holds
-them against an independent implementation. Pure functions; nothing here reads a file or prints.
+Pure functions, which the speed and leaderboard commands share and a test compares with an independent
+implementation.
 
 Two rulers, side by side (docs/numbers.md says when they differ):
 

@@ -1,8 +1,8 @@
 """How steady the machine was: the same prompts in two files, and two runs of one method.
 
-A speed-up compares seconds that passed at different times. Two signs tell whether the machine was
-the same then: how long equal prompts took, and how far a second run of the baseline, made in the
-same interleaved run, is from the first (the noise floor). Pure functions.
+A speed-up compares seconds measured at different times. Two signs show whether the machine was
+equally fast: how long equal prompts took, and how far a second run of the baseline, made in the same
+interleaved run, is from the first (the noise floor). Pure functions.
 """
 
 from __future__ import annotations
