@@ -27,6 +27,7 @@ from typing import Any
 
 from evaluation.answering import command as cli
 from evaluation.answering.config import RunConfig
+from evaluation.answering.plan import check_asked
 from evaluation.checking.memory_states import (
     HOT,
     answer_states,
@@ -34,7 +35,6 @@ from evaluation.checking.memory_states import (
     state_figures,
     states_of,
 )
-from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.tables import figure_text, json_line, markdown_table
 from evaluation.reporting.titles import task_title
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
@@ -73,13 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     run, config, matrix = cli.parse(method, rest)
     _check(options.shuffles, run, config, matrix)
-    asked = run.questions
-    file = question_file_of(asked.bench_name, asked.question_file)
-    questions = load_questions(file, asked.question_begin, asked.question_end, asked.num_questions)
-    answerer, setup = load_setup(method, run, config, matrix.load)
-    figures = state_figures(
-        rows := answer_states(answerer, setup, states_of(questions, options.shuffles))
-    )
+    asked = check_asked(run)
+    answerer, setup = load_setup(method, asked, run, config, matrix.load)
+    rows = answer_states(answerer, setup, states_of(asked.questions, options.shuffles))
+    figures = state_figures(rows)
     print(_table(figures))
     num_failed = sum(row.error is not None for answered in rows.values() for row in answered)
     if num_failed:

@@ -13,10 +13,9 @@ import pandas as pd
 
 from evaluation.answering.config import QuestionOptions, RunConfig
 from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
-from evaluation.answering.plan import check_run_model
+from evaluation.answering.plan import Asked
 from evaluation.answers.progress import progress
 from evaluation.answers.row import AnswerRow
-from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import Question
 from evaluation.scoring.figures import OVERALL, in_task_order
 from evaluation.scoring.intervals import Interval, paired_interval, ratio_of_rates
@@ -128,21 +127,11 @@ def _answer(answerer: MethodAnswerer, setup: Setup, state: State) -> Iterator[An
 
 
 def load_setup(
-    method: Method, run: RunConfig, config: Any, matrix: str | None
+    method: Method, asked: Asked, run: RunConfig, config: Any, matrix: str | None
 ) -> tuple[MethodAnswerer, Setup]:
-    """Load the model and the method; everything that can be checked before the weights load is."""
-    model = check_run_model(run)
-    setup = Setup(
-        method=method,
-        run=run,
-        config=config,
-        model=model,
-        conversation=choose_conversation(
-            run.answers.conv_template, run.model.model_path, model.tokenizer
-        ),
-        start_memory=read_memory(matrix),
-        model_id=method.name,
-    )
-    if model.vocab_size:  # a matrix that does not fit is found before the weights load
-        make_drafter(method, config, model.vocab_size, model.device, setup.start_memory)
+    """Check that matrix and model fit, and load the model."""
+    model, memory = asked.model, read_memory(matrix)
+    if model.vocab_size:
+        make_drafter(method, config, model.vocab_size, model.device, memory)
+    setup = Setup(method, run, config, model, asked.conversation, memory, method.name)
     return load_answerer(setup), setup
