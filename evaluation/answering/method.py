@@ -17,7 +17,7 @@ from evaluation.answering.low_memory import LeanDrafter
 from evaluation.answering.question import Answerer, answer_row
 from evaluation.answering.referees import Referee
 from evaluation.answers.row import AnswerRow, Turn
-from evaluation.answers.step_counts import step_counts
+from evaluation.answers.step_figures import step_counts
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.command_line import user_errors

@@ -10,12 +10,12 @@ import math
 import pytest
 import torch
 
-from evaluation.answers.step_counts import step_counts
 from evaluation.answers.step_figures import (
     PARTS,
     acceptance_rate,
     node_counts,
     source_counts,
+    step_counts,
     time_shares,
 )
 from model.engine.loop import generate
