@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from evaluation.answering.config import AnswerOptions, QuestionOptions, RunConfig
 from evaluation.answering.entrants import entrants_of
-from evaluation.answering.interleaved import Place, compare
+from evaluation.answering.interleaved import compare_methods
 from evaluation.questions.questions import question_file_of
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.model_options import ModelOptions, SamplingOptions
@@ -115,8 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_one = len(benches) == 1
     codes = []
     for bench, run in runs.items():
-        place = Place(out if is_one or not out else f"{out}/{bench}", name)
-        codes.append(compare(entrants, run, place, num_runs))
+        folder = out if is_one or not out else f"{out}/{bench}"
+        codes.append(compare_methods(entrants, run, folder, name, num_runs))
     return max(codes)
 
 

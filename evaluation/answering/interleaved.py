@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import shortuuid
 import torch
@@ -19,30 +20,17 @@ from evaluation.answering.config import RunConfig
 from evaluation.answering.entrants import Entrant, baseline_again
 from evaluation.answering.loop import Finished, record
 from evaluation.answering.method import MethodAnswerer, eos_ids, method_answerer
-from evaluation.answering.plan import Asked, Plan, check_asked, prepare
+from evaluation.answering.plan import Asked, Plan, check_asked, model_answers, prepare
 from evaluation.answering.question import Answerer, warm_up
 from evaluation.answering.referees import Referee, RefereeAnswerer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.record import NOISE_FLOOR
-from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError
 from model.commands.loading import load_target
 from model.engine.target import TargetModel
 
 T = TypeVar("T")
 Memory = dict[str, torch.Tensor] | None
-
-
-class Place(NamedTuple):
-    """Where a comparison's answers go.
-
-    Attributes:
-        folder: of the answer files; None: the benchmark's.
-        name: what the names of all files begin with; None: the model's name.
-    """
-
-    folder: str | None = None
-    name: str | None = None
 
 
 def in_turn(entrants: Sequence[T], num_questions: int) -> Iterator[tuple[int, T]]:
@@ -61,10 +49,21 @@ def in_turn(entrants: Sequence[T], num_questions: int) -> Iterator[tuple[int, T]
             yield index, entrant
 
 
-def compare(entrants: Sequence[Entrant], run: RunConfig, place: Place, num_runs: int = 1) -> int:
-    """Answer a benchmark's questions with all entrants in turn, as often as asked.
+def compare_methods(
+    entrants: Sequence[Entrant],
+    run: RunConfig,
+    folder: str | None = None,
+    name: str | None = None,
+    num_runs: int = 1,
+) -> int:
+    """Answer a benchmark's questions with all entrants in turn; the baseline answers twice.
 
-    The baseline answers twice, as two entrants.
+    Args:
+        entrants: methods and referees, the baseline among them.
+        run: options of all.
+        folder: folder of the answer files; None: the benchmark's.
+        name: first part of the files' names; None: the model's name.
+        num_runs: repetitions of the whole.
 
     Returns:
         0, or 1 if a question failed.
@@ -75,6 +74,7 @@ def compare(entrants: Sequence[Entrant], run: RunConfig, place: Place, num_runs:
     entrants = [*entrants, baseline_again(entrants)]
     _refuse_sampling_referees(entrants, run)
     asked = check_asked(run)
+    start = f"{folder or model_answers(run.questions)}/{name or asked.model_name}"
     together = {
         "interleaved_with": [entrant.label for entrant in entrants],
         "interleaved_run": shortuuid.uuid(),
@@ -85,7 +85,7 @@ def compare(entrants: Sequence[Entrant], run: RunConfig, place: Place, num_runs:
             suffix = "" if num_runs == 1 else f"-run-{number}"
             runs.append([])
             for entrant in entrants:
-                runs[-1].append(_plan(asked, entrant, run, place, suffix, together))
+                runs[-1].append(_plan(asked, entrant, run, start, suffix, together))
         _answer(asked, runs)
         return _report([plan.log for plans in runs for plan in plans])
     finally:
@@ -106,16 +106,14 @@ def _plan(
     asked: Asked,
     entrant: Entrant,
     run: RunConfig,
-    place: Place,
+    start: str,
     suffix: str,
     together: Mapping[str, Any],
 ) -> Plan:
-    name = place.name or asked.model_name
     dtype = str(asked.model.dtype).removeprefix("torch.")
     facts = (f"temp-{run.sampling.temperature}", str(run.sampling.max_new_tokens))
-    model_id = "-".join((name, entrant.label, dtype, *facts)) + suffix
-    folder = place.folder or DATA_FOLDER / run.questions.bench_name / "model_answer"
-    answers = replace(run.answers, model_id=model_id, answer_file=f"{folder}/{model_id}.jsonl")
+    file = "-".join((start, entrant.label, dtype, *facts)) + suffix
+    answers = replace(run.answers, model_id=Path(file).name, answer_file=f"{file}.jsonl")
     role = {"role": NOISE_FLOOR} if entrant.is_again else {}
     return prepare(
         asked,

@@ -203,12 +203,17 @@ def _check_drafter(name: str, drafter: Drafter, is_compiled: bool, is_saved: boo
         )
 
 
+def model_answers(questions: QuestionOptions) -> Path:
+    """Return the folder of a benchmark's answer files."""
+    return DATA_FOLDER / questions.bench_name / "model_answer"
+
+
 def _default_file(questions: QuestionOptions, model_id: str) -> Path:
     """Return the answer file in the benchmark's folder."""
     if not DATA_FOLDER.is_dir():  # as where the package is installed
         raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
     shard = "-shard-" + questions.shard.replace("/", "-of-") if questions.shard else ""
-    return DATA_FOLDER / questions.bench_name / "model_answer" / f"{model_id}{shard}.jsonl"
+    return model_answers(questions) / f"{model_id}{shard}.jsonl"
 
 
 def _known_threads(given: int | None, is_fixed: bool, resumed: Path | None) -> int | None:

@@ -89,7 +89,7 @@ class Replay:
             for prompt_ids, token_ids in self._plain_texts(places):
                 if self._judge.num_positions >= NOISE_POSITIONS:
                     break
-                self._judge.hear(prompt_ids, token_ids)
+                self._judge.measure_noise(prompt_ids, token_ids)
         return [self._verdict(place) for place in places]
 
     def _verdict(self, place: TurnKey) -> Judgement:

@@ -104,7 +104,7 @@ class Judge:
             return 0.0
         return float(np.quantile(self._plain_errors, NOISE_QUANTILE))
 
-    def hear(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+    def measure_noise(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """Measure the noise on a text of plain decoding; judgements need some hundred positions."""
         plain = VanillaDrafter(VanillaConfig(), self.target.vocab_size, self.target.device)
         reference = self._reference_logits(prompt_ids, token_ids)

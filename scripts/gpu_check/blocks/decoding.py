@@ -131,7 +131,7 @@ def _compare(
         return
     judge = Judge(bench.target(EAGER))
     for prompt, turn in zip(prompts, plain.turns, strict=True):
-        judge.hear(prompt, turn.token_ids)
+        judge.measure_noise(prompt, turn.token_ids)
     for one, index in bench.in_time(differing[:MOST_JUDGED], found):
         texts = (plain.turns[index].token_ids, one.turns[index].token_ids)
         judge.target = bench.target(one.kind)
