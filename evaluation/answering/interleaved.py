@@ -58,12 +58,8 @@ def compare_methods(
 ) -> int:
     """Answer a benchmark's questions with all entrants in turn; the baseline answers twice.
 
-    Args:
-        entrants: methods and referees, the baseline among them.
-        run: options of all.
-        folder: folder of the answer files; None: the benchmark's.
-        name: first part of the files' names; None: the model's name.
-        num_runs: repetitions of the whole.
+    The answer files lie in `folder` (None: the benchmark's) and their names begin with `name` (None: the
+    model's).
 
     Returns:
         0, or 1 if a question failed.

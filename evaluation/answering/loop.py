@@ -37,18 +37,8 @@ def answer_questions(
 ) -> int:
     """Answer the questions that the log lacks, and append each to it.
 
-    A question that fails is recorded with its cause, and the run goes on.
-
-    Args:
-        answerer: the method on its model.
-        conversation: how turns become prompts.
-        questions: all questions of the run.
-        log: where answers go; says which are there already.
-        model_id: name of the run in the rows.
-        num_choices: answers to each question.
-        seed: seed of the first choice.
-        num_warmup: unmeasured passes over the first remaining question.
-        restore: called between warm-up and the first question: loads saved memory.
+    A question that fails is recorded with its cause, and the run goes on. `restore` is called between
+    the warm-up and the first question: it loads saved memory. `seed` is that of the first choice.
 
     Returns:
         The number of failed questions, those in the log before included.

@@ -134,14 +134,8 @@ def prepare(
 ) -> Plan:
     """Check a method's run before the weights load, and lock its answer file.
 
-    Args:
-        asked: questions and model.
-        method: the method or referee.
-        run: options of the run.
-        config: options of the method.
-        load_matrix: file of the memory to begin with.
-        save_matrix: file for the memory when the run is done.
-        circumstances: further content of the sidecar.
+    The memory begins with `load_matrix` and is saved to `save_matrix`; `circumstances` is further
+    content of the sidecar.
 
     Raises:
         UserError: if something given cannot be used.

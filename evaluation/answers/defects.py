@@ -58,12 +58,9 @@ class Defect:
 def find_defects(
     path: str | Path, lines: Sequence[tuple[int, AnswerRow]], max_new_tokens: int | None = None
 ) -> list[Defect]:
-    """Return every defect of an answer file, in file order.
+    """Return every defect of an answer file, in file order; `lines` are its rows, as `read_lines` gives them.
 
-    Args:
-        path: the answer file.
-        lines: its rows, as `read_lines` gives them.
-        max_new_tokens: limit of new tokens a turn; None takes the sidecar's, if there is one.
+    `max_new_tokens` is the limit of new tokens a turn; None takes the sidecar's, if there is one.
     """
     limit = max_new_tokens or RunRecord.read(path).max_new_tokens
     found = row_flaws([row for _, row in lines], limit)

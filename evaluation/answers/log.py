@@ -33,12 +33,10 @@ from model.commands.files import replace_file
 
 
 class AnswerLog:
-    """The answer file of one run.
+    """The answer file of one run; its folders are made.
 
-    Args:
-        file: path of the JSONL file; folders are made.
-        meta: what identifies the run, JSON-able; written to the sidecar.
-        overwrite: begin anew instead of going on.
+    `meta` identifies the run, is JSON-able and written to the sidecar; `overwrite` begins anew instead
+    of going on.
 
     Raises:
         UserError: if the file cannot be written, another process writes it, or it is of another run.

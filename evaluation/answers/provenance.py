@@ -55,12 +55,7 @@ def check_weights(
 ) -> None:
     """Refuse a model whose weights are not those of an earlier run.
 
-    Args:
-        model_path: where the model lies.
-        hf_config: its configuration.
-        fingerprint: `model_fingerprint` of the earlier run's weights.
-        what: begins the error's clause "... of FINGERPRINT", such as "the answers are".
-        advice: what the user can do.
+    The error says "... `what` of FINGERPRINT; `advice`", such as "the answers are" and "give that model".
 
     Raises:
         UserError: if the fingerprints differ.

@@ -235,9 +235,7 @@ class RunRecord:
     def unlike(self, other: RunRecord, but: frozenset[str]) -> tuple[str, Any, Any] | None:
         """Return the first key, by name, in which two records are not of one run, with both values.
 
-        Args:
-            other: the other record. A key that either lacks has its default there, or None.
-            but: keys that may differ.
+        Keys in `but` may differ. A key that either record lacks has its default there, or None.
         """
         mine, theirs = self._with_defaults(), other._with_defaults()
         for key in sorted((set(mine) | set(theirs)) - but):

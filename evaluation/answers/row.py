@@ -139,12 +139,9 @@ class Choice:
 
     @classmethod
     def of_turns(cls, index: int, texts: Sequence[str], turns: Sequence[Turn]) -> Choice:
-        """Return the choice that these turns make, in Spec-Bench's form.
+        """Return the choice at an index that these turns, one or more, make in Spec-Bench's form.
 
-        Args:
-            index: its place among the choices.
-            texts: the text of every turn.
-            turns: at least one; all have the same details.
+        All turns have the same details.
         """
         values = {
             "index": index,
@@ -209,11 +206,9 @@ class AnswerRow:
 
     @classmethod
     def from_json(cls, line: str, where: str) -> AnswerRow:
-        """Read a row, and check the types that reports rely on.
+        """Read a line of an answer file, and check the types that reports rely on.
 
-        Args:
-            line: one line of an answer file.
-            where: file and line, for errors.
+        `where` is file and line, for errors.
 
         Raises:
             UserError: if it is not an answer row.

@@ -38,14 +38,14 @@ class Replay:
     """Two answer files, with all that is needed to judge their differences.
 
     Args:
-        paths: the two answer files; the first is plain decoding's, or what counts as right.
+        paths: the two answer files; the first is plain decoding's, or the one that counts as right.
         rows: their rows.
         options: the model that both were made with, and where it runs; the dtype is the sidecar's.
         question_file: the questions; None takes the sidecar's benchmark.
 
     Raises:
-        UserError: if a sidecar lacks what is needed, the files are not of equal runs, were sampled, or
-            the questions or the model are not there.
+        UserError: if a sidecar lacks a condition, the files are not of equal runs, were sampled, or the
+            questions or the model are missing.
     """
 
     def __init__(
@@ -124,13 +124,7 @@ class Replay:
 
 
 def judge(replay: Replay, differences: Sequence[Difference], num_questions: int) -> dict[str, Any]:
-    """Judge every first difference as a tie or a bug, with rates over questions.
-
-    Args:
-        replay: the two files.
-        differences: at most one a question.
-        num_questions: questions compared.
-    """
+    """Judge every first difference, at most one a question, with rates over the questions compared."""
     # Answers that differ in anything but a token have no two logits to compare.
     parted = [it for it in differences if it.parts_at_tokens]
     verdicts = replay.verdicts([(it.question_id, it.choice or 0, it.turn or 0) for it in parted])

@@ -89,9 +89,6 @@ class Check:
     """The result of one method under one setting.
 
     Attributes:
-        method: the method's name.
-        setting: how tokens were drawn.
-        num_samples: short texts drawn.
         p_value: of the chi-square; small if the samples do not follow the distribution.
         total_variation: half the summed distance of the two distributions, sampling noise included.
         num_impossible: samples that have no probability at all.

@@ -46,9 +46,7 @@ class Judgement:
     Attributes:
         verdict: "tie" or "BUG".
         position: index of the first differing token in the answer.
-        tokens: the two token ids there.
-        logits: their two reference logits.
-        gap: distance of the two.
+        gap: distance of the two tokens' logits.
         bound: how large a gap the errors at this position can explain.
         noise: plain decoding's, as measured so far.
         worst_errors: largest error of each replay over the whole first text.
@@ -79,11 +77,7 @@ class Judgement:
 
 
 class Judge:
-    """Judges differences between texts of one model, and measures its noise.
-
-    Args:
-        target: the model as the texts were decoded with it.
-    """
+    """Judges differences between texts of one model, decoded as `target` is now, and measures its noise."""
 
     def __init__(self, target: TargetModel) -> None:
         self.target = target

@@ -35,7 +35,6 @@ class PinnedFile:
         name: benchmark name, also the folder under `data/`.
         url: address at a fixed commit (for a derived file: its parent's address).
         sha256: hash of the file as it lies in `data/<name>/question.jsonl`.
-        source: where the questions come from, in words.
         parent: benchmark whose first `num_rows` rows make up this one, if it is derived.
         form: the form in which it is published; None: as question.jsonl.
     """

@@ -37,13 +37,9 @@ class Section:
 def page_text(
     title: str, introduction: str, sections: Sequence[Section], alarms: Sequence[str] = ()
 ) -> str:
-    """Return the page; all texts are plain.
+    """Return the page: alarms above everything else, an introduction, sections; all texts are plain.
 
-    Args:
-        title: the page's title.
-        introduction: a paragraph below the title.
-        sections: in order; the names of all their pictures differ.
-        alarms: warnings above everything else, a line each.
+    The names of all pictures in the sections differ.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined

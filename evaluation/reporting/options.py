@@ -10,11 +10,7 @@ from model.commands.command_line import UserError
 
 
 def answer_paths(names: Sequence[str], base: str | None) -> list[Path]:
-    """Return the files named, those in the folders named, and the baseline's; each once, sorted.
-
-    Args:
-        names: answer files, or folders of `*.jsonl`.
-        base: a baseline, included if it is a file.
+    """Return the files named, those in the folders named, and the baseline's if it is one; each once, sorted.
 
     Raises:
         UserError: if a folder holds no answer file.

@@ -41,15 +41,10 @@ class PublishedBaseline(NamedTuple):
 def read_published(
     folder: Path, devices: Sequence[str], models: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Return the published rows of some devices, `COLUMNS` wide.
+    """Return the published rows of some devices and models, `COLUMNS` wide, in the order of publication.
 
-    Args:
-        folder: where the published files lie.
-        devices: names, or their beginnings: `A100` takes `A100-40GB` and `A100-80GB`.
-        models: names, or their beginnings; empty takes all.
-
-    Returns:
-        Speed-ups as ratios, NaN where none was reported; in the order they were published.
+    Names may be beginnings: `A100` takes `A100-40GB` and `A100-80GB`; no model takes all. Speed-ups are
+    ratios, NaN where none was reported.
 
     Raises:
         UserError: if a file is missing or not as expected, or a device or model has no row.
