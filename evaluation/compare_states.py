@@ -40,7 +40,7 @@ from evaluation.reporting.titles import task_title
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.methods.registry import METHODS, drafter_class, find_method
 
-# Options of an inference command that mean nothing where no answer file is written.
+# Options of an inference command that have no effect without an answer file.
 REFUSED = (
     *("model_id", "answer_file", "resume", "overwrite", "warmup", "shard", "shuffle"),
     *("num_workers", "num_gpus_total", "ray_address"),

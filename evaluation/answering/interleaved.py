@@ -125,7 +125,7 @@ def _answer(asked: Asked, runs: Sequence[Sequence[Plan]]) -> None:
     plans = [plan for plans in runs for plan in plans]
     if all(plan.is_answered for plan in plans):
         for plan in plans:
-            if not plan.log.is_finished:  # broken off after its last answer
+            if not plan.log.is_finished:  # interrupted after its last answer
                 plan.log.finish()
         return
     for of_run in runs:
@@ -186,7 +186,7 @@ def _finished(
             for plan in plans
             if not plan.is_answered
         ]
-        # Nobody is left in a run that is done.
+        # A run whose answers are all there has no entrant left.
         for index, (plan, answerer) in in_turn(entrants, len(asked.questions) * bool(entrants)):
             question = asked.questions[index]
             if question.question_id not in plan.log.done:

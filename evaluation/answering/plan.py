@@ -143,7 +143,7 @@ def prepare(
     memory = read_memory(load_matrix)
     is_hot = False
     if isinstance(method, Method) and asked.model.vocab_size:
-        # Where the run drafts, since a draft model that is loaded stays; workers load their own.
+        # The run's device: a draft model loaded here is kept; workers load their own.
         device = torch.device("cpu") if run.uses_ray else asked.model.device
         drafter = _trial_drafter(method, config, asked.model, device, memory)
         _check_drafter(method.name, drafter, run.model.compile, save_matrix is not None)

@@ -92,7 +92,7 @@ class RefereeAnswerer(Answerer):
     @torch.inference_mode()
     def answer(self, prompt_ids: list[int]) -> Turn:
         ids = torch.tensor([prompt_ids], device=self.target.device)
-        # Transformers would go on past the model's context, where our methods stop.
+        # Our methods stop at the end of the model's context, transformers does not.
         limit = self.target.context_limit(len(prompt_ids))
         most = self._max_new_tokens
         room = most if limit is None else min(most, limit - len(prompt_ids))

@@ -48,7 +48,7 @@ def answer_with_method(
                 if save_matrix:
                     save_memory(answerer.drafter, Path(save_matrix))
             plan.log.finish()
-        elif not plan.log.is_finished:  # broken off after its last answer
+        elif not plan.log.is_finished:  # interrupted after its last answer
             plan.log.finish()
     finally:
         plan.log.close()

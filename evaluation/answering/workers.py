@@ -35,7 +35,7 @@ from model.kernels.sdpa import turn_off_cudnn
 
 # A question whose worker dies may itself be the cause.
 MAX_RETRIES = 2
-# How long a cluster may take to answer at all.
+# Time limit for the first connection to a cluster.
 CONNECT_SECONDS = 10.0
 
 Memory = dict[str, torch.Tensor]
@@ -133,7 +133,7 @@ class _Pool:
             elif self._memory is not None:
                 self._memory = result.memory
             if self._waiting:
-                # Before the row is written: the worker need not wait for the disk.
+                # Before the row is written, so that the worker does not wait for the disk.
                 self._ask(worker, self._waiting.popleft())
             if task is not None:
                 yield result
@@ -215,7 +215,7 @@ def _connect(setup: Setup) -> None:
     address = run.workers.ray_address or "local"
     local: dict[str, Any] = {}
     if address == "local":
-        # Ray gives way to other processes (niceness 15), which would be in every time measured.
+        # Ray lowers its workers' priority (niceness 15), which would slow all measured times.
         local = {"num_cpus": num_cpus, "_system_config": {"worker_niceness": 0}}
     if place := re.fullmatch(r"(?:ray://)?([^/:]+):(\d{1,5})", address):
         try:  # Ray itself goes on trying for minutes

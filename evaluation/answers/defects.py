@@ -18,7 +18,7 @@ from typing import NamedTuple
 from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow, Choice
 
-# What Spec-Bench's writer puts in the place of the text when a turn raised an error.
+# The text that Spec-Bench's writer records for a turn that raised an error.
 ERROR_TEXT = "ERROR"
 
 

@@ -52,9 +52,9 @@ class AnswerLog:
         try:
             rows: list[AnswerRow] = []
             self._meta = dict(meta)
-            self.is_finished = False  # whether the rows are a run's that came to its end
+            self.is_finished = False  # whether the rows are those of a finished run
             if not overwrite and os.fstat(self._descriptor).st_size:
-                # The sidecar first: a file that is not of this run is left as it is, torn or not.
+                # The sidecar first: a file of another run is left unchanged, even if its last line is torn.
                 self._meta = self._agree_with_sidecar(self._meta)
                 rows = self._rows_found()
             self.num_rows = len(rows)
@@ -74,7 +74,7 @@ class AnswerLog:
 
     def begin(self) -> None:
         """Write the sidecar; an earlier run is forgotten here, if that was asked for."""
-        # State first: rows without their state are refused, state of other rows would be believed.
+        # State first: rows without their state are refused, state of other rows would be loaded.
         folder, meta = self._state_folder, glob.escape(self._meta_file.name)
         for left in (
             *folder.glob("rows-*"),
@@ -142,7 +142,7 @@ class AnswerLog:
         if self._descriptor >= 0:
             has_begun = os.fstat(self._descriptor).st_size or self._meta_file.exists()
             if self._is_new and not has_begun:
-                # An empty file would stand in the way of its folder's reports.
+                # Reports over the folder would refuse an empty file.
                 self.file.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = -1

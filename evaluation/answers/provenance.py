@@ -19,7 +19,7 @@ PACKAGES = ("transformers", "tokenizers", "fschat", "numpy", "safetensors")
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that shape a result."""
-    # The package's own version may leave out what this build of torch is for.
+    # The package's metadata may lack the build's suffix, such as +cu128.
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for package in PACKAGES:
         try:

@@ -28,7 +28,7 @@ from model.options import resolved
 UNKNOWN = "unknown"
 # The sidecar's role of a second run of the baseline.
 NOISE_FLOOR = "noise floor"
-# Of a condition that every sidecar of ours has.
+# The default of a condition that all our sidecars have.
 NO_DEFAULT = object()
 
 
@@ -90,7 +90,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("shuffle", _OPTION | Use.OPTION),
     Condition("top_k", _OPTION | Use.OPTION),
     Condition("top_p", _OPTION | Use.OPTION),
-    # Parts of a benchmark are not runs of the whole; but one file may be filled in several commands.
+    # Parts of a benchmark are not runs of the whole, but several commands may fill one file.
     Condition("question_begin", Use.RECORDED | Use.OPTION),
     Condition("question_end", Use.RECORDED | Use.OPTION),
     Condition("num_questions", _OPTION | Use.OPTION, default=None),
@@ -99,7 +99,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("seed", _OPTION),
     Condition("warmup", _OPTION),
 )
-# What a sidecar says beside: when, where from and by which command.
+# Further keys of a sidecar: when, where and by which command it was made.
 CIRCUMSTANCES = frozenset(
     {
         "start_time",

@@ -27,10 +27,10 @@ from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.methods.registry import find_method
 
-# Fewer say too little of a 99.9th percentile.
+# Fewer do not determine a 99.9th percentile.
 NOISE_POSITIONS = 1000
 
-# Question, choice, turn: where two answers first part.
+# Question, choice and turn.
 TurnKey = tuple[int | str, int, int]
 
 

@@ -42,7 +42,7 @@ PROMPT = (1, 2, 3)
 # Tokens of a sample: 512 texts, enough for a draft of two to be accepted.
 LENGTH = 3
 NUM_LONG_TEXTS, LONG_LENGTH = 5, 30
-# A right sampler fails one check in ten thousand by chance.
+# A correct sampler fails one check in ten thousand by chance.
 LEAST_P_VALUE = 1e-4
 # Below this a chi-square's cell is no longer near normal.
 LEAST_EXPECTED = 5

@@ -34,7 +34,7 @@ from model.engine.target import TargetModel
 from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
 
 NOISE_QUANTILE = 0.999
-# Chosen before it was tried: clean runs stay below, injected bugs lie far above.
+# Chosen before any test: clean runs stay below, injected bugs lie far above.
 NOISE_FACTOR = 3.0
 TIE, BUG = "tie", "BUG"
 
@@ -125,12 +125,12 @@ class Judge:
         position = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
         if position is None:
             raise ValueError("texts: one is the beginning of the other; allowed: texts that part")
-        # All of the text: a bug that moved a token by little shows elsewhere, the longer the surer.
+        # Over the whole text: a bug with a small effect at the first difference shows elsewhere.
         reference = self._reference_logits(prompt_ids, texts[0])
         errors = [self._errors(drafter, prompt_ids, texts[0], reference) for drafter in drafters]
         first, second = (float(reference[position, text[position]]) for text in texts)
         gap, noise = abs(first - second), self.noise
-        # A replay may round more luckily than the run did, whose two errors were up to the noise.
+        # A replay may have smaller errors than the run, whose two were up to the noise.
         bound = max(errors[0][position] + errors[1][position], 2 * noise)
         worst = (max(errors[0]), max(errors[1]))
         is_tie = not self.is_exact and gap <= bound and max(worst) <= NOISE_FACTOR * noise

@@ -109,7 +109,7 @@ _MATH500 = PinnedFile(
 )
 _ALL = (_SPEC_BENCH, _MT_BENCH, _MBPP, _HUMAN_EVAL, _GSM8K, _MATH500)
 PINNED: dict[str, PinnedFile] = {pinned.name: pinned for pinned in _ALL}
-# Benchmarks that are not fetched, and where they come from.
+# Benchmarks that cannot be downloaded, and where they come from.
 ELSEWHERE = {
     "speed_bench": (
         "comes under its owners' licence and is put together by their own script "

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
-# Okabe and Ito's set; its yellow, too pale for a mark on white, is a grey here.
+# Okabe and Ito's set, with grey instead of its yellow, which is too pale on white.
 COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
     *("#e69f00", "#56b4e9", "#777777", "#000000"),

@@ -57,7 +57,7 @@ def speedup_chart(
         offset = line - (len(methods) - 1) / 2
         heights = [tasks.index(task) * band + offset for task in rows["task"]]
         axes.plot(rows["speedup"], heights, **marks(look[method]), label=legend_label(method))
-        # By itself: an interval over paired questions need not hold a mean over all rows.
+        # Drawn apart: an interval over paired questions may exclude the mean over all rows.
         axes.errorbar(
             (rows["low"] + rows["high"]) / 2,
             heights,

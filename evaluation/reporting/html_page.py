@@ -45,7 +45,7 @@ def page_text(
         loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined
     )
     script = (ASSETS / "page.js").read_text(encoding="utf-8")
-    # As the template sets it: between line ends.
+    # The template puts line ends around the script.
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; "

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from evaluation.reporting.tables import Cell, Table
 
 PREAMBLE = "% Needs \\usepackage{booktabs}, nothing else. Sized for a page of two columns."
-LONGEST_NAME = 24  # characters; of a longer one the bracket goes below
+LONGEST_NAME = 24  # characters; a longer one's bracket goes on the line below
 SPECIAL = {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"},

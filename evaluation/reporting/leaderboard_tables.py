@@ -206,7 +206,7 @@ def csv_text(measured: Sequence[dict[str, Any]], published: Sequence[dict[str, A
     table.insert(0, "kind", "measured")
     if not published:
         return table.to_csv(index=False, lineterminator="\n")
-    # Through records: joining frames whose columns are empty on one side is deprecated in pandas.
+    # By records: pandas deprecates joining frames whose columns are empty on one side.
     records = table.to_dict("records") + [{"kind": "published", **row} for row in published]
     table = pd.DataFrame(records, columns=[*table.columns, "source", "conditions", "differs"])
     # Counts stay whole numbers beside rows that have none.

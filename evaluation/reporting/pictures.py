@@ -96,7 +96,7 @@ def _pictures_of(group: Group) -> Iterator[Picture]:
     speedups = _speedups(group, names)
     if (speedups["method"] != baseline).any():
         yield _speedup_picture(group, speedups, baseline, look)
-    # MBPP beside Spec-Bench has no part in overall figures.
+    # Overall figures leave out MBPP beside Spec-Bench.
     files = {row.entry.label: row.entry.runs.get(group.conditions[-1], []) for row in group.rows}
     lengths = {
         label: [length for file in runs for length in _accept_lengths(file)]
@@ -179,7 +179,7 @@ def _accept_lengths(file: AnswerFile) -> list[int]:
     rows = [row for row, sound in zip(file.rows, is_sound, strict=True) if sound]
     counted = [row for row in rows if row.category != CODE] or rows
     choices = [choice for row in counted for choice in row.choices]
-    # Other writers may count steps that bring nothing.
+    # Other writers may count steps without tokens.
     return [int(it) for choice in choices for it in choice.accept_lengths if it >= 1]
 
 

@@ -231,7 +231,7 @@ def _exact_figures(part: pd.DataFrame) -> dict[str, float]:
         # A question counts under its first cause, so that causes sum to what is left out.
         figures[cause] = int((part[cause] & ~is_counted).sum())
         is_counted = is_counted | part[cause]
-    # A sum is not known where a part of it is not.
+    # A sum with an unknown part is unknown.
     total = used[[prefix + name for name in WORK for prefix in ("", "base_")]].sum(skipna=False)
     mat = _quotient(total["accepted"], total["steps"])
     speed = _quotient(total["tokens"], total["seconds"])
