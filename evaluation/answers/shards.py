@@ -33,7 +33,7 @@ def read_shard(path: Path) -> Shard:
     index, slash, count = str(record.shard).partition("/")
     if not slash or not index.isdecimal() or not count.isdecimal():
         raise UserError(
-            f"{path}: is no shard: its sidecar has shard {record.shard!r}; expected I/N"
+            f"{path}: is no shard: its sidecar has shard {record.shard!r}; allowed: I/N"
         )
     times = (record.values.get(key) for key in ("start_time", "end_time"))
     if not all(isinstance(time, int | float) for time in times):
@@ -52,7 +52,7 @@ def check_together(shards: Sequence[Shard]) -> None:
     found = [shard.index for shard in shards]
     if found != expected or any(shard.count != first.count for shard in shards):
         names = ", ".join(str(shard.record.shard) for shard in shards)
-        raise UserError(f"shards: got {names}; expected each of {first.count} once")
+        raise UserError(f"shards: got {names}; allowed: each of {first.count} once")
     for shard in shards[1:]:
         if unlike := shard.record.unlike(first.record, but=CIRCUMSTANCES | {"shard"}):
             key, ours, theirs = unlike
@@ -74,7 +74,7 @@ def check_counts(shards: Sequence[Shard]) -> None:
             f"{count} in {shard.path}" for count, shard in zip(counts, shards, strict=True)
         )
         raise UserError(
-            f"shards: got answers: {found}; expected as many, or one more in the first ones; run "
+            f"shards: got answers: {found}; allowed: as many, or one more in the first ones; run "
             "the short one again"
         )
 

@@ -85,7 +85,7 @@ def load_questions(
             )
         seen.add(question.question_id)
     if not questions:
-        raise UserError(f"question file {file}: is empty; expected one JSON object a line")
+        raise UserError(f"question file {file}: got an empty file; allowed: one JSON object a line")
     selected = questions[begin:end]
     if not selected:
         raise UserError(
@@ -97,7 +97,7 @@ def load_questions(
 def _parse(line: str, where: str) -> Question:
     row: Any = parse_json(line, where)
     if not isinstance(row, dict):
-        raise UserError(f"{where}: got {type(row).__name__}; expected a JSON object")
+        raise UserError(f"{where}: got {type(row).__name__}; allowed: a JSON object")
     for key in ("question_id", "category", "turns"):
         if key not in row:
             raise UserError(f"{where}: lacks the key {key!r}")

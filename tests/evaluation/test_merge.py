@@ -65,7 +65,7 @@ def test_a_result_that_is_there_is_kept(shards: list[Path], tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("chosen", "says"),
-    [([1, 2], "expected each of 3 once"), ([1, 2, 2], "expected each"), ([0, 1], "is no shard")],
+    [([1, 2], "allowed: each of 3 once"), ([1, 2, 2], "allowed: each"), ([0, 1], "is no shard")],
 )
 def test_half_a_run_is_refused(
     chosen: list[int], says: str, shards: list[Path], tmp_path: Path
@@ -82,7 +82,7 @@ def test_half_a_run_is_refused(
         ({"start_time": "monday"}, "not finished"),
         ({"dtype": "bfloat16"}, "dtype 'bfloat16'"),
         ({"question_end": 2}, "question_end 2"),
-        ({"shard": "2/4"}, "expected each"),
+        ({"shard": "2/4"}, "allowed: each"),
         ({"shard": "x/y"}, "is no shard"),
     ],
 )
