@@ -129,7 +129,7 @@ def parse_json(text: str, where: str) -> Any:
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise UserError(f"{where}: holds half of a surrogate pair; expected text") from None
+        raise UserError(f"{where}: holds half of a surrogate pair; allowed: text") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: is not JSON: {first_line(error)}") from None
     return value
