@@ -116,8 +116,8 @@ class RunConfig:
     """All options of a run, whatever the method; names are Spec-Bench's where it has the option."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
     questions: QuestionOptions = field(default_factory=QuestionOptions)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     workers: WorkerOptions = field(default_factory=WorkerOptions)
 
@@ -168,12 +168,5 @@ class RunConfig:
         return self.worker_count > 1 or self.workers.ray_address is not None
 
 
-# The parts of a run's options, in the order in which `--help` shows them.
-PARTS: dict[str, type] = {
-    "model": ModelOptions,
-    "questions": QuestionOptions,
-    "sampling": SamplingOptions,
-    "answers": AnswerOptions,
-    "workers": WorkerOptions,
-}
-OPTION_NAMES = frozenset(item.name for part in PARTS.values() for item in fields(part))
+# The classes of a run's options, in the order in which `--help` shows them.
+PARTS: dict[str, Any] = {item.name: item.default_factory for item in fields(RunConfig)}
