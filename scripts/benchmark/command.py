@@ -7,7 +7,7 @@ what one token reads. How fast methods answer is what `evaluation.compare` measu
 Examples:
     python -m scripts.benchmark
     python -m scripts.benchmark --shape 150m --dtype bfloat16 --out costs.json
-    python -m scripts.benchmark --model-path smollm2-135m --contexts 512 4096
+    python -m scripts.benchmark --model-path smollm2-135m --contexts 512 4096 --nodes 1 81 --attention
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from model.commands.loading import CheckedModel, check_model, load_target, targe
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.target import TargetModel
+from scripts.benchmark.context_cost import attention_table, context_costs
 from scripts.benchmark.device_costs import (
     CONTEXTS,
     choose_contexts,
@@ -60,6 +61,14 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         help=f"cached tokens (default: {' '.join(map(str, CONTEXTS))}, as far as the model's reaches)",
     )
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", default=NODES, help="sizes of trees (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--attention",
+        action="store_true",
+        help="time the kernels of attention apart, too: nothing else should grow with the context",
+    )
     parser.add_argument("--out", metavar="JSON", help="write the last line, the report, here too")
     return parser
 
@@ -69,16 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if args.out:
         check_output(args.out, "out")
-    for context in args.contexts or ():
-        if context < 1:
-            raise UserError(f"contexts: got {context}; allowed: 1 or more")
+    for name in ("contexts", "nodes"):
+        if min(getattr(args, name) or (1,)) < 1:
+            raise UserError(f"{name}: got {min(getattr(args, name))}; allowed: 1 or more")
     options = config_of(ModelOptions, vars(args))
     model = check_model(options)
     contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
     target = _load(args.shape, options, model)
     if options.threads is None and (choice := use_fastest_threads(target)):
         print(f"{choice}; --threads sets it", file=sys.stderr)
-    curve = cost_curve(target, NODES, contexts)
+    nodes = sorted({1, *args.nodes})  # costs are relative to one node
+    curve = cost_curve(target, nodes, contexts)
     roof = roofline(target, contexts[0], curve[0].milliseconds)
     report = {
         **conditions(argv, model),
@@ -90,9 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cost_curve": [point._asdict() for point in curve],
         "roofline": roof._asdict(),
     }
+    apart = context_costs(target, nodes, contexts) if args.attention else []
+    if apart:
+        report["attention_apart"] = [cost._asdict() for cost in apart]
     if args.out:  # before anything is printed: a reader such as `head` may leave
         write_whole(args.out, json_line(report) + "\n")
     print_costs(curve, roof)
+    if apart:
+        print(f"\nattention apart\n\n{attention_table(apart)}")
     print(json_line(report))
     return 0
 

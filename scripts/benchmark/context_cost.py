@@ -1,17 +1,12 @@
-"""Measure the cost of a longer text: milliseconds of a forward pass by context, attention apart.
+"""The cost of a longer text: milliseconds of a forward pass by context, attention apart.
 
-Passes over one node and over a tree are timed after contexts of several lengths, in rounds over all
-of them. Whatever grows with the text beside attention (copies of the cache, masks) is a fault of
-the engine, and shows here as a rest that rises. Prints a table and a line of JSON.
-
-Example:
-    python -m scripts.benchmark.context_cost --contexts 512 4096 16384
+Passes are timed after contexts of several lengths, in rounds over all of them. Whatever grows with the
+text beside attention (copies of the cache, masks) is a fault of the engine, and shows here as a rest
+that rises.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +18,11 @@ from torch.nn import functional
 
 from evaluation.reporting.tables import markdown_table
 from model.budget.measure import draft_of, has_room
-from model.commands.command_line import OptionParser, UserError, run_command
-from model.commands.loading import check_model, load_target
-from model.commands.model_options import ModelOptions
-from model.commands.options import add_options, config_of
 from model.engine.cache import TreeCache
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels import short_pass
 from model.machine.timing import seconds_of
-from scripts.benchmark.device_costs import choose_contexts, conditions
 
 NUM_ROUNDS = 7
 
@@ -57,12 +47,17 @@ class ContextCost(NamedTuple):
 def context_costs(
     target: TargetModel, nodes: Sequence[int], contexts: Sequence[int], num_rounds: int = NUM_ROUNDS
 ) -> list[ContextCost]:
-    """Time passes over trees of these sizes after texts of these lengths."""
+    """Time passes over trees of these sizes after texts of these lengths, where there is room."""
     caches = {context: target.new_cache(context + max(nodes)) for context in contexts}
     for context, cache in caches.items():
         for _ in target.prefill([1] * (context + 1), cache, with_logits=False):
             pass
-    points = [(num_nodes, context) for num_nodes in nodes for context in contexts]
+    points = [
+        (num_nodes, context)
+        for num_nodes in nodes
+        for context in contexts
+        if has_room(target, num_nodes, context)
+    ]
     times: dict[tuple[int, int], list[tuple[float, float]]] = {point: [] for point in points}
     for _ in range(num_rounds + 1):
         for num_nodes, context in points:
@@ -111,48 +106,12 @@ def _timed_attention(target: TargetModel) -> Iterator[list[float]]:
         functional.scaled_dot_product_attention, short_pass.attend = theirs, ours
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
-    parser = OptionParser(prog="python -m scripts.benchmark.context_cost", description=__doc__)
-    parser.add_argument(
-        "--contexts",
-        type=int,
-        nargs="+",
-        default=[512, 1024, 2048, 4096, 8192],
-        help="cached tokens before the tree (%(default)s)",
-    )
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 81], help="sizes of trees")
-    add_options(parser, ModelOptions, ("model_path", "dtype", "device", "threads", "allow_pickle"))
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    args = build_parser().parse_args(argv)
-    for name in ("contexts", "nodes"):
-        if min(getattr(args, name)) < 1:
-            raise UserError(f"{name}: got {min(getattr(args, name))}; allowed: 1 or more")
-    options = config_of(ModelOptions, vars(args))
-    model = check_model(options)
-    contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
-    target = load_target(options, model)
-    nodes, context = max(args.nodes), max(contexts)
-    if not has_room(target, nodes, context):
-        raise UserError(
-            f"contexts: got {context} with {nodes} nodes, a chain with this model, which leaves its context; "
-            "give shorter ones, or fewer nodes"
-        )
-    costs = context_costs(target, sorted(set(args.nodes)), sorted(set(contexts)))
+def attention_table(costs: Sequence[ContextCost]) -> str:
+    """Return the table of passes with their attention apart."""
     header = ["nodes", "context", "ms", "attention ms", "rest ms"]
-    cells = [
+    rows = [
         [str(cost.num_nodes), str(cost.context)]
         + [f"{value:.2f}" for value in (cost.milliseconds, cost.attention, cost.rest)]
         for cost in costs
     ]
-    print(markdown_table(header, cells))
-    print(json.dumps({**conditions(argv, model), "costs": [cost._asdict() for cost in costs]}))
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)
+    return markdown_table(header, rows)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from model.commands.command_line import UserError
 from model.engine.target import TargetModel
@@ -17,8 +14,8 @@ from model.engine.tree import DraftTree
 from model.kernels import short_pass as few_rows
 from model.kernels.attention import Attention
 from scripts.benchmark import context_cost
-from scripts.benchmark.context_cost import ContextCost, context_costs, main
-from tests.evaluation.conftest import DEMO_MODEL, TOKENIZER_FILES
+from scripts.benchmark.command import main
+from scripts.benchmark.context_cost import ContextCost, context_costs
 from tests.model.decoded import known
 
 
@@ -39,9 +36,10 @@ def test_every_attention_call_is_timed_and_the_kernels_are_put_back(has_kernel: 
 
 
 def test_the_command_prints_every_point(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--contexts", "8", "40", "--nodes", "1", "3", "--threads", "1"]) == 0
+    words = "--attention --contexts 8 40 --nodes 1 3 --threads 1"
+    assert main(words.split()) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    costs = [ContextCost(**cost) for cost in report["costs"]]
+    costs = [ContextCost(**cost) for cost in report["attention_apart"]]
     assert [(cost.num_nodes, cost.context) for cost in costs] == [(1, 8), (1, 40), (3, 8), (3, 40)]
     assert all(0 < cost.attention < cost.milliseconds for cost in costs)
 
@@ -52,22 +50,11 @@ def test_models_that_verify_chains_alone_are_timed_with_chains() -> None:
     assert [cost.num_nodes for cost in costs] == [1, 5]
 
 
-def test_a_chain_that_leaves_the_models_context_is_one_line(tmp_path: Path) -> None:
-    config = GPTNeoConfig(
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        attention_types=[[["global", "local"], 1]],
-        max_position_embeddings=64,
-        window_size=8,
-    )
-    GPTNeoForCausalLM(config).save_pretrained(tmp_path)
-    for name in TOKENIZER_FILES:
-        shutil.copy(DEMO_MODEL / name, tmp_path)
-    words = ["--model-path", str(tmp_path), "--nodes", "1", "4", "--contexts", "20"]
-    assert main([*words, "60"]) == 0
-    with pytest.raises(UserError, match="contexts: got 61 with 4 nodes, a chain with this model"):
-        main([*words, "61"])
+def test_a_chain_that_leaves_the_models_context_is_left_out() -> None:
+    target = TargetModel(known("GPT-Neo").build())
+    costs = context_costs(target, [1, 2, 3], [16, 510], num_rounds=1)
+    found = [(cost.num_nodes, cost.context) for cost in costs]
+    assert found == [(1, 16), (1, 510), (2, 16), (2, 510), (3, 16)]
 
 
 @pytest.mark.parametrize(
