@@ -170,7 +170,8 @@ def check_entrant(entrant: Entrant, model: CheckedModel) -> None:
         if draft_model is not None:
             check_draft_model(draft_model, model.vocab_size)
         elif (
-            isinstance(entrant.method, Method) and entrant.method.drafter_class.drafts_with_heads()
+            isinstance(entrant.method, Method)
+            and entrant.method.drafter_class.drafts_with() == "heads"
         ):
             # On the CPU: the weights of the model need the device's memory.
             cpu = torch.device("cpu")

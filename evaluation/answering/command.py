@@ -25,31 +25,31 @@ EXAMPLES = """examples:
   python -m evaluation.inference_{method} --model-path lmsys/vicuna-7b-v1.3 \\
       --model-id vicuna-7b-v1.3-{method}-float16 --bench-name spec_bench --dtype float16{large}
 """
-# What an example needs beside, for methods that draft with a model, from a datastore, or with heads.
-DRAFT_MODELS = {
-    "demo": " --draft-model data/demo/draft",
-    "large": " \\\n      --draft-model double7/vicuna-68m",
-}
-DATASTORES = {
-    "demo": " --datastore data/demo/datastore.npy",
-    "large": " \\\n      --datastore vicuna.npy",
-}
-HEADS = {
-    "demo": " --heads data/demo/{method}",
-    "large": " \\\n      --heads {method}-vicuna-7b-v1.3",
+# What an example needs beside, by what a method drafts with.
+NEEDED = {
+    "": {"demo": "", "large": ""},
+    "draft_model": {
+        "demo": " --draft-model data/demo/draft",
+        "large": " \\\n      --draft-model double7/vicuna-68m",
+    },
+    "datastore": {
+        "demo": " --datastore data/demo/datastore.npy",
+        "large": " \\\n      --datastore vicuna.npy",
+    },
+    "heads": {
+        "demo": " --heads data/demo/{method}",
+        "large": " \\\n      --heads {method}-vicuna-7b-v1.3",
+    },
 }
 
 
 def build_parser(method: Method) -> argparse.ArgumentParser:
     """Return the parser of a method's inference command."""
     name, drafter = method.name, method.drafter_class
-    needed = dict.fromkeys(HEADS, "")
-    if drafter.drafts_with_model():
-        needed = DRAFT_MODELS
-    elif drafter.drafts_from_datastore():
-        needed = DATASTORES
-    elif drafter.drafts_with_heads():
-        needed = {example: words.format(method=method.heads_of) for example, words in HEADS.items()}
+    needed = {
+        example: words.format(method=method.heads_of)
+        for example, words in NEEDED[drafter.drafts_with()].items()
+    }
     parser = OptionParser(
         prog=f"python -m evaluation.inference_{name}",
         description=f"Answer questions with {name}, into Spec-Bench's answer format.",

@@ -117,7 +117,7 @@ def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = 
             given += [f"--{option.replace('_', '-')}", value]
     if _needs_draft_model(words):
         given += ["--draft-model", str(draft_model)]
-    if method.drafter_class.drafts_with_heads() and not _names("--heads", options):
+    if method.drafter_class.drafts_with() == "heads" and not _names("--heads", options):
         if heads is None:
             raise UserError(
                 f'heads: got none; name the folder of {method.heads_of}\'s heads: "{name} --heads FOLDER"'
@@ -159,7 +159,7 @@ def _needs_draft_model(words: str) -> bool:
     if name in REFEREES:
         return REFEREES[name].drafts_with_model
     return not _names("--draft-model", options) and (
-        _method_of(name).drafter_class.drafts_with_model()
+        _method_of(name).drafter_class.drafts_with() == "draft_model"
     )
 
 

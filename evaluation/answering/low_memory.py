@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -27,16 +28,16 @@ class LeanDrafter(CostAwareDrafter):
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
         self._drafter = drafter
-        self.num_candidates = drafter.num_candidates
-        self.hidden_layers = drafter.hidden_layers
+        # Neither sketches nor the prompt's logits.
+        self.needs = replace(
+            drafter.needs, sketches=False, prompt_logits=False, reads_rejected=True
+        )
         self._cost_aware = drafter if isinstance(drafter, CostAwareDrafter) else None
         self.wants_costs = self._cost_aware is not None and self._cost_aware.wants_costs
-        self.quirks = drafter.quirks
-        self.is_cold = drafter.is_cold
         self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
 
     def for_target(self, target: TargetModel) -> Drafter:
-        if self.hidden_layers:
+        if self.needs.hidden_layers:
             self._drafter.for_target(target)
         return super().for_target(target)
 

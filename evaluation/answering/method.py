@@ -94,7 +94,7 @@ class MethodAnswerer:
         self._generator.manual_seed(seed)
 
     def begin_question(self) -> None:
-        if self.drafter.is_cold:
+        if self.drafter.needs.cold_start:
             self.drafter.reset()
 
     def answer(self, prompt_ids: list[int]) -> Turn:
@@ -145,7 +145,7 @@ class MethodAnswerer:
 
     def end_warmup(self) -> None:
         """Forget the warm-up, unless the method keeps it, and prepare the model's shapes."""
-        if not self.drafter.quirks.keeps_warmup:
+        if not self.drafter.needs.warmup_memory:
             self.drafter.reset()
         limit = self.target.context_limit(1) or self._longest_text
         self.drafter.prepare(self.target, min(self._longest_text, limit))

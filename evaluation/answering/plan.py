@@ -186,7 +186,7 @@ def _trial_drafter(
 
 
 def _check_drafter(name: str, drafter: Drafter, is_compiled: bool, is_saved: bool) -> None:
-    if is_compiled and drafter.hidden_layers:
+    if is_compiled and drafter.needs.hidden_layers:
         raise UserError(
             f"compile: got it with {name}, which reads hidden states that compiled passes do not show; "
             "leave it out"

@@ -188,14 +188,14 @@ class Sampler:
             and isinstance(item.default, int)
             and item.default > vocab_size
         }
-        if cls.drafts_with_model():
+        if cls.drafts_with() == "draft_model":
             _random_model(self._seed + 1, num_layers=1).save_pretrained(folder)
             options["draft_model"] = folder
-        if cls.drafts_from_datastore():
+        if cls.drafts_with() == "datastore":
             tokens = torch.randint(vocab_size, (CORPUS,), generator=self._generator())
             options["datastore"] = f"{folder}/datastore.npy"
             Datastore.build([tokens.tolist()]).save(Path(options["datastore"]))
-        if cls.drafts_with_heads():
+        if cls.drafts_with() == "heads":
             cls.write_untrained_heads(Path(folder), self.target.config)
             options["heads"] = folder
         return cls(cls.config_class(**options), vocab_size, self.target.device)

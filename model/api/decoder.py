@@ -284,7 +284,7 @@ class SpeculativeDecoder:
         num_tokens = self.target.num_tokens
         if outside := [token for token in prompt_ids if not 0 <= token < num_tokens]:
             raise ValueError(f"prompt: got token {outside[0]}; allowed: 0 to {num_tokens - 1}")
-        if self.drafter.is_cold:
+        if self.drafter.needs.cold_start:
             self.reset()
         self._text = text = object()
         for step in decode(

@@ -47,9 +47,7 @@ class PacedDrafter(Drafter):
     def __init__(self, drafter: CostAwareDrafter, target: TargetModel) -> None:
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
         self._drafter, self._target = drafter, target
-        self.max_nodes, self.quirks = drafter.max_nodes, drafter.quirks
-        self.harvests_prompt, self.cheap_head = drafter.harvests_prompt, drafter.cheap_head
-        self.hidden_layers = drafter.hidden_layers
+        self.max_nodes, self.needs = drafter.max_nodes, drafter.needs
         if drafter.costs is None:
             drafter.costs = step_costs(target).fresh(drafter.draft_costs())
         self._costs = drafter.costs
@@ -71,9 +69,9 @@ class PacedDrafter(Drafter):
         self._begun = time.perf_counter_ns()
         self._num_cached, self._num_compiled = len(context) - 1, self._target.num_compiled
         self._is_resting = self._costs.switch.is_resting
-        self.num_candidates = 0 if self._is_resting else self._drafter.num_candidates
-        self.wants_sketches = self._drafter.wants_sketches and not self._is_resting
+        self.needs = self._drafter.needs
         if self._is_resting:
+            self.needs = replace(self.needs, num_candidates=0, sketches=False)
             return DraftTree.chain(context[-1:])
         cost_curve = self._costs.at(self._num_cached)
         return self._drafter.propose(context, replace(budget, cost_curve=cost_curve))
@@ -82,7 +80,7 @@ class PacedDrafter(Drafter):
         """Let the drafter learn, and correct the costs by the time of the step."""
         tokens = step.acceptance.tokens
         # One that reads hidden states misses no row of the text.
-        if self._is_resting and not self.hidden_layers:
+        if self._is_resting and not self.needs.hidden_layers:
             self._drafter.skip(tokens)
         else:
             self._drafter.observe(step)

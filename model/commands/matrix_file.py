@@ -33,7 +33,7 @@ def make_drafter(
         drafter = method.drafter_class(config, vocab_size, device)
         if memory:
             drafter.load_memory(memory)
-    if memory and drafter.is_cold:
+    if memory and drafter.needs.cold_start:
         raise UserError(
             "load_matrix: got a matrix with --start cold, which forgets it before the first question; leave one out"
         )

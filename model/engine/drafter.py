@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,6 +18,9 @@ from .step import DeviceDrafting
 from .target import TargetModel
 from .tree import DraftTree
 from .verification import Acceptance
+
+# Options that name what a method drafts with beside the text: a smaller model, a datastore, trained heads.
+DRAFTS_WITH = ("draft_model", "datastore", "heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +42,36 @@ class VerifiedStep:
     hidden: torch.Tensor | None = None
 
 
-class Quirks(NamedTuple):
-    """Departures of a published code from exact limits and clean starts.
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter needs of the loop, the target model and the run.
 
     Attributes:
-        overrun: tokens past the limit that are decoded unseen.
-        keeps_warmup: whether memory from warm-up stays for the measured run.
+        num_candidates: candidates that `observe` gets after every node (it may get one or two more).
+        reads_rejected: whether `observe` reads what the model says after nodes that were not accepted.
+        sketches: whether `observe` gets the sketches of every node (`read_out`).
+        hidden_layers: hidden states that `observe` and `observe_prompt_hidden` get: -1 the final, normed ones
+            (the output head's input), i those that layer i reads. With any, every prompt is read whole.
+        hidden_size: hidden size D that the target model must have; None: any.
+        prompt_logits: whether `observe_prompt` gets the logits of the prompt's tokens; None: where they are
+            cheap.
+        cheap_head: share of the model's weights up to which an output head is cheap to run on the whole
+            prompt: no later step repays one that is a large part of the model.
+        cold_start: whether memory is cleared between questions.
+        warmup_memory: whether memory from the warm-up stays for the measured run, as in a published code.
+        overrun: tokens past the limit that are decoded unseen, as in a published code.
     """
 
+    num_candidates: int = 0
+    reads_rejected: bool = True
+    sketches: bool = False
+    hidden_layers: tuple[int, ...] = ()
+    hidden_size: int | None = None
+    prompt_logits: bool | None = False
+    cheap_head: float = 0.1
+    cold_start: bool = False
+    warmup_memory: bool = False
     overrun: int = 0
-    keeps_warmup: bool = False
 
 
 class Drafter:
@@ -70,26 +93,7 @@ class Drafter:
     heads_of: ClassVar[str] = ""
     # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
     max_nodes: int = 1
-    # Candidates that `observe` gets after every node (it may get one or two more).
-    num_candidates: int = 0
-    # Whether `observe` reads what the model says after nodes that were not accepted.
-    reads_rejected: bool = True
-    # Whether `observe` gets the sketches of every node (`read_out`).
-    wants_sketches: bool = False
-    # Hidden states that `observe` and `observe_prompt_hidden` get: -1 the final, normed ones (the output
-    # head's input), i those that layer i reads. With any, every prompt is read whole.
-    hidden_layers: tuple[int, ...] = ()
-    # Hidden size D that the target model must have; None: any.
-    hidden_size: int | None = None
-    # Whether `observe_prompt` wants the logits of the prompt's tokens; None: where they are cheap.
-    harvests_prompt: bool | None = False
-    # Share of the model's weights up to which an output head is cheap to run on the whole prompt: no later
-    # step repays one that is a large part of the model.
-    cheap_head: float = 0.1
-    # Whether memory is cleared between questions (a cold start each).
-    is_cold: bool = False
-    # Departures of the published code, where it is reproduced.
-    quirks: Quirks = Quirks()
+    needs: Needs = Needs()
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
         self.config = config
@@ -134,7 +138,8 @@ class Drafter:
         """Prepare a target model, and a draft model, for drafts after texts of up to `num_tokens` tokens: no later
         step compiles or captures.
         """
-        target.will_read(self.num_candidates, self.wants_sketches, self.hidden_layers)
+        needs = self.needs
+        target.will_read(needs.num_candidates, needs.sketches, needs.hidden_layers)
         # On a CPU each size takes its share of a minute to compile: only those that came so far.
         target.warm_up(num_tokens, () if target.device.type == "cpu" else self.draft_sizes)
 
@@ -145,8 +150,8 @@ class Drafter:
             ValueError: if the model has another hidden size, or shows no hidden states to one that reads them.
         """
         self.check_config(target.config)
-        if self.hidden_layers:
-            target.hidden_states(self.hidden_layers)
+        if self.needs.hidden_layers:
+            target.hidden_states(self.needs.hidden_layers)
 
     def check_config(self, config: Any) -> None:
         """Check what the target model's text config tells, before its weights load.
@@ -154,10 +159,10 @@ class Drafter:
         Raises:
             ValueError: if its hidden size is another.
         """
-        found = getattr(config, "hidden_size", None)
-        if self.hidden_size is not None and found != self.hidden_size:
+        found, needed = getattr(config, "hidden_size", None), self.needs.hidden_size
+        if needed is not None and found != needed:
             raise ValueError(
-                f"model: has a hidden size of {found}; allowed: {self.hidden_size}, for which the heads were "
+                f"model: has a hidden size of {found}; allowed: {needed}, for which the heads were "
                 "trained; give heads of this model"
             )
 
@@ -189,19 +194,10 @@ class Drafter:
         return cls.memory is not Drafter.memory
 
     @classmethod
-    def drafts_with_model(cls) -> bool:
-        """Whether a draft model, named in the options, drafts."""
-        return "draft_model" in {option.name for option in fields(cls.config_class)}
-
-    @classmethod
-    def drafts_from_datastore(cls) -> bool:
-        """Whether a datastore, named in the options, drafts."""
-        return "datastore" in {option.name for option in fields(cls.config_class)}
-
-    @classmethod
-    def drafts_with_heads(cls) -> bool:
-        """Whether trained heads, named in the options, draft."""
-        return "heads" in {option.name for option in fields(cls.config_class)}
+    def drafts_with(cls) -> str:
+        """Return the option of `DRAFTS_WITH` that names what drafts; empty if the text alone does."""
+        options = {option.name for option in fields(cls.config_class)}
+        return next((name for name in DRAFTS_WITH if name in options), "")
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
@@ -211,7 +207,7 @@ class Drafter:
     @property
     def is_hot(self) -> bool:
         """Whether memory lives on from question to question in a run."""
-        return self.keeps_memory() and not self.is_cold
+        return self.keeps_memory() and not self.needs.cold_start
 
     def describe(self) -> str:
         """Return one line on size and memory for a log; empty if there is nothing to say."""

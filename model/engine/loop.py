@@ -65,10 +65,10 @@ def decode(
     Raises:
         ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
     """
-    overrun = drafter.quirks.overrun
+    overrun = drafter.needs.overrun
     request = Request.of(target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun)
     drafter = drafter.for_target(target)
-    if drafter.hidden_layers:
+    if drafter.needs.hidden_layers:
         prefix_cache = None  # rows that are not read again show no hidden states
     laps = Laps()
     cache, reference = _read_prompt(target, drafter, prompt_ids, request, prefix_cache)
@@ -117,9 +117,9 @@ def _steps(
                 request.eos_ids,
                 max_tokens=room,
                 tie_margin=margin,
-                num_candidates=drafter.num_candidates,
+                num_candidates=drafter.needs.num_candidates,
                 stop=request.stop,
-                with_sketches=drafter.wants_sketches,
+                with_sketches=drafter.needs.sketches,
                 read=partial(target.read_out, cache),
             )
             laps.end("verify")
@@ -168,14 +168,14 @@ def _read_prompt(
 
 def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
     """Whether the prompt's logits are computed for the drafter: where it leaves that open, if they are cheap."""
-    if drafter.harvests_prompt is None:
-        return target.head_share <= drafter.cheap_head
-    return drafter.harvests_prompt
+    wanted = drafter.needs.prompt_logits
+    return target.head_share <= drafter.needs.cheap_head if wanted is None else wanted
 
 
 def _hidden_states(target: TargetModel, drafter: Drafter) -> HiddenStates | None:
     """Return the capture of the hidden states that the drafter reads; None if it reads none."""
-    return target.hidden_states(drafter.hidden_layers) if drafter.hidden_layers else None
+    layers = drafter.needs.hidden_layers
+    return target.hidden_states(layers) if layers else None
 
 
 def _device_step(

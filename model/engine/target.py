@@ -168,7 +168,7 @@ class TargetModel(PassArithmetic):
         return head.weight.numel() / total if head is not None else 0.0
 
     def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
-        """Return the capture of these hidden states of passes (`Drafter.hidden_layers`).
+        """Return the capture of these hidden states of passes (`Needs.hidden_layers`).
 
         Raises:
             UnsupportedModelError: if the model does not show them; found out by a plain pass.

@@ -69,7 +69,7 @@ def _check_heads(entrant: Entrant, model: CheckedModel) -> None:
     method, vocab_size = entrant.method, model.vocab_size
     if (
         isinstance(method, Referee)
-        or not method.drafter_class.drafts_with_heads()
+        or method.drafter_class.drafts_with() != "heads"
         or not vocab_size
     ):
         return

@@ -94,14 +94,14 @@ def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
         is_budget = getattr(drafter.config, "budget", None) == "auto"
         fixed = "--budget fixed" if is_budget else "a tree template as --tree-version"
         raise UserError(f"{words!r}: its trees follow the clock of this device; give {fixed}")
-    if drafter.hidden_layers:
+    if drafter.needs.hidden_layers:
         raise UserError(
             f"{words!r}: reads the model's hidden states, which are not recorded; give methods without "
             "trained heads"
         )
-    if drafter.num_candidates > top_k:
+    if drafter.needs.num_candidates > top_k:
         raise UserError(
-            f"{words!r}: asks for {drafter.num_candidates} tokens of a row; the recording holds {top_k}; "
+            f"{words!r}: asks for {drafter.needs.num_candidates} tokens of a row; the recording holds {top_k}; "
             "record with a larger --top-k"
         )
 
@@ -122,11 +122,11 @@ def score(
         UserError: if the recording lacks rows and there is no model to ask.
     """
     source = target.recording.source
-    target.reads_rejected = drafter.reads_rejected
+    target.reads_rejected = drafter.needs.reads_rejected
     scores: list[TurnScore] = []
     for turn in turns:
         is_new = not scores or scores[-1].turn.question_id != turn.question_id
-        if is_new and drafter.is_cold:
+        if is_new and drafter.needs.cold_start:
             drafter.reset()
         try:
             answer = replay(target, drafter, turn)

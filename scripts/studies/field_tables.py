@@ -46,7 +46,7 @@ class Entrant(NamedTuple):
     @property
     def has_heads(self) -> bool:
         """Whether trained heads draft: it is not train-free, and cannot be replayed."""
-        return drafter_class(self.method).drafts_with_heads()
+        return drafter_class(self.method).drafts_with() == "heads"
 
     @property
     def most_nodes(self) -> int:

@@ -79,7 +79,7 @@ class Lab:
             UserError: with the reason.
         """
         drafter = drafter_from(words, self.recording.source.vocab_size)
-        if drafter.hidden_layers:
+        if drafter.needs.hidden_layers:
             with user_errors():
                 drafter.check_target(self.model)
         else:

@@ -48,7 +48,7 @@ class HeadTrainer(ABC):
     options: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {"num_heads": 4, "num_layers": 1, "own_outputs": True}
     )
-    # Hidden states that `loss` gets, as `Drafter.hidden_layers`.
+    # Hidden states that `loss` gets, as `Needs.hidden_layers`.
     hidden_layers: tuple[int, ...] = (-1,)
     module: nn.Module  # its parameters are learned, and saved for resuming
 

@@ -101,11 +101,11 @@ def required_options(method: str, model: Path) -> list[str]:
     """Return the options without which a method cannot run; the model drafts for itself."""
     cls = drafter_class(method)
     config = AutoConfig.from_pretrained(model)
-    if cls.drafts_with_heads():
+    if cls.drafts_with() == "heads":
         return ["--heads", heads_folder(method, config)]
-    if cls.drafts_from_datastore():
+    if cls.drafts_with() == "datastore":
         return ["--datastore", datastore_file(config.vocab_size)]
-    return ["--draft-model", str(model)] if cls.drafts_with_model() else []
+    return ["--draft-model", str(model)] if cls.drafts_with() == "draft_model" else []
 
 
 def run(method: str, options: Iterable[object], answer_file: Path, *more: object) -> int:

@@ -61,11 +61,11 @@ def drafter_for(method: str, target: TargetModel, **options: Any) -> Drafter:
 def required_options(method: str, config: Any) -> dict[str, Any]:
     """Return the options without which a method cannot run on a model with this config."""
     config = config.get_text_config(decoder=True)
-    if drafter_class(method).drafts_with_heads():
+    if drafter_class(method).drafts_with() == "heads":
         return {"heads": heads_folder(method, config)}
-    if drafter_class(method).drafts_from_datastore():
+    if drafter_class(method).drafts_with() == "datastore":
         return {"datastore": datastore_file(config.vocab_size)}
-    has_model = drafter_class(method).drafts_with_model()
+    has_model = drafter_class(method).drafts_with() == "draft_model"
     return {"draft_model": draft_folder(config.vocab_size).name} if has_model else {}
 
 

@@ -40,7 +40,7 @@ DRAFTERS = [
     *(
         method + OPTIONS.get(method, "")
         for method in METHODS
-        if not drafter_class(method).hidden_layers  # which are not recorded
+        if drafter_class(method).drafts_with() != "heads"  # which are not recorded
     ),
     "recycling --start cold",
     "recycling --policy original",
@@ -79,7 +79,7 @@ def live(recording: Recording, words: str, target: TargetModel) -> list[list[int
     drafter = drafter_from(words, target.vocab_size)
     lengths, last = [], None
     for turn in recording.turns:
-        if drafter.is_cold and turn.question_id != last:
+        if drafter.needs.cold_start and turn.question_id != last:
             drafter.reset()
         last = turn.question_id
         answer = generate(

@@ -47,7 +47,7 @@ class Setting:
 
     def runs_on(self, kind: str) -> bool:
         """Whether a kind of target model shows what the method reads."""
-        return kind != "static" or not drafter_class(self.method).drafts_with_heads()
+        return kind != "static" or drafter_class(self.method).drafts_with() != "heads"
 
     def drafter(self, target: TargetModel) -> Drafter:
         """Return a fresh drafter for a target model."""
@@ -77,11 +77,11 @@ MAIN_SETTINGS = (
 def _files_of(method: str) -> dict[str, Any]:
     """Return the options that name what a method drafts with."""
     cls = drafter_class(method)
-    if cls.drafts_with_heads():
+    if cls.drafts_with() == "heads":
         return {"heads": str(DEMO / (cls.heads_of or method))}
-    if cls.drafts_from_datastore():
+    if cls.drafts_with() == "datastore":
         return {"datastore": str(Path(_datastore().name, "datastore.npy"))}
-    if cls.drafts_with_model():
+    if cls.drafts_with() == "draft_model":
         return {"draft_model": str(DEMO / "draft"), "draft_dtype": "float32"}
     return {}
 

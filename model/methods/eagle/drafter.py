@@ -20,14 +20,14 @@ Shapes: N nodes, C prompt tokens in a chunk, W hidden states side by side, D hid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.hidden import FINAL
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
@@ -91,14 +91,15 @@ class HeadDrafter(Drafter):
     """
 
     kind: ClassVar[type[DraftNetwork]] = EagleNetwork
-    hidden_layers: tuple[int, ...] = (FINAL,)
+    # Of Eagle3Network until the number of the model's layers is known.
+    hidden_layers: ClassVar[tuple[int, ...]] = (FINAL,)
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
         self._checkpoint = open_checkpoint(required(config.heads), self.kind)
         shape = self._checkpoint.shape
         self._checkpoint.files.check_vocabulary(shape.vocab_size, vocab_size)
-        self.hidden_size = shape.hidden_size
+        self.needs = Needs(hidden_layers=self.hidden_layers, hidden_size=shape.hidden_size)
         self.max_nodes = 1 + config.num_nodes
         self._target: TargetModel | None = None
         self._text: DraftText | None = None  # until the model is known
@@ -247,4 +248,4 @@ class Eagle3Drafter(LikeliestDrafter):
                 f"heads {self.config.heads}: read the inputs of layers {', '.join(map(str, layers))}; allowed: "
                 f"{NUM_FUSED} of 0 to {count - 1}, the model's"
             )
-        self.hidden_layers = layers
+        self.needs = replace(self.needs, hidden_layers=layers)

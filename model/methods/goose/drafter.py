@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, Options, option
@@ -63,13 +63,15 @@ class GooseDrafter(Drafter):
     """Drafts a spine from the text with branches from the table."""
 
     config_class = GooseConfig
-    harvests_prompt = True
 
     def __init__(self, config: GooseConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
         check_topk(config.output_id_topk, vocab_size)
-        self.num_candidates = config.output_id_topk
-        self.is_cold = config.start == "cold"
+        self.needs = Needs(
+            num_candidates=config.output_id_topk,
+            prompt_logits=True,
+            cold_start=config.start == "cold",
+        )
         self._most = max(config.num_nodes, config.max_extended_chain)
         self.max_nodes = 1 + self._most
         self._table = SuccessorTable(config.output_id_topk)
@@ -90,7 +92,7 @@ class GooseDrafter(Drafter):
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Write rows for a chunk of the prompt, C tokens and logits [C, V]."""
-        values, top_ids = top_k(logits, self.num_candidates)  # [C, k]
+        values, top_ids = top_k(logits, self.needs.num_candidates)  # [C, k]
         before = [self._before_chunk, *token_ids[:-1]]
         self._table.write(before, token_ids, top_ids.tolist(), values.tolist())
         self._before_chunk = token_ids[-1]

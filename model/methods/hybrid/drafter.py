@@ -26,7 +26,7 @@ import torch
 from ...budget.measure import MAX_MEASURED_NODES
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.drafter import VerifiedStep
+from ...engine.drafter import Needs, VerifiedStep
 from ...engine.read_out import state_sketch
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
@@ -78,15 +78,17 @@ class HybridDrafter(CostAwareDrafter):
     def __init__(self, config: HybridConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
         check_topk(config.output_id_topk, vocab_size)
-        self.num_candidates = config.output_id_topk
-        self.is_cold = config.start == "cold"
+        self.needs = Needs(
+            num_candidates=config.output_id_topk,
+            sketches=config.neighbours > 0,
+            prompt_logits=config.harvest_prompt,
+            cold_start=config.start == "cold",
+        )
         self.wants_costs = config.budget == "auto"
-        self.harvests_prompt = config.harvest_prompt
         self.max_nodes = 1 + config.num_nodes
         self._pool = CandidatePool(
-            2**config.table_bits, self.num_candidates, vocab_size, config.neighbours
+            2**config.table_bits, config.output_id_topk, vocab_size, config.neighbours
         )
-        self.wants_sketches = config.neighbours > 0
         self._before: tuple[int, ...] = ()  # last tokens of the prompt chunks read so far
 
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -96,9 +98,9 @@ class HybridDrafter(CostAwareDrafter):
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Write rows for a chunk of the prompt."""
-        values, top_ids = top_k(logits, self.num_candidates)
+        values, top_ids = top_k(logits, self.needs.num_candidates)
         text = (*self._before, *token_ids)
-        sketches = state_sketch(logits).cpu() if self.wants_sketches else None
+        sketches = state_sketch(logits).cpu() if self.needs.sketches else None
         begin = len(self._before)
         self._pool.write_rows(text, begin, top_ids.tolist(), values.tolist(), sketches)
         self._before = text[1 - LONGEST_KEY :]
@@ -125,7 +127,7 @@ class HybridDrafter(CostAwareDrafter):
         """Return the size of the tables."""
         size = self._pool.tables.num_bytes / 2**20
         text = f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MB"
-        if self.wants_sketches:
+        if self.needs.sketches:
             text += f"; rows by state: {self._pool.neighbours.num_bytes / 2**20:.1f} MB"
         counts = 4 * self.vocab_size / 2**20
         return f"{text}; counts of tokens: {counts:.1f} MB"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import Options, option
@@ -51,13 +51,15 @@ class LogitSpecDrafter(Drafter):
     """Drafts the continuation of the next token, and of each likely token after it."""
 
     config_class = LogitSpecConfig
-    reads_rejected = False
 
     def __init__(self, config: LogitSpecConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
         self.max_nodes = 1 + config.num_nodes
-        self.num_candidates = min(1 + config.num_nodes, vocab_size)  # one of them is the root
-        self.harvests_prompt = config.harvest_prompt
+        self.needs = Needs(
+            num_candidates=min(1 + config.num_nodes, vocab_size),  # one of them is the root
+            reads_rejected=False,
+            prompt_logits=config.harvest_prompt,
+        )
         self._pool = NgramPool(config.max_ngram_size, config.num_pred_tokens)
         self._likely: Sequence[int] = ()  # the tokens of the logits that chose the root
 
@@ -69,7 +71,7 @@ class LogitSpecDrafter(Drafter):
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Keep the likeliest tokens after a chunk of the prompt, C tokens and logits [C, V]."""
-        _, top_ids = top_k(logits[-1:], self.num_candidates)
+        _, top_ids = top_k(logits[-1:], self.needs.num_candidates)
         self._likely = top_ids[0].tolist()
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:

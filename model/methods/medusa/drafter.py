@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ...engine.budget import DraftBudget
-from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.hidden import FINAL
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
@@ -50,13 +50,12 @@ class MedusaDrafter(Drafter):
     """
 
     config_class = MedusaConfig
-    hidden_layers = (FINAL,)
 
     def __init__(self, config: MedusaConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
         self._files, self._shape = read_medusa(required(config.heads))
         self._files.check_vocabulary(self._shape.vocab_size, vocab_size)
-        self.hidden_size = self._shape.hidden_size
+        self.needs = Needs(hidden_layers=(FINAL,), hidden_size=self._shape.hidden_size)
         self._tree = tree_of(config.num_nodes, self._shape.num_heads, min(NUM_RANKS, vocab_size))
         self._num_ranks = 1 + max(self._tree.ranks)
         self.max_nodes = self._tree.topology.num_nodes

@@ -18,7 +18,7 @@ import torch
 
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.drafter import VerifiedStep
+from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import Options, budget_option, option
 from ..growth.chain_acceptance import ChainAcceptance
@@ -43,7 +43,7 @@ class PldDrafter(CostAwareDrafter):
     """Proposes the continuation of the longest suffix n-gram seen before."""
 
     config_class = PldConfig
-    reads_rejected = False
+    needs = Needs(reads_rejected=False)
     auto_options = MappingProxyType({"budget": "auto"})
 
     def __init__(self, config: PldConfig, vocab_size: int, device: torch.device) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, Options, option
@@ -72,9 +72,11 @@ class RacerDrafter(Drafter):
             )
         check_size("max_breadth", vocab_size, config.max_breadth)
         self.max_nodes = 1 + config.num_nodes
-        self.num_candidates = config.max_breadth
-        self.harvests_prompt = config.max_breadth > 0
-        self.is_cold = config.start == "cold"
+        self.needs = Needs(
+            num_candidates=config.max_breadth,
+            prompt_logits=config.max_breadth > 0,
+            cold_start=config.start == "cold",
+        )
         self._automaton = Automaton(config.max_nodes)
         self._rows = CopiedRows(vocab_size, config.max_breadth)
         self._text: list[int] = []

@@ -27,7 +27,7 @@ import torch
 from ...budget.measure import MAX_MEASURED_NODES
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import DraftBudget
-from ...engine.drafter import Quirks, VerifiedStep
+from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, Options, option
@@ -92,6 +92,11 @@ class RecyclingConfig(Options):
             library_of_guesses()  # fail before any weights load if it cannot be built
 
 
+# The matrix is all that it drafts from. End to end, auto, harvested or not: SmolLM2-135M, whose head is
+# 0.21 of it, 1.29x of plain decoding or 1.20x; the demo model, 0.30, 1.23x or 1.29x.
+CHEAP_HEAD = 0.25
+
+
 class _Level(NamedTuple):
     """The nodes of one depth, their parents and their ranks, each int64 [nodes of the level]."""
 
@@ -104,9 +109,6 @@ class RecyclingDrafter(CostAwareDrafter):
     """Drafts from the adjacency matrix: a static tree, or with `tree_version="auto"` the best-paying tree."""
 
     config_class = RecyclingConfig
-    # The matrix is all that it drafts from. End to end, auto, harvested or not: SmolLM2-135M, whose head is
-    # 0.21 of it, 1.29x of plain decoding or 1.20x; the demo model, 0.30, 1.23x or 1.29x.
-    cheap_head = 0.25
     auto_options = MappingProxyType({"tree_version": AUTO})
 
     def __init__(self, config: RecyclingConfig, vocab_size: int, device: torch.device) -> None:
@@ -115,12 +117,16 @@ class RecyclingDrafter(CostAwareDrafter):
         self._is_original = config.policy == "original"
         self._writes_accepted_only = config.policy == "accepted-only"
         is_average = config.policy == "average"
-        self.harvests_prompt = config.harvest_prompt
-        self.is_cold = config.start == "cold"
-        if self._is_original:
+        self.needs = Needs(
+            num_candidates=config.output_id_topk,
+            prompt_logits=config.harvest_prompt,
+            cheap_head=CHEAP_HEAD,
+            cold_start=config.start == "cold",
+            warmup_memory=self._is_original,
             # The published loop stops after more than max_new_tokens + 1 tokens; its steps beyond
             # the limit still write rows for later questions.
-            self.quirks = Quirks(overrun=2, keeps_warmup=True)
+            overrun=2 if self._is_original else 0,
+        )
         self._guesses: AutoTree | None = None
         self.wants_costs = config.tree_version == AUTO
         averages_here = is_average and not self.wants_costs
@@ -133,7 +139,6 @@ class RecyclingDrafter(CostAwareDrafter):
             self.max_nodes = self._template.topology.num_nodes
         self._levels: dict[TreeTemplate, list[_Level]] = {}
         self._on_device: DeviceTemplate | None = None
-        self.num_candidates = config.output_id_topk
 
     @property
     def _matrix(self) -> np.ndarray:

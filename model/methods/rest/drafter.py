@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.drafter import Drafter
+from ...engine.drafter import Drafter, Needs
 from ...engine.tree import DraftTree
 from ...options import Options, option
 from .datastore import BUILD, Datastore
@@ -68,7 +68,7 @@ class RestDrafter(Drafter):
     """
 
     config_class = RestConfig
-    reads_rejected = False
+    needs = Needs(reads_rejected=False)
 
     def __init__(self, config: RestConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)

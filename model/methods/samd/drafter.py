@@ -135,13 +135,16 @@ class SamdDrafter(CostAwareDrafter):
             )
         inner = self._fallback or Drafter(None, vocab_size, device)
         self.max_nodes = max(1 + config.num_pred_tokens, inner.max_nodes)
-        self.harvests_prompt, self.cheap_head = inner.harvests_prompt, inner.cheap_head
-        self.num_candidates = inner.num_candidates
-        self.reads_rejected = self._fallback is not None and inner.reads_rejected
+        # The fallback's, but for the departures of a published code.
+        self.needs = replace(
+            inner.needs,
+            reads_rejected=self._fallback is not None and inner.needs.reads_rejected,
+            warmup_memory=False,
+            overrun=0,
+        )
         self.wants_costs = (
             isinstance(inner, CostAwareDrafter) and inner.wants_costs
         ) or config.budget == "auto"
-        self.is_cold = inner.is_cold
         self._text = SuffixAutomaton()
         self._follower: Follower | None = None
         self._chain: _Chain | None = None

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.drafter import Drafter, VerifiedStep
+from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, Options, option
 from ..growth.memory import wrong_tensors
@@ -75,12 +75,11 @@ class SuffixDrafter(Drafter):
     """Drafts the continuation with the largest expected number of accepted tokens."""
 
     config_class = SuffixConfig
-    reads_rejected = False
 
     def __init__(self, config: SuffixConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
         self.max_nodes = 1 + config.num_nodes
-        self.is_cold = config.start == "cold"
+        self.needs = Needs(reads_rejected=False, cold_start=config.start == "cold")
         self.reset()
 
     def reset(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engine.budget import DraftBudget
-from ...engine.drafter import Drafter
+from ...engine.drafter import Drafter, Needs
 from ...engine.tree import DraftTree
 from ...options import Options
 
@@ -20,7 +20,7 @@ class VanillaDrafter(Drafter):
     """Drafts nothing: the tree is the root alone."""
 
     config_class = VanillaConfig
-    reads_rejected = False
+    needs = Needs(reads_rejected=False)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the root alone."""

@@ -25,10 +25,7 @@ DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"
 LIMIT = 16
 # The others need a second model, heads or a datastore.
 WITH_DEFAULTS = [
-    method
-    for method in METHODS
-    for cls in [drafter_class(method)]
-    if not (cls.drafts_with_model() or cls.drafts_with_heads() or cls.drafts_from_datastore())
+    method for method in METHODS for cls in [drafter_class(method)] if not cls.drafts_with()
 ]
 
 

@@ -19,7 +19,7 @@ from model.compiled.target import StaticTarget
 from model.engine import near_ties
 from model.engine import target as target_module
 from model.engine.budget import DraftBudget
-from model.engine.drafter import Drafter, VerifiedStep
+from model.engine.drafter import Drafter, Needs, VerifiedStep
 from model.engine.hidden import FINAL, layers_of
 from model.engine.loop import generate
 from model.engine.prefix_cache import PrefixCache
@@ -42,7 +42,7 @@ class Watcher(CostAwareDrafter):
 
     def __init__(self, target: TargetModel, layers: tuple[int, ...], answer: Sequence[int]) -> None:
         super().__init__(None, target.vocab_size, target.device)
-        self.hidden_layers = layers
+        self.needs = Needs(hidden_layers=layers)
         self.max_nodes = 8
         self.answer = list(answer)
         self.source = random.Random(0)
@@ -226,6 +226,6 @@ def test_recordings_refuse_methods_that_read_hidden_states() -> None:
 
 
 def test_a_drafter_reads_none_by_default() -> None:
-    assert Drafter.hidden_layers == ()
+    assert Drafter.needs.hidden_layers == ()
     decoder = SpeculativeDecoder(target_of(LLAMA), method="pld")
-    assert decoder.drafter.hidden_layers == ()
+    assert decoder.drafter.needs.hidden_layers == ()

@@ -105,7 +105,7 @@ def test_tokens_equal_generate_with_the_kernel(name: str, monkeypatch: pytest.Mo
     prompt = random_ids(28)
     expected = referee(target, prompt, 40)
     for method in METHODS:
-        if drafter_class(method).drafts_with_model() or drafter_class(method).drafts_with_heads():
+        if drafter_class(method).drafts_with() in ("draft_model", "heads"):
             continue  # drafts with weights of its own, and verifies like the others
         calls.clear()
         answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)

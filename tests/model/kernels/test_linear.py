@@ -98,7 +98,7 @@ def test_tokens_equal_generate_with_the_kernel(name: str) -> None:
     assert not target.is_reference(1) and not target.is_reference(28)
     self_test(target)
     for method in METHODS:
-        if drafter_class(method).drafts_with_model() or drafter_class(method).drafts_with_heads():
+        if drafter_class(method).drafts_with() in ("draft_model", "heads"):
             continue  # drafts with weights of its own, and verifies like the others
         prompt = random_ids(28)
         answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=40)

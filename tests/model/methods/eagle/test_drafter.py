@@ -93,7 +93,7 @@ def test_every_draft_is_that_of_the_text_read_afresh(
     fresh = drafter_of(method, heads[method], target)
     for text, budget, tree in drafts:
         fresh.start(text)
-        fresh.observe_prompt_hidden(text[:-1], states_of(target, text, fresh.hidden_layers))
+        fresh.observe_prompt_hidden(text[:-1], states_of(target, text, fresh.needs.hidden_layers))
         again = fresh.propose(text, budget)
         assert again.token_ids.tolist() == tree.token_ids.tolist()
         assert again.topology is tree.topology
@@ -146,7 +146,9 @@ def test_drafts_stay_in_their_budget(
     target = target_of(LLAMA)
     drafter = drafter_of(method, heads[method], target)
     drafter.start(PROMPT)
-    drafter.observe_prompt_hidden(PROMPT[:-1], states_of(target, PROMPT, drafter.hidden_layers))
+    drafter.observe_prompt_hidden(
+        PROMPT[:-1], states_of(target, PROMPT, drafter.needs.hidden_layers)
+    )
     budget = DraftBudget(depth, chain_only)
     topology = drafter.propose(PROMPT, budget).topology
     budget.check(topology)
@@ -171,7 +173,7 @@ def test_eagle3_reads_low_middle_and_high_layers(tmp_path: Path) -> None:
     drafter = cls(Eagle3Config(heads=name), VOCAB, CPU)
     deep = Family("deep", "LlamaConfig", {"num_hidden_layers": 8}).build()
     drafter.check_config(deep.config)
-    assert drafter.hidden_layers == (2, 4, 5)
+    assert drafter.needs.hidden_layers == (2, 4, 5)
     with pytest.raises(
         ValueError, match=r"read the inputs of layers 2, 1, -1; allowed: 3 of 0 to 1"
     ):

@@ -162,7 +162,7 @@ def test_the_prompt_is_harvested_in_chunks_as_in_one() -> None:
     memories = []
     for chunks in ([9], [4, 5], [1, 1, 7]):
         drafter = HybridDrafter(HybridConfig(table_bits=8), 64, CPU)
-        assert drafter.wants_sketches
+        assert drafter.needs.sketches
         prompt = list(range(10))
         drafter.start(prompt)
         begin = 0
@@ -221,4 +221,7 @@ def test_options_outside_their_range_are_refused(options: dict[str, Any], messag
 def test_more_tokens_in_a_row_than_there_are_are_refused() -> None:
     with pytest.raises(ValueError, match="output_id_topk: got 9; allowed: 1 to 8, the vocabulary"):
         HybridDrafter(HybridConfig(output_id_topk=9), 8, torch.device("cpu"))
-    assert HybridDrafter(HybridConfig(output_id_topk=8), 8, torch.device("cpu")).num_candidates == 8
+    assert (
+        HybridDrafter(HybridConfig(output_id_topk=8), 8, torch.device("cpu")).needs.num_candidates
+        == 8
+    )

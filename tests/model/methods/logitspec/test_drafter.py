@@ -41,7 +41,7 @@ def verified(drafter: LogitSpecDrafter, tree: DraftTree, **after: torch.Tensor) 
     logits = torch.stack([likely(99)] * tree.topology.num_nodes)
     for name, row in after.items():
         logits[tree.token_ids.tolist().index(int(name[1:]))] = row
-    acceptance = verify(tree, logits, num_candidates=drafter.num_candidates)
+    acceptance = verify(tree, logits, num_candidates=drafter.needs.num_candidates)
     return VerifiedStep(tree, acceptance, None)
 
 

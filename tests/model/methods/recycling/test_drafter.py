@@ -203,7 +203,7 @@ def test_the_prompt_is_harvested_unless_told_otherwise(
 ) -> None:
     target = target_of("Llama, grouped heads")
     recycling = drafter_for("recycling", target, **options)
-    assert recycling.harvests_prompt == is_harvested
+    assert recycling.needs.prompt_logits == is_harvested
     prompt = list(range(40, 60))
     generate(target, recycling, prompt, max_new_tokens=1)
     seen = recycling.memory()["adjacency"].any(dim=1).nonzero().flatten().tolist()
@@ -223,8 +223,8 @@ def test_other_numbers_of_successors_are_lossless(k: int, tmp_path: Path) -> Non
 
 
 def test_start_cold_is_said_and_hot_is_the_default(template: str) -> None:
-    assert drafter(template, start="cold").is_cold
-    assert not drafter(template).is_cold
+    assert drafter(template, start="cold").needs.cold_start
+    assert not drafter(template).needs.cold_start
     assert drafter(template).is_hot
 
 

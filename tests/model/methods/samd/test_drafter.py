@@ -185,7 +185,7 @@ def test_without_a_fallback_nothing_is_kept_but_what_chains_were_worth() -> None
     alone, helped = (SamdDrafter(SamdConfig(fallback=name), VOCAB, CPU) for name in FALLBACKS[::-1])
     assert not alone.is_hot and not alone.memory()
     assert helped.is_hot and helped.memory()
-    assert not alone.is_cold, (
+    assert not alone.needs.cold_start, (
         "a cold start would forget what was learned of chains, as pld does not"
     )
 
