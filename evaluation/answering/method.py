@@ -98,7 +98,7 @@ class MethodAnswerer:
             self.drafter.reset()
 
     def answer(self, prompt_ids: list[int]) -> Turn:
-        num_late = self.target.num_late_shapes
+        num_late = self.target.shapes.num_late
         start, cpu_start = time.perf_counter(), time.process_time()
         generation = generate(
             self.target,
@@ -118,7 +118,7 @@ class MethodAnswerer:
             "stop_reasons": generation.steps[-1].stop_reason,
             **step_counts(generation.steps),
         }
-        if num_compiled := self.target.num_late_shapes - num_late:
+        if num_compiled := self.target.shapes.num_late - num_late:
             logger.warning(
                 "%d shapes were compiled within an answer, whose time includes it", num_compiled
             )
@@ -149,7 +149,7 @@ class MethodAnswerer:
             self.drafter.reset()
         limit = self.target.context_limit(1) or self._longest_text
         self.drafter.prepare(self.target, min(self._longest_text, limit))
-        if prepared := str(self.target.preparation):
+        if prepared := str(self.target.shapes.preparation):
             print(prepared, file=sys.stderr, flush=True)
 
     def memory(self) -> dict[str, torch.Tensor]:

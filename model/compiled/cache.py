@@ -16,7 +16,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ..engine.cache import BufferShape, LayerShape, TreeCache
+from ..engine.cache import BufferShape, LayerShape, TreeCache, new_layer
 from ..machine.transfer import uploaded
 
 # Numbers of moved rows are rounded up to this, or a higher power of two; paths are rarely deeper.
@@ -213,7 +213,8 @@ class StaticTreeCache(TreeCache):
     ) -> None:
         self.storage = storage
         self._move_rows = move
-        self._adopt(storage.parts(storage.num_rows), capacity)
+        parts = storage.parts(storage.num_rows)
+        self._use_layers([new_layer(pair or (), capacity) for pair in parts], capacity)
         storage.clear()
 
     @property

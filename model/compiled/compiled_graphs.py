@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..engine.hidden import HiddenStates
-from ..engine.step import Preparation
+from ..engine.passes.shapes import Preparation
 from .cache import StaticView
 from .graphs import GraphedTarget
 from .shape import copied

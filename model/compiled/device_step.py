@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from ..engine.budget import DraftBudget
+from ..engine.passes.device_step import DeviceDrafting
 from ..engine.read_out import Candidates
 from ..engine.rules import LEAST_SIZE
-from ..engine.step import DeviceDrafting
 from ..engine.tree import DraftTree, TreeTopology
 from ..engine.verification import Acceptance, check_finite
 from ..kernels.largest_logits import top_k

@@ -24,8 +24,9 @@ from transformers import PreTrainedModel
 
 from ..engine.cache import TreeCache
 from ..engine.hidden import HiddenStates
+from ..engine.passes.device_step import DeviceDrafting
+from ..engine.passes.shapes import Preparation
 from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
-from ..engine.step import DeviceDrafting, Preparation
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
 from ..engine.tree import DraftTree, TreeTopology
@@ -223,12 +224,12 @@ class GraphedTarget(StaticTarget):
         return Preparation(num_graphs=sum(map(len, graphs)), seconds=self._seconds)
 
     @property
-    def num_compiled(self) -> int:
+    def num_prepared(self) -> int:
         """Calls so far that were no replay; their time is not that of a step."""
         return self._num_prepared
 
     @property
-    def num_late_shapes(self) -> int:
+    def num_late(self) -> int:
         """Calls after the last warm-up that were no replay; 0 before it."""
         return 0 if self._num_warm is None else self._num_prepared - self._num_warm
 

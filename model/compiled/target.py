@@ -26,7 +26,8 @@ from transformers import PreTrainedModel
 
 from ..engine.cache import TreeCache
 from ..engine.hidden import HiddenStates
-from ..engine.step import DeviceDrafting, Preparation
+from ..engine.passes.device_step import DeviceDrafting
+from ..engine.passes.shapes import PassShapes, Preparation
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
 from ..engine.tree import DraftTree, TreeTopology
@@ -59,7 +60,7 @@ def length_bucket(num_rows: int) -> int:
     return max(SHORTEST_LENGTH, 1 << (num_rows - 1).bit_length())
 
 
-class StaticTarget(TargetModel):
+class StaticTarget(TargetModel, PassShapes):
     """A target model that verifies drafts in static shapes.
 
     Args:
@@ -102,6 +103,11 @@ class StaticTarget(TargetModel):
         self._device_steps: list[StaticDeviceStep] = []  # of the last drafters
         self._expected: set[int] = set()  # sizes of drafts that may come
         self._num_warm: int | None = None  # shapes known at the last warm-up
+
+    @property
+    def shapes(self) -> PassShapes:
+        """The shapes in which passes run: this target's own."""
+        return self
 
     def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
         """Refuse: compiled code does not notice hooks.
@@ -163,7 +169,7 @@ class StaticTarget(TargetModel):
         buckets = {
             1,
             *map(self.padded_size, (*num_nodes, *self._expected)),
-            *(nodes for nodes, _ in self.shapes),
+            *(nodes for nodes, _ in self.known_shapes),
         }
         cache = self.new_cache(num_tokens + max(buckets))
         for bucket in sorted(buckets):
@@ -181,7 +187,7 @@ class StaticTarget(TargetModel):
                 cache.keep(length // 2, ())
                 step.warm_up(cache)
         cache.keep(0, (1,))
-        self._num_warm = len(self.shapes)
+        self._num_warm = len(self.known_shapes)
 
     def _prepare(self, tree: DraftTree, cache: StaticTreeCache, base: int) -> None:
         """Run a pass over a draft after `base` rows, so that no later one takes longer for being the first."""
@@ -189,12 +195,12 @@ class StaticTarget(TargetModel):
         self.forward(tree, cache)
 
     @property
-    def num_late_shapes(self) -> int:
+    def num_late(self) -> int:
         """Number of shapes first used after the last warm-up; 0 before it."""
-        return 0 if self._num_warm is None else len(self.shapes) - self._num_warm
+        return 0 if self._num_warm is None else len(self.known_shapes) - self._num_warm
 
     @property
-    def shapes(self) -> list[tuple[int, int]]:
+    def known_shapes(self) -> list[tuple[int, int]]:
         """Shapes used so far by passes and whole steps: (bucket of nodes, bucket of rows or 0 for any)."""
         return [
             *self._functions,
@@ -344,16 +350,16 @@ class CompiledTarget(StaticTarget):
         return super().prefill(prompt_ids, cache, with_logits)
 
     @property
-    def num_compiled(self) -> int:
+    def num_prepared(self) -> int:
         """Functions compiled so far."""
-        return len(self.shapes) + len(self._moves)
+        return len(self.known_shapes) + len(self._moves)
 
     @property
     def preparation(self) -> Preparation:
         """The functions compiled so far."""
         of_steps = [step.functions for step in self._device_steps]
         functions = [*self._moves.values(), *chain(*map(dict.values, (self._functions, *of_steps)))]
-        return Preparation(self.num_compiled, seconds=sum(one.seconds for one in functions))
+        return Preparation(self.num_prepared, seconds=sum(one.seconds for one in functions))
 
     def as_one(self, function: Callable[..., torch.Tensor | None]) -> CompiledShape:
         """Return the function to compile for one shape."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from .budget import DraftBudget
-from .step import DeviceDrafting
+from .passes.device_step import DeviceDrafting
 from .target import TargetModel
 from .tree import DraftTree
 from .verification import Acceptance
@@ -139,9 +139,9 @@ class Drafter:
         step compiles or captures.
         """
         needs = self.needs
-        target.will_read(needs.num_candidates, needs.sketches, needs.hidden_layers)
+        target.shapes.will_read(needs.num_candidates, needs.sketches, needs.hidden_layers)
         # On a CPU each size takes its share of a minute to compile: only those that came so far.
-        target.warm_up(num_tokens, () if target.device.type == "cpu" else self.draft_sizes)
+        target.shapes.warm_up(num_tokens, () if target.device.type == "cpu" else self.draft_sizes)
 
     def check_target(self, target: TargetModel) -> None:
         """Check that this drafter can draft for a target model, as far as its vocabulary does not tell.

@@ -19,10 +19,11 @@ from .cache import TreeCache
 from .drafter import Drafter, VerifiedStep
 from .hidden import HiddenStates
 from .near_ties import ReferenceRows
+from .passes.device_step import DeviceStep
 from .prefix_cache import PrefixCache
 from .request import Request
 from .rules import TokenRule
-from .step import DeviceStep, Generation, Laps, StepRecord
+from .step import Generation, Laps, StepRecord
 from .target import TargetModel
 from .verification import verify
 
@@ -185,4 +186,4 @@ def _device_step(
     drafting = drafter.on_device() if request.is_greedy else None
     if drafting is None:
         return None
-    return target.device_step(drafting, reference.margin, request.eos_ids)
+    return target.shapes.device_step(drafting, reference.margin, request.eos_ids)

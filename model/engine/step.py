@@ -1,20 +1,11 @@
-"""Steps: the record of one, and a step that runs whole on the device.
-
-Shapes: N nodes, k candidates.
-"""
+"""The record of a step, and of a whole answer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
 
-import torch
-
-from .budget import DraftBudget
-from .tree import DraftTree, TreeTopology
-from .verification import Acceptance
+from .tree import DraftTree
 
 PARTS = ("draft", "forward", "verify", "keep", "observe")
 
@@ -90,73 +81,3 @@ class Generation:
     def accept_lengths(self) -> list[int]:
         """Tokens emitted by each step, bonus token included; their sum is the number of new tokens."""
         return [len(step.tokens) for step in self.steps]
-
-
-class Preparation(NamedTuple):
-    """Work done ahead of steps, such as compilation.
-
-    Attributes:
-        num_functions: compiled functions.
-        num_graphs: CUDA graphs.
-        seconds: spent on compilation and capture, with the first calls.
-    """
-
-    num_functions: int = 0
-    num_graphs: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        """Return one line; empty if nothing was prepared."""
-        parts = [
-            f"{count} {name}{'s' * (count > 1)}"
-            for count, name in (
-                (self.num_functions, "compiled function"),
-                (self.num_graphs, "CUDA graph"),
-            )
-            if count
-        ]
-        return f"{' and '.join(parts)}, prepared in {self.seconds:.1f} s" if parts else ""
-
-
-class DeviceDrafting(Protocol):
-    """A drafter's part of a step, on tensors of the target model's device.
-
-    Attributes:
-        topology: of every draft, N nodes.
-        num_candidates: number of likeliest tokens k that it learns from after every node.
-    """
-
-    topology: TreeTopology
-    num_candidates: int
-
-    def begin_step(self) -> None:
-        """Copy to the device what steps on the host have learned since."""
-
-    def fill(self, root: torch.Tensor) -> torch.Tensor:
-        """Return the draft's token ids [N], given the root's []."""
-
-    def learn(
-        self,
-        token_ids: torch.Tensor,
-        candidates: torch.Tensor,
-        logits: torch.Tensor,
-        is_accepted: torch.Tensor,
-    ) -> None:
-        """Learn from the likeliest tokens [N, k] after every node, their logits, and which nodes were
-        accepted [N].
-        """
-
-    def snapshot(self) -> Callable[[], None]:
-        """Return a function that undoes everything learned from now on."""
-
-
-class DeviceStep(Protocol):
-    """A step that runs whole on the device: it replaces propose, forward pass, verify, keep and observe."""
-
-    def fits(self, budget: DraftBudget, root: int) -> bool:
-        """Whether the budget allows the draft after this root."""
-        ...
-
-    def run(self, root: int, cache: Any, room: int) -> tuple[DraftTree, Acceptance]:
-        """Run a step of at most `room` tokens after `root`; the drafter learns within it."""
-        ...

@@ -1,10 +1,10 @@
 """The target model: a stock Hugging Face causal LM, unmodified, that can verify draft trees.
 
-Decoding calls transformers' models here only; caches, support checks and attention functions have
-modules of their own (`model.engine.cache`, `model.engine.support`, `model.kernels.attention`). A
-tree goes into the model as an additive 4-D float mask (a dict of masks for models with
-`layer_types`), explicit positions and a `TreeCache`. What the model can verify is read from its
-config and proved by `model.engine.self_test`.
+Decoding calls transformers' models here only; caches, support checks and the parts of a pass have
+modules of their own (`model.engine.cache`, `model.engine.support`, `model.engine.passes`). A tree goes
+into the model as an additive 4-D float mask (a dict of masks for models with `layer_types`), explicit
+positions and a `TreeCache`. What the model can verify is read from its config and proved by
+`model.engine.self_test`.
 
 Shapes: N nodes, T cached tokens, V vocabulary, L tokens of a plain pass, C prompt tokens in a
 chunk.
@@ -12,9 +12,9 @@ chunk.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -22,15 +22,14 @@ from transformers import Cache, PreTrainedModel
 
 from ..machine.measurements import machine_key
 from ..machine.transfer import uploaded
-from ..states.layers import State, num_state_bytes, num_states_of
-from ..states.mixers import Mixers, find_mixers
-from ..states.own_cache import first_states, has_read, own_cache_class, rows_in
+from ..states.own_cache import own_cache_class
 from .arithmetic import PassArithmetic
-from .cache import BufferShape, LayerShape, OwnStatesCache, TreeCache
+from .cache import TreeCache
 from .hidden import HiddenStates
 from .masks import Masks, TreeMasks
+from .passes.layout import CacheLayout
+from .passes.shapes import ANY_SHAPE, PassShapes
 from .read_out import ReadOut, read_out
-from .step import DeviceDrafting, DeviceStep, Preparation
 from .support import (
     UnsupportedModelError,
     cache_argument,
@@ -76,10 +75,7 @@ class TargetModel(PassArithmetic):
         chain_reason: why, in one line; empty if trees work.
         cache_argument: the name under which the model's forward takes its cache.
         num_tokens: rows of the input embedding.
-        layer_shapes: shapes of each layer's cache; None for layers that read another layer's cache, or
-            keep nothing.
-        mixers: the modules that keep states; none for attention alone.
-        num_state_bytes: memory of the states of one text; 0 for attention alone.
+        layer_shapes, mixers, num_state_bytes, vocab_size: as `CacheLayout`.
         is_same_in_parts: whether a text has the same rows and states in whatever parts it is read, but
             for rounding, so that a known beginning may be kept; the self-test finds out.
 
@@ -106,12 +102,14 @@ class TargetModel(PassArithmetic):
         self._parameters = forward_parameters(model)
         self.cache_argument = cache_argument(model) or ""  # checked by `refuse_unverifiable`
         self.masks = TreeMasks(self.config)
-        self._own_cache = own_cache_class(model)
-        self._first_states: dict[int, State] = {}  # before any token, of such a class
+        self._has_own_cache = own_cache_class(model) is not None
         scales_queries = getattr(self.config, "attn_temperature_tuning", False)
         self._query_scale_step: int = self.config.floor_scale if scales_queries else 0
         self._rope_border = rope_border(self.config)
-        self.layer_shapes, self.mixers, self.num_state_bytes, self.vocab_size = self._probe()
+        with self.lock, torch.no_grad():
+            self._layout = layout = CacheLayout(model, self.run)
+        self.layer_shapes, self.mixers = layout.shapes, layout.mixers
+        self.num_state_bytes, self.vocab_size = layout.num_state_bytes, layout.vocab_size
         self.is_same_in_parts = True
         self._hidden: dict[tuple[int, ...], HiddenStates] = {}
         # Measurements of this model by other rooms, by name.
@@ -144,6 +142,11 @@ class TargetModel(PassArithmetic):
             )
         with self.lock:
             use_masked_attention(self.model)
+
+    @property
+    def shapes(self) -> PassShapes:
+        """The shapes in which passes run: here any."""
+        return ANY_SHAPE
 
     @property
     def chain_only(self) -> bool:
@@ -189,20 +192,7 @@ class TargetModel(PassArithmetic):
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree), or a few more."""
         if self.device.type != "cpu":
             capacity = -(-capacity // CAPACITY_STEP) * CAPACITY_STEP
-        return self._tree_cache(self.layer_shapes, capacity)
-
-    def _tree_cache(self, shapes: Sequence[LayerShape | None], capacity: int) -> TreeCache:
-        """Return an empty cache; models with a cache class of their own ask for it."""
-        own = self._own_cache
-        if own is None:
-            return TreeCache(shapes, capacity)
-        if issubclass(own, Cache):  # MiniMax's
-            kind: Any = type("TreeCache", (TreeCache, own), {})
-            cache: TreeCache = kind(shapes, capacity)
-            return cache
-        kind = type("TreeCache", (OwnStatesCache, own), {})
-        cache = kind(shapes, capacity, new_cache(self.model), self._first_states)
-        return cache
+        return self._layout.new_cache(capacity)
 
     def context_limit(self, prompt_length: int) -> int | None:
         """Return the most tokens that this prompt may grow to; None if the model sets no limit."""
@@ -260,7 +250,8 @@ class TargetModel(PassArithmetic):
         """Return the block to read a draft in: states are read from each node's parent on."""
         if topology.num_nodes == 1 or not self.mixers:
             return nullcontext()  # plain decoding
-        return cache.branching(topology, self.mixers, self.device)
+        tree = topology.by_level(self.device)
+        return cache.states.branching(tree, self.mixers, cache.layers, cache.length)
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
@@ -287,84 +278,10 @@ class TargetModel(PassArithmetic):
         with self.kernels(len(token_ids)):
             return self.run(token_ids, base, cache, None, last_logits_only=last_logits_only)
 
-    def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
-        """Compile for drafts of these sizes after texts of up to `num_tokens` tokens; here: do nothing."""
-
-    @property
-    def num_late_shapes(self) -> int:
-        """Shapes compiled after the last warm-up; here: 0."""
-        return 0
-
-    def padded_size(self, num_nodes: int) -> int:
-        """Return the rows of a pass over a draft of this many nodes; here: the same number."""
-        return num_nodes
-
-    @property
-    def num_compiled(self) -> int:
-        """Functions compiled so far (a step that compiles is not used to learn costs); here: 0."""
-        return 0
-
-    @property
-    def preparation(self) -> Preparation:
-        """The functions compiled and graphs captured so far; here: none."""
-        return Preparation()
-
-    def device_step(
-        self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
-    ) -> DeviceStep | None:
-        """Return a drafter's steps that run whole on the device; here: None."""
-        return None
-
-    def will_draft(self, num_nodes: Collection[int]) -> None:
-        """Note sizes of drafts that may come, for the next warm-up; here: do nothing."""
-
-    def will_read(
-        self, num_candidates: int, with_sketches: bool, hidden_layers: tuple[int, ...]
-    ) -> None:
-        """Note what is read of passes, for the next warm-up; here: do nothing."""
-
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next counts finished work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def _probe(self) -> tuple[list[LayerShape | None], Mixers, int, int]:
-        """Find the shapes of the model's cache, its mixers, the bytes of their states and the number of its
-        logits by two plain passes.
-        """
-        cache = new_cache(self.model)
-        name = f"model type {self.config.model_type}"
-        token_ids = torch.zeros(2, dtype=torch.long, device=self.device)
-        mixers: dict[int, Any] = {}
-        with self.lock, torch.no_grad():
-            try:
-                logits = self.run(token_ids, 0, cache, None)
-                is_own = not isinstance(cache, Cache)
-                num_layers = self.config.num_hidden_layers if is_own else len(cache)
-                shapes = [_layer_shape(cache, index) for index in range(num_layers)]
-                num_bytes = num_state_bytes(cache)
-                if any(shape and shape.num_states for shape in shapes):
-                    if is_own:  # watched in ours
-                        self._first_states = first_states(cache, num_layers)
-                        cache = self._tree_cache(shapes, len(token_ids) + 1)
-                        self.run(token_ids, 0, cache, None)
-                    run = partial(self.run, token_ids[:1], 2, cache, None)
-                    mixers = find_mixers(self.model, cache, run)
-            except Exception as error:
-                raise UnsupportedModelError(
-                    f"{name}: a plain forward pass with a cache fails: "
-                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                ) from error
-        if not any(shapes):
-            raise UnsupportedModelError(f"{name}: does not fill a cache")
-        with_states = {
-            index for index, shape in enumerate(shapes) if shape is not None and shape.num_states
-        }
-        if with_states != set(mixers):
-            raise UnsupportedModelError(
-                f"{name}: keeps recurrent state that its modules read in an unknown way"
-            )
-        return shapes, Mixers(mixers), num_bytes, logits.shape[-1]
 
     def run(
         self,
@@ -381,14 +298,14 @@ class TargetModel(PassArithmetic):
             if positions is None:
                 positions = torch.arange(base, base + token_ids.shape[0], device=self.device)
             arguments["position_ids"] = positions[None]
-        if self._own_cache is not None and "cache_position" in self._parameters:
+        if self._has_own_cache and "cache_position" in self._parameters:
             arguments["cache_position"] = self._cache_position(base, token_ids.shape[0])
         if masks is not None:
             arguments["attention_mask"] = masks
         if last_logits_only and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
-        reading = isinstance(cache, TreeCache) and cache.has_states
-        with cache.reading(token_ids.shape[0]) if reading else nullcontext():
+        has_states = isinstance(cache, TreeCache) and cache.states
+        with cache.states.reading(token_ids.shape[0]) if has_states else nullcontext():
             logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0].to(self.device)  # a model spread over devices returns them on its last one
 
@@ -399,29 +316,3 @@ class TargetModel(PassArithmetic):
         # Models with states alone know a prompt by as many positions as their convolution sees.
         first = [base] if base else range(self.config.conv_kernel)
         return torch.tensor(first, device=self.device)
-
-
-def _layer_shape(cache: Any, index: int) -> LayerShape | None:
-    """Return the shapes of a layer of a filled cache; None if the model did not write to it."""
-    layers = getattr(cache, "layers", ())
-    layer = layers[index] if index < len(layers) else None
-    parts = [getattr(layer, name, None) for name in ("keys", "values", "indexer_keys")]
-    if not isinstance(cache, Cache):
-        parts = [rows_in(cache, "key_cache", index), rows_in(cache, "value_cache", index), None]
-    keys, values, index_keys = (
-        None
-        if part is None or part.numel() == 0
-        else BufferShape(
-            part.shape[1] if part.ndim == 4 else 1, part.shape[-1], part.dtype, part.device
-        )
-        for part in parts
-    )
-    num_states = num_states_of(layer) or _has_linear_cache(cache, index) or has_read(cache, index)
-    shape = LayerShape(keys, values, index_keys, num_states)
-    return shape if shape.buffers or num_states else None
-
-
-def _has_linear_cache(cache: Any, index: int) -> int:
-    """Return how many states a layer of MiniMax's keeps, 0 or 1."""
-    states = getattr(cache, "linear_cache", ())
-    return int(index < len(states) and isinstance(states[index], torch.Tensor))

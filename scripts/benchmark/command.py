@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "shape": args.shape,
         "compile": options.compile,
         "graphs": options.graphs,
-        "preparation": target.preparation._asdict(),
+        "preparation": target.shapes.preparation._asdict(),
         "peak_memory_bytes": _peak_memory(model.device),
         "cost_curve": [point._asdict() for point in curve],
         "roofline": roof._asdict(),

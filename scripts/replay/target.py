@@ -20,6 +20,7 @@ import torch
 
 from model.commands.command_line import UserError
 from model.engine.cache import TreeCache
+from model.engine.passes.shapes import ANY_SHAPE
 from model.engine.read_out import ReadOut, read_out, sketch_ids, state_sketch
 from model.engine.target import PREFILL_CHUNK, PromptChunk, TargetModel
 from model.engine.tree import DraftTree, TreeTopology
@@ -85,7 +86,7 @@ class ReplayTarget:
         self.dtype: torch.dtype = getattr(torch, source.dtype)
         self.vocab_size = source.vocab_size
         self.chain_only = source.chain_only
-        self.num_compiled = 0
+        self.shapes = ANY_SHAPE
         self.turn: RecordedTurn | None = None
         self.reads_rejected = True
         self._target = target
@@ -111,9 +112,6 @@ class ReplayTarget:
     def like(self, model: Any) -> TargetModel:
         """Return a target of another model, whose passes are not replayed."""
         return TargetModel(model)
-
-    def device_step(self, *arguments: object) -> None:
-        """Return None: steps are replayed part by part."""
 
     def synchronize(self) -> None:
         """Do nothing: the rows are on the host."""

@@ -107,9 +107,9 @@ def test_weights_at_new_addresses_are_found(target: GraphedTarget) -> None:
     expected = decoded(TargetModel(host, use_kernels=False), PLD)
     assert expected != before[0]
     assert [decoded(target, PLD) for _ in range(3)] == [expected] * 3
-    num_before = target.num_compiled
+    num_before = target.num_prepared
     assert decoded(target, PLD) == expected
-    assert target.num_compiled == num_before, "graphs of an unchanged model were forgotten"
+    assert target.num_prepared == num_before, "graphs of an unchanged model were forgotten"
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
@@ -123,11 +123,11 @@ def test_no_measured_step_captures(
     longest = 3 * len(prompt) + 12
     drafter.prepare(target, longest)
     draft_model = getattr(drafter, "_model", target)
-    num_before = draft_model.num_compiled
+    num_before = draft_model.num_prepared
     generate(target, drafter, 3 * prompt, **options)
     generate(target, drafter, prompt, **options)
-    assert target.num_late_shapes == 0
-    assert draft_model.num_compiled == num_before
+    assert target.num_late == 0
+    assert draft_model.num_prepared == num_before
 
 
 def test_two_texts_at_a_time_do_not_share_rows(target: GraphedTarget, on_cpu: TargetModel) -> None:

@@ -96,9 +96,9 @@ def _answers(bench: Bench, kind: str, entrant: Entrant, prompts: list[list[int]]
     method.answer(prompts[0])
     method.prepare(max(map(len, prompts)) + bench.sizes.num_tokens)
     method.reset()
-    num_late = target.num_late_shapes
+    num_late = target.shapes.num_late
     turns = [method.answer(prompt) for prompt in prompts]
-    num_late = target.num_late_shapes - num_late
+    num_late = target.shapes.num_late - num_late
     with bench.counted_waits() as accounts:
         counted = method.answer(prompts[0])
         waits = accounts.num_waits / max(1, len(counted.accept_lengths))

@@ -55,19 +55,19 @@ def _captured(bench: Bench, setting: Setting, found: Findings) -> dict[str, Any]
     if not isinstance(target, GraphedTarget):
         raise RuntimeError("the model cannot be captured; see standard error")
     _two_texts(bench, target, setting)
-    if target.num_late_shapes:
+    if target.shapes.num_late:
         found.problems.append(
-            f"{setting.name}: {target.num_late_shapes} calls were captured within an answer"
+            f"{setting.name}: {target.shapes.num_late} calls were captured within an answer"
         )
     after = _memory(bench)
-    prepared = target.preparation
+    prepared = target.shapes.preparation
     return {
         "graphs": prepared.num_graphs,
         "seconds": prepared.seconds,
         "seconds_with_texts": time.perf_counter() - start,
         "allocated_bytes": after[0] - before[0],
         "reserved_bytes": after[1] - before[1],
-        "late_shapes": target.num_late_shapes,
+        "late_shapes": target.shapes.num_late,
     }
 
 
@@ -128,10 +128,10 @@ def _compiled(bench: Bench, target: GraphedTarget, setting: Setting) -> dict[str
             bench.prompts(1)[0],
             max_new_tokens=bench.sizes.num_tokens,
         )
-    prepared = target.preparation
+    prepared = target.shapes.preparation
     return {
         "functions": prepared.num_functions,
         "graphs": prepared.num_graphs,
         "seconds": prepared.seconds,
-        "late_shapes": target.num_late_shapes,
+        "late_shapes": target.shapes.num_late,
     }

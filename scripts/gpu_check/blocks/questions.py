@@ -42,7 +42,7 @@ def questions(bench: Bench) -> Findings:
     answers = measure(methods, prompts, bench.sizes.num_repetitions, longest)
     rows = summarise(answers, tasks)
     found.figures |= {"rows": rows, "num_questions": len(prompts), "bench": bench_name}
-    if late := target.num_late_shapes:
+    if late := target.shapes.num_late:
         found.notes.append(f"{late} calls were captured within measured answers")
     found.tables.append(_table(rows))
     return found

@@ -164,7 +164,7 @@ def test_other_orders_of_writing_and_other_targets_stay_on_the_host() -> None:
         ("pld", {}),
     ]:
         assert drafter_for(method, static, **given).on_device() is None
-    assert plain.device_step(drafter_for("recycling", plain).on_device(), **options) is None
+    assert plain.shapes.device_step(drafter_for("recycling", plain).on_device(), **options) is None
 
 
 def test_a_step_is_made_once_for_a_drafter() -> None:
@@ -237,7 +237,7 @@ def test_a_warm_up_teaches_nothing() -> None:
     target.warm_up(600)
     assert torch.equal(whole.memory()["adjacency"], host.memory()["adjacency"])
     assert_same(target, whole, host, random_ids(20, 1), max_new_tokens=NUM_NEW)
-    assert target.num_late_shapes == 0
+    assert target.num_late == 0
 
 
 def test_traced_steps_are_the_hosts() -> None:

@@ -98,7 +98,7 @@ def test_tokens_equal_generate_across_buckets(
     for prompt in ([5], random_ids(28)):
         answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=NUM_NEW)
         assert answer.token_ids == referee(target, prompt, NUM_NEW)
-    lengths = {length for _, length in target.shapes}
+    lengths = {length for _, length in target.known_shapes}
     assert len(lengths) >= 2, "no text grew over the end of a bucket"
 
 
@@ -120,7 +120,7 @@ def test_lengths_of_any_family_may_be_symbols(name: str) -> None:
     for prompt in ([5], random_ids(80)):
         answer = generate(target, drafter, prompt, max_new_tokens=30)
         assert answer.token_ids == referee(target, prompt, 30)
-    assert num_compiled() - before == len(target.shapes), "a length has its own code"
+    assert num_compiled() - before == len(target.known_shapes), "a length has its own code"
     torch._dynamo.reset()
 
 
@@ -150,9 +150,9 @@ def test_nothing_is_compiled_after_a_warm_up(compiled: CompiledTarget) -> None:
     for length in (20, 480):
         generate(compiled, drafter, random_ids(length), max_new_tokens=30)
     assert num_compiled() == before
-    assert compiled.num_late_shapes == 0
+    assert compiled.num_late == 0
     generate(compiled, drafter_for("pld", compiled), [1, 2, 3] * 5, max_new_tokens=30)
-    assert compiled.num_late_shapes > 0, "shapes outside the warm-up are not counted"
+    assert compiled.num_late > 0, "shapes outside the warm-up are not counted"
 
 
 def test_sizes_of_an_automatic_budget_are_warmed_up(compiled: CompiledTarget) -> None:
@@ -160,7 +160,7 @@ def test_sizes_of_an_automatic_budget_are_warmed_up(compiled: CompiledTarget) ->
     generate(compiled, drafter, [5], max_new_tokens=2)  # asks for costs
     compiled.warm_up(100)
     buckets = {node_bucket(size) for size in step_costs(compiled).sizes}
-    assert buckets <= {nodes for nodes, _ in compiled.shapes}
+    assert buckets <= {nodes for nodes, _ in compiled.known_shapes}
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs g++")
@@ -300,10 +300,10 @@ def test_what_compiles_says_nothing_about_costs(
     drafter = drafter_for("pld", compiled, budget="auto")
     for is_first in (True, False):
         learned.clear()
-        num_compiled = compiled.num_compiled
+        num_compiled = compiled.num_prepared
         steps = generate(compiled, drafter, random_ids(28), max_new_tokens=NUM_NEW).steps
         num_left_out = len(steps) - len(learned)
-        assert num_left_out <= compiled.num_compiled - num_compiled
+        assert num_left_out <= compiled.num_prepared - num_compiled
         assert bool(num_left_out) == is_first
 
 

@@ -214,7 +214,7 @@ def test_layers_that_are_run_from_elsewhere_are_refused(monkeypatch: pytest.Monk
 def test_a_heads_hidden_size_is_the_models() -> None:
     target = target_of(LLAMA)
     watcher = Watcher(target, (FINAL,), [])
-    watcher.hidden_size = 31
+    watcher.needs = Needs(hidden_layers=(FINAL,), hidden_size=31)
     with pytest.raises(ValueError, match=r"has a hidden size of 32; allowed: 31"):
         watcher.check_target(target)
 

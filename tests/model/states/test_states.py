@@ -29,6 +29,7 @@ from model.methods.sps.draft_model import load_draft_model
 from model.states import mixers
 from model.states.layers import tensors_of
 from model.states.scans import RECURRENCES, TreeScan
+from model.states.text_states import TextStates
 from model.states.tree import LevelTree
 from tests.model.decoded import drafter_for, known, methods_of, random_ids, referee, target_of
 from tests.model.families.families_with_states import STATES
@@ -60,7 +61,7 @@ def filled(target: TargetModel, text: list[int], num_single: int = 0) -> TreeCac
 
 def states(cache: TreeCache) -> list[torch.Tensor]:
     """Return the tensors of all states."""
-    return tensors_of(cache._states())
+    return tensors_of(cache.states.copy())
 
 
 def is_close(cache: TreeCache, other: TreeCache) -> bool:
@@ -177,7 +178,7 @@ def test_the_state_of_a_wrong_node_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 def test_states_after_a_rejected_draft_that_are_not_restored_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(TreeCache, "_keep_states", lambda *_: None)
+    monkeypatch.setattr(TextStates, "keep", lambda *_: None)
     with pytest.raises(UnsupportedModelError, match="chain is not lossless"):
         self_test(TargetModel(known("Qwen3.5").build()))
 

@@ -1,0 +1,81 @@
+"""The shapes in which passes run, and the work that is done ahead for them.
+
+A stock model takes any shape, with nothing to prepare. Compiled code and CUDA graphs need a few fixed
+shapes (`model.compiled.target`), which are prepared before times are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from .device_step import DeviceDrafting, DeviceStep
+
+
+class Preparation(NamedTuple):
+    """Work done ahead of steps, such as compilation.
+
+    Attributes:
+        num_functions: compiled functions.
+        num_graphs: CUDA graphs.
+        seconds: spent on compilation and capture, with the first calls.
+    """
+
+    num_functions: int = 0
+    num_graphs: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return one line; empty if nothing was prepared."""
+        parts = [
+            f"{count} {name}{'s' * (count > 1)}"
+            for count, name in (
+                (self.num_functions, "compiled function"),
+                (self.num_graphs, "CUDA graph"),
+            )
+            if count
+        ]
+        return f"{' and '.join(parts)}, prepared in {self.seconds:.1f} s" if parts else ""
+
+
+class PassShapes:
+    """The shapes of passes; here any shape, and nothing to prepare."""
+
+    @property
+    def num_prepared(self) -> int:
+        """Functions compiled and calls captured so far; a step in which one was is not used to learn costs."""
+        return 0
+
+    @property
+    def num_late(self) -> int:
+        """Shapes prepared after the last warm-up, which a measured time then includes."""
+        return 0
+
+    @property
+    def preparation(self) -> Preparation:
+        """The functions compiled and graphs captured so far."""
+        return Preparation()
+
+    def padded_size(self, num_nodes: int) -> int:
+        """Return the rows of a pass over a draft of this many nodes."""
+        return num_nodes
+
+    def will_draft(self, num_nodes: Collection[int]) -> None:
+        """Note sizes of drafts that may come, for the next warm-up."""
+
+    def will_read(
+        self, num_candidates: int, with_sketches: bool, hidden_layers: tuple[int, ...]
+    ) -> None:
+        """Note what is read of passes, for the next warm-up."""
+
+    def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
+        """Prepare passes over drafts of these sizes after texts of up to `num_tokens` tokens."""
+
+    def device_step(
+        self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
+    ) -> DeviceStep | None:
+        """Return a drafter's steps that run whole on the device; None if they cannot."""
+        return None
+
+
+ANY_SHAPE = PassShapes()
