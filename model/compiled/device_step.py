@@ -14,7 +14,7 @@ Shapes: N nodes, P nodes of their bucket, D the deepest node's depth, V vocabula
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,15 +22,42 @@ import torch
 from ..engine.budget import DraftBudget
 from ..engine.passes.device_step import DeviceDrafting
 from ..engine.read_out import Candidates
-from ..engine.rules import LEAST_SIZE
+from ..engine.rules import tie_gaps
 from ..engine.tree import DraftTree, TreeTopology
-from ..engine.verification import Acceptance, check_finite
+from ..engine.verification import Acceptance, accepted_walk, check_finite
 from ..kernels.largest_logits import top_k
 from ..machine.transfer import downloaded, write
 from .cache import StaticTreeCache, StaticView
 
-# Columns that the host reads for every node; the last holds the bits of its largest logit.
-TOKEN, CHOSEN, IS_OPEN, LAST_ACCEPTED, LARGEST = range(5)
+
+class PackedStep(NamedTuple):
+    """What the host reads of every node, each [N]: tensors on the device, lists on the host.
+
+    Attributes:
+        tokens: of the nodes.
+        chosen: the token after each node.
+        is_open: whether rounding could exchange it for another.
+        last: the last accepted node, the same in every row.
+        largest: the largest logit after each node, float32.
+    """
+
+    tokens: Any
+    chosen: Any
+    is_open: Any
+    last: Any
+    largest: Any
+
+    def packed(self) -> torch.Tensor:
+        """Return the fields as columns, int32 [N, 5]; the last holds the bits of the floats."""
+        *numbers, largest = self
+        columns = [column.int().expand(len(largest)) for column in numbers]
+        return torch.stack([*columns, largest.view(torch.int32)], dim=1)
+
+    @classmethod
+    def unpacked(cls, packed: torch.Tensor) -> PackedStep:
+        """Undo `packed` on the host."""
+        *numbers, largest = packed.unbind(dim=1)
+        return cls(*(column.tolist() for column in (*numbers, largest.view(torch.float32))))
 
 
 class StaticPasses(Protocol):
@@ -140,7 +167,7 @@ class StaticDeviceStep:
         packed = self._target.call(
             StaticDeviceStep._step, self.functions, (self,), cache, num_padded, self._start
         )
-        acceptance = self._read(downloaded(packed), room)
+        acceptance = self._acceptance(PackedStep.unpacked(downloaded(packed)), room)
         cache.append(len(acceptance.path))
         token_ids = torch.tensor(acceptance.node_tokens, device="cpu")
         return DraftTree(token_ids, self.topology), acceptance
@@ -153,7 +180,7 @@ class StaticDeviceStep:
         undo()
 
     def _step(self, view: StaticView) -> torch.Tensor:
-        """Return the columns defined above, int32 [N, 5]."""
+        """Return a `PackedStep` as one tensor, int32 [N, 5]."""
         target, drafting = self._target, self._drafting
         num_nodes, num_padded = self.topology.num_nodes, len(self._padded_depths)
         token_ids = drafting.fill(self._root)  # [N]
@@ -165,8 +192,7 @@ class StaticDeviceStep:
         chosen = logits.argmax(dim=-1)  # [N]: the first of equal logits, as in plain decoding
         is_open = torch.zeros_like(chosen, dtype=torch.bool)
         if self._tie_margin and count > 1:
-            size = values[:, 0].abs().clamp(min=LEAST_SIZE)  # as `tie_gap`
-            is_open = values[:, 0] - values[:, 1] < self._tie_margin * size
+            is_open = values[:, 0] - values[:, 1] < tie_gaps(values[:, 0], self._tie_margin)
         ends_text = torch.isin(token_ids, self._ends) & ~self._is_root
         goes_on = ~is_open & ~ends_text & (self._depths < self._room)
         matches = (token_ids == chosen[self._parents]) & goes_on[self._parents]
@@ -176,21 +202,23 @@ class StaticDeviceStep:
         view.move(sources, view.rows.next(len(sources)))
         k = drafting.num_candidates
         drafting.learn(token_ids, candidates[:, :k], values[:, :k], self._sees[last][0])
-        numbers = [column.int() for column in (token_ids, chosen, is_open, last.expand(num_nodes))]
-        return torch.stack([*numbers, values[:, 0].view(torch.int32)], dim=1)
+        return PackedStep(token_ids, chosen, is_open, last, values[:, 0]).packed()
 
-    def _read(self, packed: torch.Tensor, room: int) -> Acceptance:
+    def _acceptance(self, step: PackedStep, room: int) -> Acceptance:
         """Return the acceptance, without candidates, from which the drafter has learned already."""
-        last = int(packed[0, LAST_ACCEPTED])
-        path = self.topology.path_to(last)
-        node_tokens, chosen = packed[:, TOKEN].tolist(), packed[:, CHOSEN].tolist()
-        largest = packed[:, LARGEST].view(torch.float32).tolist()
-        tokens = [node_tokens[node] for node in path[1:]]
-        is_over = len(tokens) == room or (bool(tokens) and tokens[-1] in self._eos_ids)
-        for node in path[:-1] if is_over else path:
-            check_finite(largest[node])
-        is_decided = is_over or not packed[last, IS_OPEN]
-        if is_decided and not is_over:
-            tokens.append(chosen[last])
+        path = self.topology.path_to(step.last[0])
+
+        def choose(place: int, emitted: list[int]) -> int | None:
+            node = path[place]
+            check_finite(step.largest[node])
+            return None if step.is_open[node] else step.chosen[node]
+
+        # Along the path whose rows the device has kept: `verify` has one rule for where a text ends.
+        tokens = [step.tokens[node] for node in path]
+        walk = accepted_walk(
+            TreeTopology.chain(len(path)), tokens, choose, self._eos_ids, max_tokens=room
+        )
         nothing = Candidates([], [])
-        return Acceptance(path, tokens, node_tokens, chosen, nothing, is_decided=is_decided)
+        return Acceptance(
+            path, walk.tokens, step.tokens, step.chosen, nothing, is_decided=walk.is_decided
+        )

@@ -50,6 +50,11 @@ def tie_gap(largest: float, margin: float) -> float:
     return margin * max(abs(largest), LEAST_SIZE)
 
 
+def tie_gaps(largest: torch.Tensor, margin: float) -> torch.Tensor:
+    """Return the `tie_gap` of each of the largest logits [N]."""
+    return margin * largest.abs().clamp(min=LEAST_SIZE)
+
+
 class TokenRule(Protocol):
     """Chooses the token after a node."""
 

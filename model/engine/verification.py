@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -104,25 +105,71 @@ def verify(
     # Near-ties need the two largest logits.
     num_read = max(num_candidates, 2 if tie_margin else 1)
     node_tokens, candidates, sketches = read(tree, logits, num_read, with_sketches)
-    found = (node_tokens, [ids[0] for ids in candidates.token_ids], candidates, sketches)
-    topology, emitted = tree.topology, list[int]()
+
+    def choose(node: int, emitted: list[int]) -> int | None:
+        check_finite(candidates.logits[node][0])
+        if rule is not None:
+            return rule.choose(logits[node], [*prefix, *emitted], tie_margin)
+        return _likeliest(candidates, node, logits, tie_margin)
+
+    def ends(emitted: list[int]) -> bool:
+        return stop is not None and stop([*prefix, *emitted])
+
+    walk = accepted_walk(tree.topology, node_tokens, choose, eos_ids, max_tokens, ends)
+    predictions = [ids[0] for ids in candidates.token_ids]
+    return Acceptance(
+        walk.path,
+        walk.tokens,
+        node_tokens,
+        predictions,
+        candidates,
+        sketches,
+        walk.is_decided,
+        walk.is_stopped,
+    )
+
+
+class Walk(NamedTuple):
+    """An accepted path from the root, and what was emitted along it; fields as of `Acceptance`."""
+
+    path: list[int]
+    tokens: list[int]
+    is_decided: bool = True
+    is_stopped: bool = False
+
+
+def accepted_walk(
+    topology: TreeTopology,
+    node_tokens: Sequence[int],
+    choose: Callable[[int, list[int]], int | None],
+    eos_ids: Collection[int] = (),
+    max_tokens: int | None = None,
+    ends: Callable[[list[int]], bool] = lambda emitted: False,
+) -> Walk:
+    """Walk from the root down, as far as the drafted tokens are those that the model chooses.
+
+    Args:
+        topology: of the draft, N nodes.
+        node_tokens: token of every node [N].
+        choose: returns the token after a node, given the tokens emitted before it; None if it is open.
+        eos_ids: token ids that end the text.
+        max_tokens: most tokens to emit; None sets no limit.
+        ends: whether a stopping criterion ends the text after the tokens emitted so far.
+    """
+    emitted: list[int] = []
     frontier = [0]  # nodes with the same, accepted, path of tokens
     while True:
         node = frontier[0]
-        check_finite(candidates.logits[node][0])
-        if rule is not None:
-            token = rule.choose(logits[node], [*prefix, *emitted], tie_margin)
-        else:
-            token = _likeliest(candidates, node, logits, tie_margin)
+        token = choose(node, emitted)
         if token is None:
-            return Acceptance(topology.path_to(node), emitted, *found, is_decided=False)
+            return Walk(topology.path_to(node), emitted, is_decided=False)
         emitted.append(token)
-        is_stopped = stop is not None and stop([*prefix, *emitted])
+        is_stopped = ends(emitted)
         children = [child for parent in frontier for child in topology.children[parent]]
         matching = [child for child in children if node_tokens[child] == token]
         if not matching or token in eos_ids or is_stopped or len(emitted) == max_tokens:
             path = topology.path_to(matching[0] if matching else node)
-            return Acceptance(path, emitted, *found, is_stopped=is_stopped)
+            return Walk(path, emitted, is_stopped=is_stopped)
         frontier = matching
 
 
