@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..engine.hidden import HiddenStates
+from ..engine.passes.hidden import HiddenStates
 from ..engine.passes.shapes import Preparation
 from .cache import StaticView
 from .graphs import GraphedTarget

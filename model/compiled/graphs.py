@@ -23,8 +23,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..engine.cache import TreeCache
-from ..engine.hidden import HiddenStates
 from ..engine.passes.device_step import DeviceDrafting
+from ..engine.passes.hidden import HiddenStates
 from ..engine.passes.shapes import Preparation
 from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
 from ..engine.support import UnsupportedModelError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine.masks import WINDOWS
+from ..engine.passes.masks import WINDOWS
 from ..engine.prefix_cache import active_adapters, has_hooks
 
 
@@ -12,7 +12,7 @@ class ModelState:
     """The addresses of a model's tensors, its windows, its active adapters and its hooks, now.
 
     Attributes:
-        has_hooks: whether a module has hooks, other than those of `model.engine.hidden`, or a forward of its own.
+        has_hooks: whether a module has hooks, other than those of `passes.hidden`, or a forward of its own.
     """
 
     def __init__(self, model: Any) -> None:

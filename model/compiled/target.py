@@ -25,8 +25,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..engine.cache import TreeCache
-from ..engine.hidden import HiddenStates
 from ..engine.passes.device_step import DeviceDrafting
+from ..engine.passes.hidden import HiddenStates
 from ..engine.passes.shapes import PassShapes, Preparation
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel

@@ -17,9 +17,9 @@ import torch
 from .budget import DraftBudget
 from .cache import TreeCache
 from .drafter import Drafter, VerifiedStep
-from .hidden import HiddenStates
 from .near_ties import ReferenceRows
 from .passes.device_step import DeviceStep
+from .passes.hidden import HiddenStates
 from .prefix_cache import PrefixCache
 from .request import Request
 from .rules import TokenRule

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .cache import TreeCache
-from .hidden import HiddenStates
+from .passes.hidden import HiddenStates
 from .support import rope_border
 from .target import TargetModel
 
@@ -134,7 +134,7 @@ def active_adapters(model: nn.Module) -> list[list[str]]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks other than those with which transformers, or `model.engine.hidden`, look on."""
+    """Whether a module has hooks other than those with which transformers, or `passes.hidden`, look on."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     modules = (str(hook.__module__) for hook in hooks)
     return any(not name.startswith("transformers.") and name != HIDDEN for name in modules)

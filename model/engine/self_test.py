@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .masks import WINDOWS
+from .passes.masks import WINDOWS
 from .prefix_cache import Weights
 from .support import UnsupportedModelError, new_cache
 from .target import TargetModel

@@ -18,7 +18,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from ..states.layers import HAS_STATE_LAYERS, holds_state
 from ..states.own_cache import new_own_cache, own_cache_class
-from .masks import WITH_MASK
+from .passes.masks import WITH_MASK
 
 logger = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from transformers import Cache, PreTrainedModel
 from ..machine.measurements import machine_key
 from ..machine.transfer import uploaded
 from ..states.own_cache import own_cache_class
-from .arithmetic import PassArithmetic
 from .cache import TreeCache
-from .hidden import HiddenStates
-from .masks import Masks, TreeMasks
+from .passes.arithmetic import PassArithmetic
+from .passes.hidden import HiddenStates
 from .passes.layout import CacheLayout
+from .passes.masks import Masks, TreeMasks
 from .passes.shapes import ANY_SHAPE, PassShapes
 from .read_out import ReadOut, read_out
 from .support import (

@@ -28,7 +28,7 @@ import torch
 
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
-from ...engine.hidden import FINAL
+from ...engine.passes.hidden import FINAL
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...machine.transfer import uploaded

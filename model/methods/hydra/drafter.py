@@ -22,7 +22,7 @@ import torch
 
 from ...engine.budget import DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
-from ...engine.hidden import FINAL
+from ...engine.passes.hidden import FINAL
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k

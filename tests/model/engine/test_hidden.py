@@ -20,8 +20,8 @@ from model.engine import near_ties
 from model.engine import target as target_module
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, Needs, VerifiedStep
-from model.engine.hidden import FINAL, layers_of
 from model.engine.loop import generate
+from model.engine.passes.hidden import FINAL, layers_of
 from model.engine.prefix_cache import PrefixCache
 from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.support import UnsupportedModelError

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .tree import TreeTopology
+from ..tree import TreeTopology
 
 Masks = torch.Tensor | dict[str, torch.Tensor | None]
 

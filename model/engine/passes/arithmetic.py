@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from ..kernels.attention import Attention, HeadShape, attention
-from ..kernels.linear import LinearKernels, linear_kernels
-from ..kernels.norms import FusedNorms, fused_norms
-from ..kernels.sdpa import without_cudnn
-from .cache import BufferShape, LayerShape
+from ...kernels.attention import Attention, HeadShape, attention
+from ...kernels.linear import LinearKernels, linear_kernels
+from ...kernels.norms import FusedNorms, fused_norms
+from ...kernels.sdpa import without_cudnn
+from ..cache import BufferShape, LayerShape
 
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .support import UnsupportedModelError
+from ..support import UnsupportedModelError
 
 # The layer whose "input" is the output head's: the final, normed hidden state.
 FINAL = -1
