@@ -16,7 +16,8 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ..engine.cache import BufferShape, LayerShape, TreeCache, new_layer
+from ..engine.cache import TreeCache, new_layer
+from ..engine.passes.layer_shape import BufferShape, LayerShape
 from ..machine.transfer import uploaded
 
 # Numbers of moved rows are rounded up to this, or a higher power of two; paths are rarely deeper.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
@@ -182,6 +182,33 @@ def rope_border(config: Any) -> int | None:
             border = rope.get("original_max_position_embeddings")
             return border or getattr(config, "original_max_position_embeddings", None)
     return None
+
+
+class KeyBorders(NamedTuple):
+    """Borders that no tree may cross, of models that count keys where they mean positions.
+
+    A tree has more keys than its text has tokens, so that across a border it would get the wrong scale.
+
+    Attributes:
+        rope: PhiMoE in transformers 4.57 takes its longrope scale from the number of keys; None: no border.
+        query_step: Llama 4 scales the queries of some layers by key index, in steps of `floor_scale`; 0: never.
+    """
+
+    rope: int | None
+    query_step: int
+
+    @classmethod
+    def of(cls, config: Any) -> KeyBorders:
+        """Return the borders of a model with this text config."""
+        scales_queries = getattr(config, "attn_temperature_tuning", False)
+        return cls(rope_border(config), config.floor_scale if scales_queries else 0)
+
+    def are_crossed(self, base: int, num_nodes: int) -> bool:
+        """Whether a draft of up to `num_nodes` nodes after `base` cached tokens crosses one."""
+        if self.rope and base < self.rope < base + num_nodes:
+            return True
+        step = self.query_step
+        return bool(step) and (base + 1) // step != (base + num_nodes) // step
 
 
 def context_limit(config: Any, prompt_length: int) -> int | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,6 @@ from transformers import Cache, PreTrainedModel
 
 from ..machine.measurements import machine_key
 from ..machine.transfer import uploaded
-from ..states.own_cache import own_cache_class
 from .cache import TreeCache
 from .passes.arithmetic import PassArithmetic
 from .passes.hidden import HiddenStates
@@ -31,14 +30,13 @@ from .passes.masks import Masks, TreeMasks
 from .passes.shapes import ANY_SHAPE, PassShapes
 from .read_out import ReadOut, read_out
 from .support import (
+    KeyBorders,
     UnsupportedModelError,
     cache_argument,
     context_limit,
     forward_parameters,
-    new_cache,
     refuse_autocast,
     refuse_unverifiable,
-    rope_border,
     use_masked_attention,
     why_chain_only,
 )
@@ -102,12 +100,10 @@ class TargetModel(PassArithmetic):
         self._parameters = forward_parameters(model)
         self.cache_argument = cache_argument(model) or ""  # checked by `refuse_unverifiable`
         self.masks = TreeMasks(self.config)
-        self._has_own_cache = own_cache_class(model) is not None
-        scales_queries = getattr(self.config, "attn_temperature_tuning", False)
-        self._query_scale_step: int = self.config.floor_scale if scales_queries else 0
-        self._rope_border = rope_border(self.config)
+        self._borders = KeyBorders.of(self.config)
+        self._layout = layout = CacheLayout(model)
         with self.lock, torch.no_grad():
-            self._layout = layout = CacheLayout(model, self.run)
+            layout.probe(self.run)
         self.layer_shapes, self.mixers = layout.shapes, layout.mixers
         self.num_state_bytes, self.vocab_size = layout.num_state_bytes, layout.vocab_size
         self.is_same_in_parts = True
@@ -177,14 +173,13 @@ class TargetModel(PassArithmetic):
             UnsupportedModelError: if the model does not show them; found out by a plain pass.
         """
         if layers not in self._hidden:
-            token_ids = torch.zeros(2, dtype=torch.long, device=self.device)
-
-            def run() -> None:
-                with torch.no_grad():
-                    self.run(token_ids, 0, new_cache(self.model), None, last_logits_only=True)
-
             self._hidden[layers] = HiddenStates(
-                self.model, self.config.num_hidden_layers, layers, self.device, self.lock, run
+                self.model,
+                self.config.num_hidden_layers,
+                layers,
+                self.device,
+                self.lock,
+                partial(self._layout.plain_pass, self.run, last_logits_only=True),
             )
         return self._hidden[layers]
 
@@ -199,19 +194,8 @@ class TargetModel(PassArithmetic):
         return context_limit(self.config, prompt_length)
 
     def chain_only_at(self, base: int, num_nodes: int) -> bool:
-        """Whether a draft of up to `num_nodes` nodes after `base` cached tokens must be a chain.
-
-        Some models count keys where they mean positions, and a tree has more keys than its text has
-        tokens. Llama 4 scales the queries of some layers by key index, in steps of `floor_scale`;
-        PhiMoE in transformers 4.57 takes its longrope scale from the number of keys. A tree across
-        such a border would get the wrong scale.
-        """
-        if self.chain_only or (self._rope_border and base < self._rope_border < base + num_nodes):
-            return True
-        step = self._query_scale_step
-        if not step:
-            return False
-        return (base + 1) // step != (base + num_nodes) // step
+        """Whether a draft of up to `num_nodes` nodes after `base` cached tokens must be a chain."""
+        return self.chain_only or self._borders.are_crossed(base, num_nodes)
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
         """Append all nodes to the cache; return the logits after every node [N, V], valid until the next pass."""
@@ -259,7 +243,7 @@ class TargetModel(PassArithmetic):
         """Read the prompt in chunks from the cache's end to its last token, which is the first tree's root."""
         read = prompt_ids[:-1]
         size = min(PREFILL_CHUNK, max(512, MAX_LOGITS // self.vocab_size))
-        if self._rope_border and len(prompt_ids) > self._rope_border:
+        if self._borders.rope and len(prompt_ids) > self._borders.rope:
             # Chunks before the border would get the frequencies of short texts.
             size, with_logits = len(read), False
         elif not self.is_same_in_parts:  # such as recurrences that begin anew with each chunk
@@ -298,8 +282,8 @@ class TargetModel(PassArithmetic):
             if positions is None:
                 positions = torch.arange(base, base + token_ids.shape[0], device=self.device)
             arguments["position_ids"] = positions[None]
-        if self._has_own_cache and "cache_position" in self._parameters:
-            arguments["cache_position"] = self._cache_position(base, token_ids.shape[0])
+        if (cache_position := self._layout.cache_position(base, len(token_ids))) is not None:
+            arguments["cache_position"] = cache_position
         if masks is not None:
             arguments["attention_mask"] = masks
         if last_logits_only and "logits_to_keep" in self._parameters:
@@ -308,11 +292,3 @@ class TargetModel(PassArithmetic):
         with cache.states.reading(token_ids.shape[0]) if has_states else nullcontext():
             logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0].to(self.device)  # a model spread over devices returns them on its last one
-
-    def _cache_position(self, base: int, num_rows: int) -> torch.Tensor:
-        """Return the positions of a pass's rows as models of transformers 4.57 ask for them."""
-        if self.cache_argument != "cache_params":
-            return torch.arange(base, base + num_rows, device=self.device)
-        # Models with states alone know a prompt by as many positions as their convolution sees.
-        first = [base] if base else range(self.config.conv_kernel)
-        return torch.tensor(first, device=self.device)

@@ -115,18 +115,11 @@ def verify(
     def ends(emitted: list[int]) -> bool:
         return stop is not None and stop([*prefix, *emitted])
 
-    walk = accepted_walk(tree.topology, node_tokens, choose, eos_ids, max_tokens, ends)
-    predictions = [ids[0] for ids in candidates.token_ids]
-    return Acceptance(
-        walk.path,
-        walk.tokens,
-        node_tokens,
-        predictions,
-        candidates,
-        sketches,
-        walk.is_decided,
-        walk.is_stopped,
+    path, tokens, *ending = accepted_walk(
+        tree.topology, node_tokens, choose, eos_ids, max_tokens, ends
     )
+    predictions = [ids[0] for ids in candidates.token_ids]
+    return Acceptance(path, tokens, node_tokens, predictions, candidates, sketches, *ending)
 
 
 class Walk(NamedTuple):

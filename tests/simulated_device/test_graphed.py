@@ -17,8 +17,9 @@ from model.compiled.cache import StaticStorage
 from model.compiled.graphed_cache import GraphedCache
 from model.compiled.graphs import GraphedTarget, graphed
 from model.compiled.inputs import MOST_MOVED
-from model.engine.cache import BufferShape, LayerShape, TreeCache
+from model.engine.cache import TreeCache
 from model.engine.loop import decode, generate
+from model.engine.passes.layer_shape import BufferShape, LayerShape
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree

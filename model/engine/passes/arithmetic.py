@@ -20,7 +20,7 @@ from ...kernels.attention import Attention, HeadShape, attention
 from ...kernels.linear import LinearKernels, linear_kernels
 from ...kernels.norms import FusedNorms, fused_norms
 from ...kernels.sdpa import without_cudnn
-from ..cache import BufferShape, LayerShape
+from .layer_shape import BufferShape, LayerShape
 
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 

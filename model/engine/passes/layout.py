@@ -20,8 +20,9 @@ from ...states.own_cache import (
     rows_in,
 )
 from ...states.text_states import TextStates
-from ..cache import BufferShape, LayerShape, TreeCache
-from ..support import UnsupportedModelError, new_cache
+from ..cache import TreeCache
+from ..support import UnsupportedModelError, forward_parameters, new_cache
+from .layer_shape import BufferShape, LayerShape
 
 
 class CacheLayout:
@@ -29,28 +30,36 @@ class CacheLayout:
 
     Args:
         model: a loaded model.
-        run: runs a pass as `TargetModel.run`; the caller serialises passes.
 
-    Attributes:
+    Attributes (once probed):
         shapes: shapes of each layer's cache; None for layers that read another layer's cache, or keep
             nothing.
         mixers: the modules that keep states; none for attention alone.
         num_state_bytes: memory of the states of one text; 0 for attention alone.
         vocab_size: logits of a pass V.
-
-    Raises:
-        UnsupportedModelError: if a plain pass with a cache fails or fills none, or states are read in an
-            unknown way.
     """
 
-    def __init__(self, model: PreTrainedModel, run: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._own = own_cache_class(model)
+        self._parameters = forward_parameters(model)
         self._first_states: dict[int, State] = {}  # before any token, of such a class
-        name = f"model type {model.config.get_text_config(decoder=True).model_type}"
+
+    def probe(self, run: Callable[..., torch.Tensor]) -> None:
+        """Find the layout by plain passes.
+
+        Args:
+            run: runs a pass as `TargetModel.run`; the caller serialises passes.
+
+        Raises:
+            UnsupportedModelError: if a plain pass with a cache fails or fills none, or states are read in
+                an unknown way.
+        """
+        name = f"model type {self._model.config.get_text_config(decoder=True).model_type}"
         mixers: dict[int, Any] = {}
         try:
-            cache, logits = self._probe(run)
+            cache, logits = self.plain_pass(run)
+            self._read_shapes(cache)
             if any(shape and shape.num_states for shape in self.shapes):
                 mixers = self._mixers(cache, run)
         except Exception as error:
@@ -85,10 +94,31 @@ class CacheLayout:
         cache = kind(shapes, capacity, new_cache(self._model), self._first_states)
         return cache
 
-    def _probe(self, run: Callable[..., torch.Tensor]) -> tuple[Any, torch.Tensor]:
-        """Fill the model's own cache by a plain pass over two tokens, and take its shapes."""
+    def cache_position(self, base: int, num_rows: int) -> torch.Tensor | None:
+        """Return the positions of a pass's rows as models with a cache class of their own ask for them.
+
+        They do in transformers 4.57; None for other models.
+        """
+        if self._own is None or "cache_position" not in self._parameters:
+            return None
+        device = self._model.get_input_embeddings().weight.device
+        if "cache_params" not in self._parameters:
+            return torch.arange(base, base + num_rows, device=device)
+        # Models with states alone know a prompt by as many positions as their convolution sees.
+        first = [base] if base else range(self._model.config.conv_kernel)
+        return torch.tensor(first, device=device)
+
+    @torch.no_grad()
+    def plain_pass(
+        self, run: Callable[..., torch.Tensor], last_logits_only: bool = False
+    ) -> tuple[Any, torch.Tensor]:
+        """Run a pass over two tokens; return the model's own cache and the logits."""
         cache = new_cache(self._model)
-        logits = run(_tokens(self._model), 0, cache, None)
+        tokens = _tokens(self._model)
+        return cache, run(tokens, 0, cache, None, last_logits_only=last_logits_only)
+
+    def _read_shapes(self, cache: Any) -> None:
+        """Take the shapes of a cache that `plain_pass` has filled."""
         config = self._model.config.get_text_config(decoder=True)
         is_own = not isinstance(cache, Cache)
         num_layers = config.num_hidden_layers if is_own else len(cache)
@@ -96,7 +126,6 @@ class CacheLayout:
         self.num_state_bytes = num_state_bytes(cache)
         if is_own:
             self._first_states = first_states(cache, num_layers)
-        return cache, logits
 
     def _mixers(self, cache: Any, run: Callable[..., torch.Tensor]) -> dict[int, Any]:
         """Return the modules that read states, by layer, found by watching a pass."""

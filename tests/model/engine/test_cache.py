@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.engine.cache import BufferShape, LayerShape, TreeCache
+from model.engine.cache import TreeCache
+from model.engine.passes.layer_shape import BufferShape, LayerShape
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from tests.model.decoded import random_ids, target_of

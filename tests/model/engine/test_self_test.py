@@ -17,10 +17,10 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from model import SpeculativeDecoder
-from model.engine import arithmetic
 from model.engine import self_test as module
 from model.engine.cache import TreeCache
 from model.engine.loop import generate
+from model.engine.passes import arithmetic
 from model.engine.self_test import (
     CHAIN,
     TREE,
