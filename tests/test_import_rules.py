@@ -9,6 +9,9 @@ Run: pytest tests/test_import_rules.py
 from __future__ import annotations
 
 import graphlib
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import grimp
@@ -42,6 +45,20 @@ def importers(graph: grimp.ImportGraph, module: str, package: str = "") -> set[s
         for name in graph.find_modules_that_directly_import(module)
         if f"{name}.".startswith(package)
     }
+
+
+def test_every_folder_of_the_harness_is_a_room() -> None:
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    _, _, contract = settings.partition('name = "the rooms of the harness"')
+    (layers,) = re.findall(r"^layers = \[(.*)\]$", contract, re.MULTILINE)
+    folders = {file.parent.name for file in (ROOT / "evaluation").glob("*/__init__.py")}
+    assert folders == {*re.findall(r"\w+", layers)}
+
+
+@pytest.mark.parametrize("command", ["speed", "leaderboard", "defects"])
+def test_a_report_opens_without_torch(command: str) -> None:
+    code = f"import sys, evaluation.{command}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_no_one_imports_a_door_of_the_harness(graph: grimp.ImportGraph) -> None:
