@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from model.methods.registry import METHODS, drafter_class
 from model.methods.rest.datastore import Datastore
 from tests.model.families.families import FAMILIES
 from tests.model.families.family import VOCAB, Family
+from tests.pairs import pairs
 
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
-@lru_cache(maxsize=4)
+@cache  # building and checking one takes longer than most tests
 @torch.inference_mode(mode=False)
 def target_of(name: str) -> TargetModel:
     """Return the checked target of a family; skip the test where `known` does."""
@@ -86,6 +87,27 @@ def heads_folder(method: str, config: Any) -> str:
             pytest.skip(str(error))
         _HEADS[key] = folder
     return _HEADS[key].name
+
+
+def with_methods(names: Sequence[str], heads: int = 1, others: int = 1) -> list[tuple[str, str]]:
+    """Return pairs of a name and a method: each name has recycling, and some with and without heads.
+
+    Those with heads read hidden states, the others keep texts; recycling's tree is the widest. Every
+    method has as many of the names as any other of its kind.
+
+    Args:
+        names: of families, or of settings.
+        heads: methods with heads for each name.
+        others: methods without for each name, beside recycling.
+    """
+    with_heads = [method for method in METHODS if drafter_class(method).drafts_with_heads()]
+    without = [method for method in METHODS if method not in (*with_heads, "recycling")]
+    found = [
+        *((name, "recycling") for name in names),
+        *pairs(names, with_heads, heads),
+        *pairs(names, without, others),
+    ]
+    return sorted(found, key=lambda pair: names.index(pair[0]))
 
 
 def methods_of(config: Any) -> list[str]:

@@ -18,8 +18,15 @@ from model.engine.loop import generate
 from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.support import new_cache
 from model.engine.target import TargetModel, UnsupportedModelError
-from model.methods.registry import METHODS
-from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee, target_of
+from tests.model.decoded import (
+    BY_NAME,
+    drafter_for,
+    known,
+    random_ids,
+    referee,
+    target_of,
+    with_methods,
+)
 from tests.model.families.families import CHAINS, FAMILIES, REFUSED, TREES
 from tests.model.families.family import IS_VERSION_4
 
@@ -58,8 +65,7 @@ def test_families_are_there_in_the_versions_that_the_table_says() -> None:
         assert family.is_known != is_absent, family.name
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", VERIFIED)
+@pytest.mark.parametrize(("name", "method"), with_methods(VERIFIED, heads=2, others=2))
 def test_tokens_equal_generate(name: str, method: str) -> None:
     target = target_of(name)
     drafter = drafter_for(method, target)

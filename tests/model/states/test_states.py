@@ -31,7 +31,15 @@ from model.states.layers import tensors_of
 from model.states.scans import RECURRENCES, TreeScan
 from model.states.text_states import TextStates
 from model.states.tree import LevelTree
-from tests.model.decoded import drafter_for, known, methods_of, random_ids, referee, target_of
+from tests.model.decoded import (
+    drafter_for,
+    known,
+    methods_of,
+    random_ids,
+    referee,
+    target_of,
+    with_methods,
+)
 from tests.model.families.families_with_states import STATES
 from tests.model.families.family import IS_VERSION_4
 
@@ -183,8 +191,7 @@ def test_states_after_a_rejected_draft_that_are_not_restored_are_noticed(
         self_test(TargetModel(known("Qwen3.5").build()))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", [family.name for family in STATES])
+@pytest.mark.parametrize(("name", "method"), with_methods([family.name for family in STATES]))
 def test_sampled_texts_are_those_of_plain_decoding(name: str, method: str) -> None:
     target = target_of(name)
     texts = []
@@ -231,8 +238,9 @@ def test_without_the_rule_near_ties_fall_otherwise(monkeypatch: pytest.MonkeyPat
     assert sum(map(num_differing, SOME)) > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", [*SOME, "Nemotron-H", "MiniMax"])
+@pytest.mark.parametrize(
+    ("name", "method"), with_methods([*SOME, "Nemotron-H", "MiniMax"], others=2)
+)
 def test_turns_of_a_chat_are_answered_as_without_a_cache(name: str, method: str) -> None:
     target = target_of(name)
     drafter, cache, text = drafter_for(method, target), PrefixCache(), list(PREFIX)
