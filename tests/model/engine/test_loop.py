@@ -6,6 +6,7 @@ Run: pytest tests/model/engine/test_loop.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,7 @@ from model.engine.tree import DraftTree
 from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.families.family import VOCAB, Family
+from tests.pairs import pairs
 
 PROMPT = random_ids(14, seed=3)
 LLAMA = "Llama, grouped heads"
@@ -49,8 +51,7 @@ class Oracle(Drafter):
         return DraftTree.chain([context[-1], *self.text[begin : begin + depth]])
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("limit", [1, 2, 5, 23])
+@pytest.mark.parametrize(("method", "limit"), pairs(METHODS, [1, 2, 5, 23], each=2))
 def test_exactly_max_new_tokens_come_and_lengths_sum_to_them(method: str, limit: int) -> None:
     target = target_of(LLAMA)
     answer = generate(target, drafter_for(method, target), PROMPT, max_new_tokens=limit)
@@ -127,13 +128,18 @@ def test_a_prompt_may_hold_tokens_that_have_no_logit(
                 assert answer.token_ids == expected, (method, options)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("length", [1, 20, 46, 47])
-def test_learned_positions_are_never_passed(method: str, length: int) -> None:
+@lru_cache
+def short_target() -> TargetModel:
+    """Return a target with learned positions for 48 tokens."""
     options = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48}
-    target = TargetModel(
+    return TargetModel(
         Family("short", "GPT2Config", options, without=("max_position_embeddings",)).build()
     )
+
+
+@pytest.mark.parametrize(("method", "length"), pairs(METHODS, [1, 20, 46, 47], each=2))
+def test_learned_positions_are_never_passed(method: str, length: int) -> None:
+    target = short_target()
     prompt = random_ids(length, seed=5)
     answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=100)
     assert answer.token_ids == referee(target, prompt, 48 - length)

@@ -19,6 +19,7 @@ from model.engine.target import TargetModel
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.engine.test_near_ties import model_with_twins
+from tests.pairs import pairs
 
 LLAMA = "Llama, grouped heads"
 FAMILIES = [
@@ -63,8 +64,7 @@ def turns(target: TargetModel, method: str, cache: PrefixCache | None) -> list[l
     return answers
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("method", "family"), pairs(METHODS, FAMILIES))
 def test_turns_of_a_chat_are_answered_as_without_a_cache(method: str, family: str) -> None:
     target = target_of(family)
     expected = turns(target, "vanilla", None)

@@ -6,6 +6,7 @@ Run: pytest tests/model/engine/test_rope_borders.py
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from model.methods.registry import METHODS
 from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee
 from tests.model.families.families_with_trees import LONGROPE
 from tests.model.families.family import IS_VERSION_4, VERSION, Family
+from tests.pairs import pairs
 
 BORDER = 48
 NUM_NEW = 40
@@ -34,6 +36,7 @@ LAYERED = {
         **FACTORS,
     },
 }
+KINDS = [*LAYERED, "phimoe"]
 
 
 def layered(kind: str) -> TargetModel:
@@ -48,6 +51,12 @@ def layered(kind: str) -> TargetModel:
         "rope_parameters": {"full_attention": LAYERED[kind], "sliding_attention": PLAIN_ROPE},
     }
     return checked(Family(f"layered {kind}", "Gemma3TextConfig", options))
+
+
+@lru_cache
+def target_with(kind: str) -> TargetModel:
+    """Return the target of one of `KINDS`."""
+    return phimoe() if kind == "phimoe" else layered(kind)
 
 
 def phimoe() -> TargetModel:
@@ -69,20 +78,18 @@ def checked(family: Family) -> TargetModel:
     return target
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "phimoe"])
+@pytest.mark.parametrize(("method", "kind"), pairs(METHODS, KINDS))
 def test_texts_end_at_the_border(kind: str, method: str) -> None:
-    target = phimoe() if kind == "phimoe" else layered(kind)
+    target = target_with(kind)
     prompt = random_ids(30)
     answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=NUM_NEW)
     assert answer.token_ids == referee(target, prompt, NUM_NEW)[: BORDER - 30]
     assert answer.steps[-1].stop_reason == "context"
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["longrope", "phimoe"])
+@pytest.mark.parametrize(("method", "kind"), pairs(METHODS, KINDS[1:]))
 def test_prompts_beyond_the_border_equal_generate(kind: str, method: str) -> None:
-    target = phimoe() if kind == "phimoe" else layered(kind)
+    target = target_with(kind)
     prompt = random_ids(BORDER + 3)
     answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=NUM_NEW)
     assert answer.token_ids == referee(target, prompt, NUM_NEW)
@@ -90,7 +97,7 @@ def test_prompts_beyond_the_border_equal_generate(kind: str, method: str) -> Non
 
 @pytest.mark.parametrize("kind", ["phi3", "phimoe"])
 def test_a_conversation_that_grows_over_the_border_takes_no_rows_along(kind: str) -> None:
-    target = phimoe() if kind == "phimoe" else checked(known("Phi 3, longrope"))
+    target = target_with(kind) if kind == "phimoe" else checked(known("Phi 3, longrope"))
     decoder = SpeculativeDecoder(target.model)
     prompt = random_ids(BORDER - 10)
     short = decoder.generate(prompt, max_new_tokens=10)

@@ -13,12 +13,12 @@ from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for, random_ids, target_of
+from tests.pairs import pairs
 
 SETTINGS = [(1.0, 0, 1.0), (0.7, 0, 0.9), (1.5, 12, 1.0)]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("method", "setting"), pairs(METHODS, SETTINGS, each=2))
 def test_one_generator_gives_one_text_whatever_the_method(
     method: str, setting: tuple[float, int, float]
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ from model.engine.support import ATTENTION
 from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree
 from model.methods.registry import METHODS
-from tests.model.decoded import drafter_for, known, random_ids, referee
+from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.families.family import Family
+from tests.pairs import pairs
 
 BORDER = 48
 
@@ -66,12 +68,11 @@ def test_a_model_whose_plain_pass_fails_is_refused_in_one_line(
         TargetModel(loaded)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("chunk", [1, 7])
+@pytest.mark.parametrize(("method", "chunk"), pairs(METHODS, [1, 7]))
 def test_prompts_read_in_chunks_give_the_same_tokens(
     method: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = TargetModel(Family("any", "MistralConfig", {"sliding_window": 8}).build())
+    target = target_of("Mistral, sliding window")
     prompt = random_ids(30)
     expected = generate(target, drafter_for(method, target), prompt, max_new_tokens=20)
     monkeypatch.setattr(model.engine.target, "PREFILL_CHUNK", chunk)
@@ -102,10 +103,11 @@ def test_a_forward_without_logits_to_keep_works(monkeypatch: pytest.MonkeyPatch)
     assert answer.token_ids == expected
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["Phi 3, longrope", "Llama, dynamic rope"])
+@pytest.mark.parametrize(
+    ("method", "name"), pairs(METHODS, ["Phi 3, longrope", "Llama, dynamic rope"])
+)
 def test_texts_end_at_the_border_of_their_rotary_frequencies(name: str, method: str) -> None:
-    target = TargetModel(known(name).build())
+    target = target_of(name)
     prompt = random_ids(30)
     answer = generate(target, drafter_for(method, target), prompt, max_new_tokens=60)
     assert answer.token_ids == referee(target, prompt, 60)[: BORDER - 30]
@@ -116,7 +118,7 @@ def test_texts_end_at_the_border_of_their_rotary_frequencies(name: str, method: 
 def test_prompts_beyond_the_longrope_border_equal_generate(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = TargetModel(known("Phi 3, longrope").build())
+    target = target_of("Phi 3, longrope")
     # Chunks in front of the border would be read with the frequencies of short texts.
     monkeypatch.setattr(model.engine.target, "PREFILL_CHUNK", 7)
     for length in (BORDER + 2, BORDER + 20):
@@ -132,6 +134,7 @@ def test_prompts_on_the_longrope_border_are_refused(length: int) -> None:
         generate(target, drafter_for("vanilla", target), random_ids(length), max_new_tokens=5)
 
 
+@lru_cache
 def scaled_llama4() -> TargetModel:
     """Return a Llama 4 whose queries are scaled anew every 32 positions."""
     options = {**known("Llama 4 text").options, "floor_scale": 32, "attn_scale": 2.0}
