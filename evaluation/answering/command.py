@@ -18,11 +18,11 @@ from model.methods.registry import Method, find_method
 
 EXAMPLES = """examples:
   # the demo model on the demo questions, on this machine
-  python -m evaluation.inference_{method} --max-new-tokens 128{demo}
+  python -m {command} --max-new-tokens 128{demo}
 
   # Spec-Bench on a GPU
   python -m scripts.download_data spec_bench
-  python -m evaluation.inference_{method} --model-path lmsys/vicuna-7b-v1.3 \\
+  python -m {command} --model-path lmsys/vicuna-7b-v1.3 \\
       --model-id vicuna-7b-v1.3-{method}-float16 --bench-name spec_bench --dtype float16{large}
 """
 # What an example needs beside, by what a method drafts with.
@@ -43,17 +43,23 @@ NEEDED = {
 }
 
 
-def build_parser(method: Method) -> argparse.ArgumentParser:
-    """Return the parser of a method's inference command."""
+def build_parser(method: Method, command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of a method's inference command.
+
+    Args:
+        method: the method.
+        command: the command as it is typed after `python -m`; None: Spec-Bench's name for it.
+    """
     name, drafter = method.name, method.drafter_class
+    command = command or f"evaluation.inference_{name}"
     needed = {
         example: words.format(method=method.heads_of)
         for example, words in NEEDED[drafter.drafts_with()].items()
     }
     parser = OptionParser(
-        prog=f"python -m evaluation.inference_{name}",
+        prog=f"python -m {command}",
         description=f"Answer questions with {name}, into Spec-Bench's answer format.",
-        epilog=EXAMPLES.format(method=name, **needed),
+        epilog=EXAMPLES.format(command=command, method=name, **needed),
     )
     for title, part in PARTS.items():
         add_options(parser.add_argument_group(title), part)
@@ -69,13 +75,15 @@ def build_parser(method: Method) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(method: Method, argv: Sequence[str] | None) -> tuple[RunConfig, Any, argparse.Namespace]:
+def parse(
+    method: Method, argv: Sequence[str] | None, command: str | None = None
+) -> tuple[RunConfig, Any, argparse.Namespace]:
     """Return the run's config, the method's config, and what was given for its matrix.
 
     Raises:
         UserError: if a value is not allowed.
     """
-    given = vars(build_parser(method).parse_args(argv))
+    given = vars(build_parser(method, command).parse_args(argv))
     with user_errors():
         run = RunConfig.of(given)
     config: Any = config_of(method.config_class, given)
@@ -83,8 +91,8 @@ def parse(method: Method, argv: Sequence[str] | None) -> tuple[RunConfig, Any, a
     return run, config, matrix
 
 
-def main(name: str, argv: Sequence[str] | None = None) -> int:
-    """Run a method's inference command.
+def main(name: str, argv: Sequence[str] | None = None, command: str | None = None) -> int:
+    """Run a method's inference command; `command` as in `build_parser`.
 
     Returns:
         0, or 1 if a question failed.
@@ -92,8 +100,9 @@ def main(name: str, argv: Sequence[str] | None = None) -> int:
     Raises:
         UserError: if something given cannot be used.
     """
-    method = find_method(name)
-    run, config, matrix = parse(method, argv)
+    with user_errors():
+        method = find_method(name)
+    run, config, matrix = parse(method, argv, command)
     from evaluation.answering.run import answer_with_method
 
     return answer_with_method(method, run, config, matrix.load, matrix.save)

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from evaluation import inference
 from evaluation.answering import command as cli
 from evaluation.answering.command import build_parser, parse
 from evaluation.answering.config import PARTS, RunConfig
+from model.commands.command_line import UserError
 from model.methods.registry import BUILT_IN, METHODS, drafter_class, find_method
 from tests.evaluation.conftest import ROOT
 
@@ -232,3 +234,25 @@ def test_each_command_runs_its_method(
     monkeypatch.setattr(cli, "inference_command", called.append)
     runpy.run_module(f"evaluation.inference_{command}", run_name="__main__")
     assert called == [method]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_command_runs_every_method(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        inference.main([method, "--help"])
+    assert ended.value.code == 0
+    own = build_parser(find_method(method)).format_help()
+    said = " ".join(capsys.readouterr().out.split())
+    assert said == " ".join(own.replace(f"inference_{method}", f"inference {method}").split())
+
+
+def test_one_command_lists_the_methods_and_refuses_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words, code in (([], 2), (["--help"], 0), (["--max-new-tokens", "3"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            inference.main(words)
+        assert ended.value.code == code
+    assert f"methods: {', '.join(METHODS)}" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"method: got .pdl.; allowed: .*did you mean pld"):
+        inference.main(["pdl"])
