@@ -109,7 +109,6 @@ class StaticView(Cache):
 
     @property
     def start(self) -> torch.Tensor:
-        """Rows in use before the pass, a tensor []."""
         return self.rows.start
 
     @property
@@ -220,11 +219,9 @@ class StaticTreeCache(TreeCache):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all rows in bytes."""
         return sum(buffer.numel() * buffer.element_size() for buffer in self.storage.buffers)
 
     def copy_rows(self, other: TreeCache, length: int) -> None:
-        """Copy the first `length` rows of a cache of the same layers."""
         assert isinstance(other, StaticTreeCache)
         for mine, theirs in zip(self.storage.buffers, other.storage.buffers, strict=True):
             mine[:, :length] = theirs[:, :length]

@@ -58,7 +58,6 @@ class CompiledGraphedTarget(GraphedTarget):
         return StaticTarget.hidden_states(self, layers)
 
     def padded_size(self, num_nodes: int) -> int:
-        """Return the rows of a pass over a draft of this many nodes."""
         return next((size for size in BUCKETS if size >= num_nodes), super().padded_size(num_nodes))
 
     def logits_of(
@@ -75,5 +74,4 @@ class CompiledGraphedTarget(GraphedTarget):
 
     @property
     def preparation(self) -> Preparation:
-        """The functions compiled and the graphs captured so far."""
         return super().preparation._replace(num_functions=len(self._compiled))

@@ -25,12 +25,10 @@ class GraphedCache(StaticTreeCache):
         self._moves: list[tuple[int, int]] = []
 
     def keep(self, base: int, rows: Sequence[int]) -> None:
-        """Keep rows as `TreeCache.keep`."""
         self.flush()
         super().keep(base, rows)
 
     def copy_rows(self, other: TreeCache, length: int) -> None:
-        """Copy rows as `TreeCache.copy_rows`."""
         assert isinstance(other, GraphedCache)
         other.flush()
         super().copy_rows(other, length)

@@ -113,7 +113,6 @@ class GraphedTarget(StaticTarget):
         return TargetModel.hidden_states(self, layers)
 
     def cache_over(self, storage: StaticStorage) -> GraphedCache:
-        """Return an empty cache over a storage."""
         return GraphedCache(storage, storage.num_rows - NODE_STEP)
 
     def prefill(
@@ -129,7 +128,6 @@ class GraphedTarget(StaticTarget):
         return super().prefill(prompt_ids, cache, with_logits)
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
-        """Append all nodes to the cache; return the logits after every node [N, V], valid until the next pass."""
         assert isinstance(cache, GraphedCache)
         padded, num_nodes = self._padded_on_host(tree.topology), tree.topology.num_nodes
         num_padded = len(padded.depths)
@@ -156,7 +154,6 @@ class GraphedTarget(StaticTarget):
         num_candidates: int,
         with_sketches: bool,
     ) -> ReadOut:
-        """Copy to the host what is read of a pass as `TargetModel.read_out`."""
         assert isinstance(cache, GraphedCache)
         passes = self._passes_over(cache.storage)
         if logits is not passes.last:
@@ -183,7 +180,6 @@ class GraphedTarget(StaticTarget):
     def device_step(
         self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
     ) -> StaticDeviceStep | None:
-        """Return a drafter's steps that run whole on the device."""
         step = super().device_step(drafting, tie_margin, eos_ids)
         for passes in self._passes.values():
             passes.calls.forget(
@@ -219,7 +215,6 @@ class GraphedTarget(StaticTarget):
 
     @property
     def preparation(self) -> Preparation:
-        """The graphs captured so far."""
         graphs = [passes.calls for passes in self._passes.values()]
         return Preparation(num_graphs=sum(map(len, graphs)), seconds=self._seconds)
 
@@ -264,14 +259,12 @@ class GraphedTarget(StaticTarget):
         return hidden.pop() if hidden else {}
 
     def _padded_on_host(self, topology: TreeTopology) -> PaddedTopology:
-        """Return a topology padded to its bucket."""
         if topology not in self._host_topologies:
             num_padded = self.padded_size(topology.num_nodes)
             self._host_topologies[topology] = PaddedTopology.of(topology, num_padded)
         return self._host_topologies[topology]
 
     def _passes_over(self, storage: StaticStorage) -> Passes:
-        """Return the passes over the rows of a storage."""
         if storage not in self._passes:
             self._passes[storage] = Passes(self.device)
         return self._passes[storage]

@@ -136,15 +136,12 @@ class StaticTarget(TargetModel, PassShapes):
         return cache
 
     def cache_over(self, storage: StaticStorage) -> StaticTreeCache:
-        """Return an empty cache over a storage."""
         return StaticTreeCache(storage, storage.num_rows - NODE_STEP, self._move)
 
     def padded_size(self, num_nodes: int) -> int:
-        """Return the rows of a pass over a draft of this many nodes."""
         return node_bucket(num_nodes)
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
-        """Append all nodes to the cache and return the logits after every node [N, V]."""
         assert isinstance(cache, StaticTreeCache)
         num_nodes = tree.topology.num_nodes
         depths, mask = self.padded_topology(tree.topology)
@@ -208,13 +205,11 @@ class StaticTarget(TargetModel, PassShapes):
         ]
 
     def will_draft(self, num_nodes: Collection[int]) -> None:
-        """Note sizes of drafts that may come; the next warm-up runs them."""
         self._expected |= set(num_nodes)
 
     def device_step(
         self, drafting: DeviceDrafting, tie_margin: float, eos_ids: Collection[int]
     ) -> StaticDeviceStep | None:
-        """Return a drafter's steps that run whole on the device."""
         for step in self._device_steps:
             if step.is_for(drafting, tie_margin, eos_ids):
                 return step
@@ -259,7 +254,6 @@ class StaticTarget(TargetModel, PassShapes):
     def _run(
         self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
     ) -> Any:
-        """Call a function from `as_one`, in a pass over this many rows."""
         with self.kernels(num_rows):
             return function(*arguments, view)
 
@@ -294,7 +288,6 @@ class StaticTarget(TargetModel, PassShapes):
         return logits[0]
 
     def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copy cache rows `sources` to `targets`."""
         move_rows(sources, targets, view)
 
     def padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
@@ -351,12 +344,10 @@ class CompiledTarget(StaticTarget):
 
     @property
     def num_prepared(self) -> int:
-        """Functions compiled so far."""
         return len(self.known_shapes) + len(self._moves)
 
     @property
     def preparation(self) -> Preparation:
-        """The functions compiled so far."""
         of_steps = [step.functions for step in self._device_steps]
         functions = [*self._moves.values(), *chain(*map(dict.values, (self._functions, *of_steps)))]
         return Preparation(self.num_prepared, seconds=sum(one.seconds for one in functions))

@@ -102,7 +102,6 @@ class TreeCacheStateLayer(StateLayer, TreeCacheLayer):
         StateLayer.__init__(self, num_states)
 
     def get_max_length(self) -> int:
-        """Return the capacity M."""
         return TreeCacheLayer.get_max_length(self)
 
 
@@ -172,7 +171,6 @@ class TreeCache(Cache):
         ]
 
     def __len__(self) -> int:
-        """Return the number of layers."""
         return len(self.layers)
 
     @property
@@ -249,7 +247,6 @@ class TreeCache(Cache):
             layer.length = layer.index_length = length
 
     def _move(self, rows: Sequence[int], start: int) -> None:
-        """Copy rows to `start` and onward."""
         for buffer in self.buffers.values():
             kept = buffer.index_select(2, uploaded(rows, buffer.device))
             buffer[:, :, start : start + len(rows)] = kept

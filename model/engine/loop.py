@@ -174,7 +174,6 @@ def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
 
 
 def _hidden_states(target: TargetModel, drafter: Drafter) -> HiddenStates | None:
-    """Return the capture of the hidden states that the drafter reads; None if it reads none."""
     layers = drafter.needs.hidden_layers
     return target.hidden_states(layers) if layers else None
 

@@ -97,7 +97,6 @@ class Comparison:
         return self.error <= self.allowed
 
     def __str__(self) -> str:
-        """Return the finding in one line."""
         return self.failure or (
             f"its logits differ from plain forward passes by {self.error:.1e} "
             f"(allowed: {self.allowed:.1e})"
@@ -168,7 +167,6 @@ def prove(target: TargetModel) -> float:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether a module computes what its class says."""
     own = vars(module)
     return "forward" not in own and own.get("_compiled_call_impl") is None
 
@@ -359,7 +357,6 @@ def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float)
 
 @contextmanager
 def _said_if_slow(kind: str, say: Callable[[str], object]) -> Iterator[None]:
-    """Say what is going on if the block takes long."""
     text = (
         f"{kind}: comparing drafts with plain forward passes, once a model; slow on a busy machine"
     )

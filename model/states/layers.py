@@ -70,7 +70,6 @@ class StateLayer(_Stock):  # type: ignore[misc]
 
     @property
     def num_bytes(self) -> int:
-        """Memory of its states in bytes."""
         return sum(tensor.nbytes for tensor in tensors_of(self.state()))
 
     def state(self) -> State:

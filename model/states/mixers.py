@@ -74,7 +74,6 @@ class Mixers:
         self.are_scanned = bool(self._scanning)
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
         return bool(self._modules)
 
     @contextmanager

@@ -42,7 +42,6 @@ class TextStates:
         self._marked = {0: self.copy()}
 
     def __bool__(self) -> bool:
-        """Whether any layer keeps states."""
         return bool(self.layers)
 
     @contextmanager
