@@ -32,6 +32,7 @@ from tests.model.families.families import CHAINS
 from tests.model.families.families_with_trees import TREES
 from tests.model.families.family import IS_VERSION_4, Family
 from tests.model.families.test_families import PREFIX_LENGTH, TOLERANCE
+from tests.pairs import pairs
 
 LLAMA = "Llama, grouped heads"
 SMALL = Family("small", "LlamaConfig", {"num_hidden_layers": 1})
@@ -87,9 +88,12 @@ def test_a_node_that_sees_padding_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    "method", [name for name in METHODS if drafter_class(name).drafts_with() != "heads"]
+    ("method", "name"),
+    pairs(
+        [name for name in METHODS if drafter_class(name).drafts_with() != "heads"],
+        [LLAMA, "Qwen2, sliding window", "DeepSeek-V3"],
+    ),
 )
-@pytest.mark.parametrize("name", [LLAMA, "Qwen2, sliding window", "DeepSeek-V3"])
 def test_tokens_equal_generate_across_buckets(
     name: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
