@@ -1,6 +1,6 @@
 """A replay gives the acceptance lengths of a live run, for every method, without the model.
 
-Run: pytest tests/scripts/test_replay.py
+Run: pytest tests/scripts/replay/test_replay.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training of heads: its text, its losses, and going on where it stopped.
 
-Run: pytest tests/scripts/test_train_heads.py
+Run: pytest tests/scripts/train_heads/test_train_heads.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A mix asks some questions of each part, none twice, and refuses what it cannot give.
 
-Run: pytest tests/scripts/test_mix.py
+Run: pytest tests/scripts/replay/test_mix.py
 """
 
 from __future__ import annotations

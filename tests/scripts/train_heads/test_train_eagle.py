@@ -1,6 +1,6 @@
 """EAGLE's trainers: what is trained is what drafts, and it is learned.
 
-Run: pytest tests/scripts/test_train_eagle.py
+Run: pytest tests/scripts/train_heads/test_train_eagle.py
 """
 
 from __future__ import annotations

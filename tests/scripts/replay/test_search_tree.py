@@ -1,6 +1,6 @@
 """A learned template holds the paths that are right most often, and recycling can draft it.
 
-Run: pytest tests/scripts/test_search_tree.py
+Run: pytest tests/scripts/replay/test_search_tree.py
 """
 
 from __future__ import annotations
