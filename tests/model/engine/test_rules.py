@@ -6,6 +6,8 @@ Run: pytest tests/model/engine/test_rules.py
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -22,19 +24,28 @@ SETTINGS = [(1.0, 0, 1.0), (0.7, 0, 0.9), (1.5, 12, 1.0)]
 def test_one_generator_gives_one_text_whatever_the_method(
     method: str, setting: tuple[float, int, float]
 ) -> None:
+    texts = texts_of(method, setting)
+    assert texts == plain_texts(setting)
+    assert len({tuple(text) for text in texts}) == 3, "three draws gave the same text"
+
+
+@cache
+def plain_texts(setting: tuple[float, int, float]) -> list[list[int]]:
+    """Return those of plain decoding."""
+    return texts_of("vanilla", setting)
+
+
+def texts_of(method: str, setting: tuple[float, int, float]) -> list[list[int]]:
+    """Return three texts, each with the generator where the one before left it."""
     target = target_of("Llama, grouped heads")
-    texts = []
-    for name in ("vanilla", method):
-        rule = SamplingRule(sampling_processors(*setting), torch.Generator().manual_seed(11))
-        options = {"policy": "original"} if name == "recycling" else {}  # whose loop goes on unseen
-        drafter = drafter_for(name, target, **options)
-        answers = [
-            generate(target, drafter, random_ids(9), max_new_tokens=30, eos_ids=[4], rule=rule)
-            for _ in range(3)  # the second answer goes on with the generator of the first
-        ]
-        texts.append([answer.token_ids for answer in answers])
-    assert texts[0] == texts[1]
-    assert len({tuple(text) for text in texts[0]}) == 3, "three draws gave the same text"
+    rule = SamplingRule(sampling_processors(*setting), torch.Generator().manual_seed(11))
+    options = {"policy": "original"} if method == "recycling" else {}  # whose loop goes on unseen
+    drafter = drafter_for(method, target, **options)
+    answers = [
+        generate(target, drafter, random_ids(9), max_new_tokens=30, eos_ids=[4], rule=rule)
+        for _ in range(3)
+    ]
+    return [answer.token_ids for answer in answers]
 
 
 def test_sampling_processors_are_the_warpers_asked_for() -> None:
