@@ -100,7 +100,7 @@ def with_methods(names: Sequence[str], heads: int = 1, others: int = 1) -> list[
         heads: methods with heads for each name.
         others: methods without for each name, beside recycling.
     """
-    with_heads = [method for method in METHODS if drafter_class(method).drafts_with_heads()]
+    with_heads = [method for method in METHODS if drafter_class(method).drafts_with() == "heads"]
     without = [method for method in METHODS if method not in (*with_heads, "recycling")]
     found = [
         *((name, "recycling") for name in names),
