@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api.decoder import GenerateOutput, SpeculativeDecoder, StreamPiece, TokenRecycling
+    from .api.decoder import SpeculativeDecoder, TokenRecycling
+    from .api.output import GenerateOutput, StreamPiece
 
 __all__ = ["GenerateOutput", "SpeculativeDecoder", "StreamPiece", "TokenRecycling"]
 

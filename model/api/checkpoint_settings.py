@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
 
 # Settings that shape texts, each with its neutral value. Sampling settings are arguments here, so
 # they are left out.
@@ -27,3 +30,14 @@ def shaping_settings(model: PreTrainedModel) -> dict[str, Any]:
         for name, neutral in SHAPING.items()
         if given.get(name) not in (None, neutral)
     }
+
+
+def warn_of_settings(model: PreTrainedModel) -> None:
+    """Warn of settings that shape texts of a model's own `generate`."""
+    settings = shaping_settings(model)
+    if settings:
+        logger.warning(
+            "generation_config: %s shape texts of the model's own generate, not these; give "
+            "logits_processors, or use custom_generate, which honours them",
+            ", ".join(f"{name}={value}" for name, value in settings.items()),
+        )

@@ -33,14 +33,13 @@ from transformers import (
     MaxLengthCriteria,
     PreTrainedModel,
     StoppingCriteriaList,
-    StopStringCriteria,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..engine.rules import GreedyRule, SamplingRule, TokenRule, as_in_transformers, refuse_stateful
 from ..engine.step import StepRecord
 from ..engine.support import CACHE_ARGUMENTS, holds_tokens
-from .decoder import SpeculativeDecoder, stop_strings_of
+from .decoder import SpeculativeDecoder, stop_criterion
 from .prompts import num_padding
 
 MODES = ("greedy_search", "sample")
@@ -167,14 +166,13 @@ class Speculative:
         others = StoppingCriteriaList(
             one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)
         )
-        given = stop_strings_of(stop_strings)
-        if given:
-            if self.tokenizer is None:
-                raise ValueError(
-                    "stop_strings: got strings without a tokenizer, which transformers keeps from "
-                    "callables; allowed: custom_generate=recycling(tokenizer=tokenizer)"
-                )
-            others.append(StopStringCriteria(self.tokenizer, given))
+        criterion = stop_criterion(
+            stop_strings,
+            self.tokenizer,
+            "transformers keeps it from callables; allowed: custom_generate=recycling(tokenizer=tokenizer)",
+        )
+        if criterion is not None:
+            others.append(criterion)
         return others
 
 

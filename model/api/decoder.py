@@ -14,19 +14,13 @@ Shapes: P tokens of the prompt, n new tokens.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from transformers import (
-    PreTrainedModel,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers import PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
 from ..compiled.graphs import graphed
 from ..engine.drafter import Drafter
@@ -39,66 +33,15 @@ from ..engine.support import eos_ids_of
 from ..engine.target import IN_TRAINING, TargetModel
 from ..methods.registry import drafter_class
 from ..options import unknown_name
-from .checkpoint_settings import shaping_settings
+from .checkpoint_settings import warn_of_settings
 from .gguf import read_weights
+from .output import GenerateOutput, StreamPiece
 from .prompts import prompt_ids_of
 from .saved_memory import load_memory, save_memory
 from .text_stream import TextStream
 from .tokenizer import read_tokenizer
 
-logger = logging.getLogger(__name__)
-
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateOutput:
-    """A whole answer.
-
-    Attributes:
-        sequences: prompt and new tokens, int64 [1, P + n], on the model's device.
-        token_ids: the n new tokens.
-        text: the new tokens as text, special tokens left out; empty without a tokenizer.
-        steps: a record of every step, in order.
-        prefill_time: seconds to read the prompt.
-        decode_time: seconds after that.
-    """
-
-    sequences: torch.Tensor
-    token_ids: list[int]
-    text: str
-    steps: list[StepRecord]
-    prefill_time: float
-    decode_time: float
-
-    @property
-    def accept_lengths(self) -> list[int]:
-        """Tokens emitted by each step, bonus token included; their sum is n."""
-        return [len(step.tokens) for step in self.steps]
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the text ended: "eos", "criteria" (such as a stop string), "length" or "context"."""
-        return self.steps[-1].stop_reason
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPiece:
-    """The part of a streamed text that one step adds.
-
-    Attributes:
-        text: complete characters; may be empty, for an incomplete character or special tokens.
-        token_ids: the step's tokens.
-        record: the step.
-    """
-
-    text: str
-    token_ids: list[int]
-    record: StepRecord
-
-    def __str__(self) -> str:
-        """Return the text, so that a piece can be printed."""
-        return self.text
 
 
 class SpeculativeDecoder:
@@ -214,19 +157,11 @@ class SpeculativeDecoder:
         Raises:
             ValueError: if a value is not allowed, or the prompt leaves no room in the context.
         """
-        prompt_ids = prompt_ids_of(prompt, self.tokenizer)
-        self._warn_of_settings()
-        began = time.perf_counter()
-        rule = token_rule(self.target.device, temperature, top_k, top_p, seed, logits_processors)
-        steps = list(
-            self.steps(
-                prompt_ids,
-                max_new_tokens=max_new_tokens,
-                eos_ids=self.eos_ids,
-                rule=rule,
-                stop=self._stop(stop_strings),
-            )
+        prompt_ids, running = self._begin(
+            prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
         )
+        began = time.perf_counter()
+        steps = list(running)
         prefill_time = steps[0].prefill_ns / 1e9
         decode_time = time.perf_counter() - began - prefill_time
         token_ids = [token for step in steps for token in step.tokens]
@@ -251,16 +186,30 @@ class SpeculativeDecoder:
         No piece ends inside a character. Leaving the iteration ends the answer; the cache still
         serves the next prompt.
         """
-        prompt_ids = prompt_ids_of(prompt, self.tokenizer)
-        self._warn_of_settings()
-        rule = token_rule(self.target.device, temperature, top_k, top_p, seed, logits_processors)
-        stop = self._stop(stop_strings)
+        _, steps = self._begin(
+            prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
+        )
         text = TextStream(self.tokenizer)
-        for step in self.steps(
-            prompt_ids, max_new_tokens=max_new_tokens, eos_ids=self.eos_ids, rule=rule, stop=stop
-        ):
+        for step in steps:
             piece = text.add(step.tokens, is_last=step.stop_reason is not None)
             yield StreamPiece(piece, step.tokens, step)
+
+    def _begin(
+        self, prompt: Any, max_new_tokens: int, stop_strings: str | Sequence[str], *of_rule: Any
+    ) -> tuple[list[int], Iterator[StepRecord]]:
+        """Return a prompt's tokens and the steps of its answer; `of_rule`: arguments of `token_rule`."""
+        prompt_ids = prompt_ids_of(prompt, self.tokenizer)
+        if not self._has_warned:
+            self._has_warned = True
+            warn_of_settings(self.target.model)
+        steps = self.steps(
+            prompt_ids,
+            max_new_tokens=max_new_tokens,
+            eos_ids=self.eos_ids,
+            rule=token_rule(self.target.device, *of_rule),
+            stop=self._stop(stop_strings),
+        )
+        return prompt_ids, steps
 
     def steps(
         self,
@@ -354,25 +303,12 @@ class SpeculativeDecoder:
         """
         load_memory(self.drafter, Path(path))
 
-    def _warn_of_settings(self) -> None:
-        """Warn once of checkpoint settings that change transformers' texts but not ours."""
-        settings = {} if self._has_warned else shaping_settings(self.target.model)
-        self._has_warned = True
-        if settings:
-            logger.warning(
-                "generation_config: %s shape texts of the model's own generate, not these; give "
-                "logits_processors, or use custom_generate, which honours them",
-                ", ".join(f"{name}={value}" for name, value in settings.items()),
-            )
-
     def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
         """Return a function that ends a text after one of these strings; None if there are none."""
-        given = stop_strings_of(strings)
-        if not given:
+        criterion = stop_criterion(strings, self.tokenizer, "give the tokenizer")
+        if criterion is None:
             return None
-        if self.tokenizer is None:
-            raise ValueError("stop_strings: got strings without a tokenizer; give the tokenizer")
-        criteria = StoppingCriteriaList([StopStringCriteria(self.tokenizer, given)])
+        criteria = StoppingCriteriaList([criterion])
         return lambda text: bool(criteria(torch.tensor([text], device=self.target.device), None))
 
 
@@ -380,18 +316,27 @@ class TokenRecycling(SpeculativeDecoder):
     """Token Recycling on a loaded model; arguments as `SpeculativeDecoder`."""
 
 
-def stop_strings_of(strings: str | Sequence[str] | None) -> list[str]:
-    """Return the strings that end a text.
+def stop_criterion(
+    strings: str | Sequence[str] | None, tokenizer: Any, without_tokenizer: str
+) -> StopStringCriteria | None:
+    """Return the criterion that ends a text after one of these strings; None if there are none.
+
+    Args:
+        strings: one or several.
+        tokenizer: of the model.
+        without_tokenizer: end of the error's text if there is no tokenizer.
 
     Raises:
-        ValueError: if one is empty or not a string.
+        ValueError: if a string is empty or no string, or the tokenizer is missing.
     """
     given = [strings] if isinstance(strings, str) else list(strings or ())
     if not all(isinstance(one, str) and one for one in given):
         raise ValueError(
             f"stop_strings: got {strings!r}; allowed: one text or several, none of them empty"
         )
-    return given
+    if given and tokenizer is None:
+        raise ValueError(f"stop_strings: got strings without a tokenizer; {without_tokenizer}")
+    return StopStringCriteria(tokenizer, given) if given else None
 
 
 def _option_names(method: str) -> list[str]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ..api.decoder import SpeculativeDecoder, StreamPiece
+from ..api.decoder import SpeculativeDecoder
+from ..api.output import StreamPiece
 from ..api.prompts import chat_ids
 from ..engine.drafter import Drafter
 from ..methods.registry import drafter_class

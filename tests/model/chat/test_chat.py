@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from model.api.decoder import SpeculativeDecoder, StreamPiece
+from model.api.decoder import SpeculativeDecoder
+from model.api.output import StreamPiece
 from model.chat import command as chat
 from model.chat import terminal
 from model.chat.command import Chat
