@@ -255,7 +255,6 @@ class _Record:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything was asked for."""
         return self._keeps_scores or self._keeps_logits
 
     @property
@@ -344,7 +343,6 @@ def _num_padding(arguments: dict[str, Any], length: int) -> int:
 
 
 def _max_length(criteria: StoppingCriteriaList) -> int:
-    """Return the limit of prompt and new tokens together."""
     limits = [one.max_length for one in criteria if type(one) is MaxLengthCriteria]
     if not limits:
         raise ValueError("max_new_tokens: got none; allowed: 1 or more")
@@ -352,7 +350,6 @@ def _max_length(criteria: StoppingCriteriaList) -> int:
 
 
 def _eos_ids(criteria: StoppingCriteriaList) -> frozenset[int]:
-    """Return the tokens that end the text."""
     ends = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
     return frozenset(token for ids in ends for token in ids.flatten().tolist())
 

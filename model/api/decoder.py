@@ -268,7 +268,6 @@ class SpeculativeDecoder:
         return twin
 
     def __deepcopy__(self: Decoder, memo: dict[int, Any]) -> Decoder:
-        """Return `copy.copy` of it."""
         return self.__copy__()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -304,7 +303,6 @@ class SpeculativeDecoder:
         load_memory(self.drafter, Path(path))
 
     def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
-        """Return a function that ends a text after one of these strings; None if there are none."""
         criterion = stop_criterion(strings, self.tokenizer, "give the tokenizer")
         if criterion is None:
             return None

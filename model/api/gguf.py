@@ -32,10 +32,10 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def check_gguf(path: str | Path) -> None:
-    """Refuse a GGUF file that is not one, or cannot be read with the packages that are here.
+    """Refuse a file that is no GGUF file, or that the installed packages cannot read.
 
     Raises:
-        ValueError: says which.
+        ValueError: if it is refused; says why.
     """
     file = Path(path)
     if not file.is_file():
@@ -48,10 +48,10 @@ def check_gguf(path: str | Path) -> None:
 
 
 def check_packages() -> None:
-    """Refuse to read GGUF files with the packages that are here.
+    """Check that the packages that read GGUF files are installed and new enough.
 
     Raises:
-        ValueError: one is missing, or too old.
+        ValueError: if one is missing or too old.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ValueError(
@@ -102,7 +102,7 @@ def read_weights(path: str | Path, **words: Any) -> PreTrainedModel:
 
 @contextmanager
 def _only_errors() -> Iterator[None]:
-    """Silence transformers' notes about keys of the file that no model needs."""
+    """Silence transformers' notes about keys of the file that are not needed."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:

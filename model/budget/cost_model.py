@@ -51,7 +51,6 @@ class SizeCorrection:
         self.count += 1.0
 
     def fade(self) -> None:
-        """Give earlier observations less weight."""
         self.total *= FADING
         self.count *= FADING
 
@@ -81,7 +80,6 @@ class CostModel:
     _num_learned: int = 0
 
     def __post_init__(self) -> None:
-        """Begin with the measured curve."""
         self._corrections = [SizeCorrection() for _ in self.sizes]
 
     def fresh(self, drafting: CostModel | None = None) -> CostModel:
@@ -150,7 +148,6 @@ class CostModel:
         return [self._cost(index, block) for index in range(len(self.sizes))]
 
     def _cost(self, index: int, block: int) -> float:
-        """Return the milliseconds of a pass of the size with this index."""
         share = (block * BLOCK + BLOCK // 2 - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0])
         near = self.near[index]
         return near + max(share * (self.far[index] - near), -0.5 * near)

@@ -1,7 +1,7 @@
 """Measures the time of passes of a target model on this device, by number of nodes and context.
 
-The curve is kept on disk only from a steady machine, with how steady it was, and used again only if
-a short check finds passes that still take what it says.
+The curve is kept on disk only if the machine was steady, together with how steady it was. It is used
+again only if a short check finds that passes still take the kept times.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def step_costs(target: TargetModel) -> CostModel:
 
 
 def read_or_measure(target: TargetModel) -> CostModel:
-    """Return the step costs of a target model: measured, or read from disk if passes still take what the file says.
+    """Return the step costs of a target model: read from disk if passes still take the kept times, else measured.
 
     A measurement that other work disturbed serves this process only.
     """
@@ -122,7 +122,7 @@ class Measurement:
 
 @torch.inference_mode()
 def agrees(target: TargetModel, costs: CostModel) -> bool:
-    """Whether passes of one and eight nodes take what a curve says, each and relative to each other."""
+    """Whether passes of one and eight nodes take the times of a curve, each and relative to each other."""
     kept = dict(zip(costs.sizes, costs.near, strict=True))
     sizes = [size for size in CHECKED if size in kept]
     if 1 not in sizes:
@@ -215,7 +215,6 @@ def _curve(medians: Mapping[tuple[int, int], float], contexts: Sequence[int]) ->
 
 
 def _longest(target: TargetModel) -> int:
-    """Return the longest text that passes are measured for."""
     return target.context_limit(1) or CONTEXTS[1] + MAX_MEASURED_NODES
 
 

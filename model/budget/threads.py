@@ -1,4 +1,4 @@
-"""How many CPU threads to compute with: what a pass of the loaded model is fastest with, measured.
+"""Chooses the number of CPU threads: a pass of the loaded model is timed with several numbers.
 
 More threads are not always faster. A small model's layers end before the threads have met; beside
 other work threads wait for each other, and two can be ten times slower than one.
@@ -19,7 +19,7 @@ from .measure import draft_of, time_pass
 SECONDS, ENOUGH_SECONDS = 3.0, 0.3
 LEAST_ROUNDS = 2
 CONTEXT = 64
-# Nodes of the timed draft: what most steps verify.
+# Nodes of the timed draft, about as many as most steps verify.
 NUM_NODES = 8
 # Fewer threads than all must save this share of a pass's time: choices then repeat from run to run.
 WORTHWHILE = 0.1

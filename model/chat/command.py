@@ -233,7 +233,6 @@ class Chat:
         print(self._paint_note(printable(text), DIM), file=sys.stderr, flush=True)
 
     def _obey(self, line: str) -> None:
-        """Run a chat command; print a note if it is wrong."""
         name, _, given = line.partition(" ")
         if name not in COMMANDS:
             self.note(f"error: {unknown_name('command', name, COMMANDS)}")

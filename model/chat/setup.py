@@ -157,5 +157,4 @@ class ChatSetup:
         return ids[0]
 
     def _piece(self, token_id: int) -> str:
-        """Return a token as the vocabulary spells it."""
         return printable(repr(self._tokenizer.convert_ids_to_tokens(token_id)))

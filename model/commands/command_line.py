@@ -58,7 +58,6 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def _with_dashes(word: str) -> str:
-    """Spell an option's name with dashes; leave values alone."""
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")

@@ -25,7 +25,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Replace a file; `write` gets a path and writes the new content there.
 
     Raises:
-        UserError: The file cannot be written; the old one is unchanged.
+        UserError: if the file cannot be written; the old one is unchanged.
     """
     try:
         with atomic_write(path) as temporary:
@@ -39,11 +39,11 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     """Write a file so that readers see the old content or all of the new one.
 
     Args:
-        path: The file.
-        content: Bytes, or a text, written as UTF-8 with its line ends as they are.
+        path: the file.
+        content: bytes, or a text, written as UTF-8 with its line ends as they are.
 
     Raises:
-        UserError: The file cannot be written.
+        UserError: if the file cannot be written.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8")
     replace_file(Path(path), lambda file: file.write_bytes(data))
@@ -53,7 +53,7 @@ def check_output(file: str | Path, option: str) -> None:
     """Refuse an output file that could not be written later.
 
     Raises:
-        UserError: Its folder does not exist or cannot be written, or it is a folder itself.
+        UserError: if its folder does not exist or cannot be written, or it is a folder itself.
     """
     folder = Path(file).parent
     if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(file).is_dir():
@@ -80,12 +80,12 @@ def read_text(path: Path, what: str, max_bytes: int) -> str:
     """Return the text of a file of at most `max_bytes`.
 
     Args:
-        path: An ordinary file; a pipe or a device could have no end.
-        what: Its name in errors.
-        max_bytes: More than any valid file of its kind has.
+        path: an ordinary file; a pipe or a device could have no end.
+        what: its name in errors.
+        max_bytes: more than any valid file of its kind has.
 
     Raises:
-        UserError: It does not exist, is not UTF-8, not an ordinary file, or too large.
+        UserError: if it does not exist, is not UTF-8, not an ordinary file, or too large.
     """
     check_file(path, what, max_bytes)
     try:
@@ -98,7 +98,7 @@ def check_file(path: Path, what: str, max_bytes: int) -> None:
     """Refuse anything but an ordinary file of at most `max_bytes`.
 
     Raises:
-        UserError: It does not exist, is not an ordinary file, or too large.
+        UserError: if it does not exist, is not an ordinary file, or too large.
     """
     try:
         size = path.stat().st_size
@@ -116,11 +116,11 @@ def parse_json(text: str, where: str) -> Any:
     """Parse JSON from an untrusted file.
 
     Args:
-        text: One JSON value.
-        where: File and line, for errors.
+        text: one JSON value.
+        where: file and line, for errors.
 
     Raises:
-        UserError: It is not JSON, nests too deep, repeats a key, or holds a lone surrogate, which
+        UserError: if it is not JSON, nests too deep, repeats a key, or holds a lone surrogate, which
             neither a tokenizer nor a terminal accepts.
     """
     try:

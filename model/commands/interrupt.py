@@ -32,7 +32,6 @@ class Interrupt:
         self._is_ours = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interrupt:
-        """Install the handler."""
         if self._is_ours:
             self._previous = signal.signal(signal.SIGINT, self._note)
         return self
@@ -43,7 +42,6 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the old handler."""
         if self._is_ours:
             signal.signal(signal.SIGINT, self._previous)
 

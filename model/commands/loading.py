@@ -1,4 +1,4 @@
-"""Choose device and dtype, load tokenizer and weights; mistakes are one-line errors."""
+"""Chooses device and dtype, loads tokenizer and weights; a user's mistake is a one-line error."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def load_config_and_tokenizer(
 
 
 def _packages_hint(error: BaseException) -> str:
-    """Return advice to install the package for want of which a tokenizer could not be read; else nothing."""
+    """Return the advice to install a package that the tokenizer needs; "" if none is missing."""
     missing = [name for name in TOKENIZER_PACKAGES if not _is_installed(name)]
     is_of_tokenizer = any(word in str(error) for word in ("tokenizer.model", *TOKENIZER_PACKAGES))
     return f"; pip install {' '.join(missing)}" if missing and is_of_tokenizer else ""
@@ -183,11 +183,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _check_place(model_path: str, allow_pickle: bool) -> None:
-    """Refuse a model that is not there, or whose weights may not be read.
-
-    Raises:
-        UserError: says which.
-    """
+    """Refuse a model that does not exist, or whose weights may not be read."""
     folder = Path(model_path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -206,7 +202,6 @@ def _check_place(model_path: str, allow_pickle: bool) -> None:
 
 
 def _refuse_pickles(folder: Path) -> None:
-    """Refuse a folder that has its weights only as pickles."""
     pickles = sorted(file.name for file in folder.glob("*.bin")) + sorted(
         file.name for file in folder.glob("*.pt*")
     )
@@ -275,7 +270,6 @@ def target_of(model: Any, options: ModelOptions) -> TargetModel:
 
 
 def _say(line: str) -> None:
-    """Tell people what is going on."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -237,7 +237,6 @@ def attention(
 def _has_kernel(
     model: PreTrainedModel, num_heads: int, shapes: tuple[HeadShape, HeadShape]
 ) -> bool:
-    """Whether our kernel fits a model, and can be built."""
     is_small = sum(parameter.numel() for parameter in model.parameters()) < FEWEST_WEIGHTS
     if is_small or hasattr(model, "_orig_mod") or model.dtype not in DTYPES:
         return False

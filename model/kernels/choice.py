@@ -2,11 +2,11 @@
 
 Candidates take the same inputs: heads as in a model's layers, keys and values as a cache's first rows,
 an additive mask. One that fails, or whose numbers are not those of the first, is left out with a line
-on standard error. Calls are timed in a row, with the device idle before and after: as a pass makes
-them, from the host, whose time for launches counts then, or replayed as a CUDA graph. Of equals the
-first is taken.
+on standard error. Several calls in a row are timed, with the device idle before and after: launched by
+the host, so that launch time counts, or replayed as a CUDA graph, as the model's passes are. If two
+are equally fast, the first is taken.
 
-A choice is made once a process: at a target's first pass, which is the self-test's.
+A choice is made once a process, at a target's first pass, which is part of the self-test.
 
 Shapes: n queries in each of H heads, T keys and values in each of K heads; D and E numbers in a key and
 a value.
@@ -27,14 +27,14 @@ import torch
 from ..machine.cuda_graph import captured
 from ..machine.timing import seconds_of
 
-# Queries and keys that are measured. Others are taken for the next larger one; passes over more queries
-# are prompts, and more keys are taken for the most.
+# Numbers of queries and keys that are measured. Other numbers use the choice for the next larger one.
+# Passes over more queries are prompts; more keys use the choice for the largest number.
 ROWS = (1, 8, 32, 64, 128)
 KEYS = (512, 1024, 2048, 4096)
 # Keys of a text are no round number, and kernels treat those otherwise; in graphs they are round.
 NOT_ROUND = 5
 ROUNDS, IN_A_ROW = 5, 10
-# From which factor on another one is faster than the first: less is noise.
+# A candidate must be faster than the first by this factor to be chosen: less is noise.
 FASTER = 1.05
 # Largest difference from the first's numbers, relative, in steps of the dtype: scores are summed in
 # another order, and weights may be rounded.
@@ -67,7 +67,7 @@ class Inputs(NamedTuple):
 
 
 def bucket(number: int, sizes: tuple[int, ...]) -> int:
-    """Return the index of the smallest size that is not less, or the last."""
+    """Return the index of the smallest size that is at least `number`; of the last size if there is none."""
     return min(bisect_left(sizes, number), len(sizes) - 1)
 
 
@@ -120,7 +120,7 @@ def measured_choice(
 
 
 def _waves(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return numbers from -1 to 1, without asking for random ones, which belong to the user."""
+    """Return numbers from -1 to 1, without using a random generator, whose state belongs to the user."""
     count = torch.Size(size).numel()
     return torch.arange(count, device=device).sin().view(size).to(dtype)
 
@@ -167,6 +167,5 @@ def _in_a_row(attend: Attend, inputs: Inputs) -> None:
 
 
 def _replay(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Return the replay of a call as a CUDA graph."""
     call()  # what the first call sets up cannot be captured
     return captured(call, device).graph.replay

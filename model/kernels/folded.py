@@ -2,8 +2,8 @@
 
 Where a model's query heads share heads of keys, and there is a mask, transformers on CUDA first copies
 keys and values for every query head, in every layer. Here the queries of all heads that share keys
-are the rows of one matrix instead. Two ways to attend then, of which a GPU's choice is measured
-(`model.kernels.choice`):
+are the rows of one matrix instead. There are two ways to attend then; measurements choose one for each
+GPU (`model.kernels.choice`):
 
 - `folded_sdpa`: torch's attention. Four launches and no copy of the cache; transformers' way has three,
   two of which copy the cache.
@@ -11,10 +11,10 @@ are the rows of one matrix instead. Two ways to attend then, of which a GPU's ch
   without groups. Torch's kernel with a mask gives one block all keys of some queries, so after a long
   text few blocks work; products share the keys among blocks.
 
-Both have scores in float32. Rounded to the model's dtype, as in transformers' eager attention, they
-products would be five times as far off as torch's attention (81 queries, 593 keys, bfloat16: 8.7e-3
-from float64 instead of 2.3e-3, and 1.7e-3 with torch's), and drafts would part from plain decoding
-more often.
+Both keep scores in float32. If scores were rounded to the model's dtype, as in transformers' eager
+attention, the products would be five times as far off as torch's attention (81 queries, 593 keys,
+bfloat16: 8.7e-3 from float64 instead of 2.3e-3, and 1.7e-3 with torch's), and drafted texts would
+differ from plain decoding more often.
 
 Shapes: n queries in each of H heads, T keys and values in each of K heads, G = H / K heads of queries
 that share keys; D and E numbers in a key and a value.
@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-# Torch's kernel copies a mask whose rows do not begin at multiples of so many numbers.
+# Torch's kernel copies a mask whose rows do not begin at multiples of this many numbers.
 MASK_ALIGNMENT = 16
 
 

@@ -79,7 +79,6 @@ class LinearKernels(PassKernels):
         self._most_rows = most_rows
 
     def __bool__(self) -> bool:
-        """Whether any layer uses a kernel."""
         return bool(self._forwards)
 
     def for_rows(self, num_rows: int) -> AbstractContextManager[None]:

@@ -1,8 +1,8 @@
 """The attention of passes over a few rows on a GPU: transformers' own, or a faster one, by measurement.
 
-Which one is faster depends on the device and on the lengths (`model.kernels.choice`), and a pass says
-only its rows beforehand. So for each number of rows a function is registered that holds the names for
-all numbers of keys; the same names are the same function.
+Which one is faster depends on the device and on the lengths (`model.kernels.choice`). Before a pass only
+its number of rows is known, so one function is registered for each number of rows; it holds the choice
+for every number of keys. Equal choices share a function.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def measured_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend by the function that was fastest for so many keys.
+    """Attend by the function that was measured fastest for this number of keys.
 
     Unsupported cases go to transformers' function: passes without a mask, masks that differ by head,
     dropout, gradients, special arguments.

@@ -94,7 +94,7 @@ class FusedNorm:
     epsilon: str
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Return the normed rows; where this is not all that is asked for, as the module does."""
+        """Return the normed rows; calls with other arguments go to the module."""
         module = self.module
         weight = module._parameters[self.weight] if self.weight else None
         rows: Any = arguments[0] if len(arguments) == 1 and not options else None
@@ -118,7 +118,6 @@ class FusedNorms(PassKernels):
         self._norms = dict(norms)
 
     def __len__(self) -> int:
-        """Return the number of norms that are exchanged."""
         return len(self._norms)
 
     def exchanged(self) -> AbstractContextManager[None]:
@@ -208,7 +207,7 @@ def _epsilons(module: nn.Module) -> list[str]:
 
 
 def _is_proved(norm: FusedNorm, dtype: torch.dtype) -> bool:
-    """Whether a norm's module computes what is said of it, in this dtype and in float32."""
+    """Whether torch's function computes what the module does, in this dtype and in float32."""
     return all(_agrees(norm, one) for one in {dtype, torch.float32})
 
 

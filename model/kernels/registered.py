@@ -1,4 +1,4 @@
-"""Attention functions that transformers' models know by a name, and transformers' own."""
+"""Registers attention functions under names that transformers' models can use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECIAL = ("position_bias", "softcap", "cache", "head_mask", "output_attentions"
 
 
 def register(name: str, function: Callable[..., Any]) -> str:
-    """Make transformers know a function by a name; return the name."""
+    """Register an attention function with transformers; return its name."""
     AttentionInterface.register(name, function)
     # The mask function too, or passes without our mask would lose their windows.
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -25,7 +25,7 @@ def register(name: str, function: Callable[..., Any]) -> str:
 
 
 def is_special(options: dict[str, Any]) -> bool:
-    """Whether arguments of an attention function ask for what only transformers' own functions do."""
+    """Whether the arguments need a feature that only transformers' own attention functions have."""
     return any(all(options.get(name) is not off for off in (None, False)) for name in SPECIAL)
 
 

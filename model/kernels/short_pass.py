@@ -94,7 +94,6 @@ def attend(
 
 
 def _outputs(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return outputs of the right shape and dtype for torch.compile."""
     return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
 
 
@@ -106,13 +105,11 @@ def _attended(
     scale: float,
     is_causal: bool = False,
 ) -> torch.Tensor:
-    """Return attended values of the right shape and dtype for torch.compile."""
     _, num_heads, num_queries, _ = query.shape
     return query.new_empty((1, num_queries, num_heads, value.shape[-1]))
 
 
 def _largest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values and columns of the right shape and dtype for torch.compile."""
     shape = (logits.shape[0], k)
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int64)
 

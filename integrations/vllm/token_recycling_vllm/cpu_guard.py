@@ -1,8 +1,8 @@
 """Refuses sampled requests on vLLM's CPU build, where sampling and speculation together are wrong.
 
 Its stand-in for a Triton kernel (`vllm/utils/cpu_triton_utils.py`, `_expand_kernel_impl`) writes
-temperature, top-p and top-k of drafted tokens into a copy that is thrown away, so they are sampled
-with what happened to lie in memory: 0.32.0 run, 0.33.0 read. This holds for every speculative method,
+temperature, top-p and top-k of drafted tokens into a copy that is thrown away, so drafted tokens are
+sampled with uninitialised values (0.32.0 was run, 0.33.0 was read). This holds for every speculative method,
 also vLLM's own. On GPUs the kernel itself is used.
 """
 

@@ -1,4 +1,4 @@
-"""How many tokens to draft for each request: as many as pay, at the measured cost of a step.
+"""Chooses how many tokens to draft for each request, from the measured cost of a step.
 
 Every drafted token adds a row to the step of the whole batch. In a large batch rows cost what they
 compute, and a guess pays only if it is likely; alone, a row is nearly free.
@@ -10,7 +10,7 @@ import numpy as np
 
 # Steps without any draft after which one is drafted to learn what a row costs.
 LONGEST_REST = 64
-# Drafting must promise so much more than not drafting.
+# Drafting must promise this factor more tokens a millisecond than not drafting.
 MARGIN = 1.01
 # Share of what is known that is kept after a step.
 _KEPT = 0.99
@@ -19,7 +19,7 @@ _KEPT = 0.99
 _FIRST_GUESS = np.array([0.9, 0.05, 0.03])
 # Steps that the first guess counts for.
 _PRIOR_STRENGTH = 1.0
-# A step that takes so many times as long as expected was disturbed, and is not learned.
+# A step that takes this many times as long as expected was disturbed, and is not learned.
 _OUTLIER = 4.0
 
 

@@ -71,7 +71,7 @@ class LogitsHook:
         self._hidden = output if torch.is_tensor(output) else None
 
     def _fed(self, args: tuple[Any, ...]) -> np.ndarray | None:
-        """Return the tokens of the rows: those whose hidden states are the rows'."""
+        """Return the token that the model was fed for each row [R], found by its hidden state; -1: not found."""
         if self._hidden is None or self._input_ids is None or len(args) < 2:
             return None
         is_same = (args[1][:, None] == self._hidden[None]).all(dim=-1)  # [R, tokens of the step]

@@ -214,7 +214,6 @@ class RecyclingProposer:
             self.counters.drafted += turn.request.num_drafted
 
     def _chains(self, turns: list[_Turn]) -> Chains:
-        """Return the likeliest chain after each text."""
         matches = np.full((len(turns), 2, self._depth), -1, dtype=np.int64)
         match_lengths = np.zeros((len(turns), 2), dtype=np.int64)
         contexts = np.full((len(turns), LONGEST), NO_TOKEN, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The requests of a batch, told apart by their texts: a drafter is not given their names."""
+"""Identifies the requests of a batch by their texts, since vLLM gives a drafter no request ids."""
 
 from __future__ import annotations
 

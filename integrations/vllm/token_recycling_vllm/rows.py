@@ -1,4 +1,4 @@
-"""Which row of a step's logits belongs to which token of which request.
+"""Finds the row of a step's logits that belongs to each token of each request.
 
 vLLM computes 1 + s rows for a request, in the order of the batch, where s is how many of its
 drafted tokens the scheduler took: all, or a prefix (token budget, grammar, end of the context), or

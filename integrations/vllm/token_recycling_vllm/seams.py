@@ -1,7 +1,7 @@
 """The parts of vLLM that the drafter is built on, checked before it is used.
 
 vLLM calls `custom_class` experimental: its interface may change in any release. A wrong guess about
-it costs speed or, at worst, an error in the middle of a run. So what is missing or different is said
+it costs speed or, at worst, an error in the middle of a run. So missing or different parts are reported
 at load, with vLLM's version.
 """
 

@@ -1,4 +1,4 @@
-"""A text, or a bounded history of texts, in which the earlier place that agrees with an end is found.
+"""Finds the latest earlier place, in a text or a bounded history of texts, that agrees with a text's end.
 
 Sources: prompt lookup (github.com/apoorvumang/prompt-lookup-decoding); SuffixDecoding (arXiv
 2411.04975), whose global tree keeps earlier outputs as the history does here. A hash table keeps the
@@ -96,7 +96,7 @@ class TextIndex:
         return None
 
     def _last(self, place: int) -> int:
-        """Return where the tokens that follow a place stop being those of one lap of the ring."""
+        """Return where the tokens after a place stop being consecutive, since newer tokens overwrite the ring."""
         return self._end if place < self._end else len(self._tokens)
 
     def _slots(self, start: int, end: int, length: int) -> np.ndarray:
