@@ -14,7 +14,7 @@ from evaluation.answering.method import MethodAnswerer, load_answerer
 from evaluation.answering.plan import Plan, check_asked, prepare
 from model.commands.command_line import UserError
 from model.commands.files import check_output
-from model.commands.matrix_file import save_memory
+from model.commands.matrix_file import write_memory
 from model.methods.registry import Method
 
 
@@ -46,7 +46,7 @@ def answer_with_method(
                 print("".join(note + "\n" for note in answerer.notes()), end="", file=sys.stderr)
                 _answer(plan, answerer, memory)
                 if save_matrix:
-                    save_memory(answerer.drafter, Path(save_matrix))
+                    write_memory(answerer.drafter, Path(save_matrix))
             plan.log.finish()
         elif not plan.log.is_finished:  # interrupted after its last answer
             plan.log.finish()

@@ -71,7 +71,7 @@ def read_or_measure(target: TargetModel) -> CostModel:
     kept = Measurement.read(read_measured(NAME, key))
     if kept is not None and kept.is_steady and agrees(target, kept.costs):
         return kept.costs
-    found = measure(target)
+    found = measure_costs(target)
     if found.is_steady:
         write_measured(NAME, key, found.content())
     else:
@@ -140,7 +140,7 @@ def agrees(target: TargetModel, costs: CostModel) -> bool:
     return is_alike and max(factors) / min(factors) < DISAGREES
 
 
-def measure(target: TargetModel) -> Measurement:
+def measure_costs(target: TargetModel) -> Measurement:
     """Time passes of several sizes on the loaded model, in about `SECONDS`.
 
     If the model is too slow for all sizes, fewer are measured, and trees are chosen among these: at

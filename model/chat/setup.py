@@ -12,7 +12,7 @@ from ..api.decoder import SpeculativeDecoder
 from ..commands.command_line import UserError, first_line, user_errors
 from ..commands.files import check_output
 from ..commands.loading import check_model, load_target
-from ..commands.matrix_file import read_memory, save_memory
+from ..commands.matrix_file import read_memory, write_memory
 from ..engine.support import context_limit
 from .dialogue import Dialogue, default_drafter, render
 from .terminal import printable
@@ -91,7 +91,7 @@ class ChatSetup:
         if not self._options.save_matrix:
             return
         dialogue.use(self._options.method)
-        save_memory(dialogue.decoder.drafter, Path(self._options.save_matrix))
+        write_memory(dialogue.decoder.drafter, Path(self._options.save_matrix))
 
     def _check_prompt(self) -> None:
         """Refuse a prompt that does not fit the context, and a chat template that fails."""

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..api import saved_memory as memory_file
+from ..api.saved_memory import save_memory
 from ..engine.drafter import Drafter
 from ..methods.growth import memory as rows
 from ..methods.registry import Method
@@ -53,13 +53,13 @@ def read_memory(file: str | None) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def save_memory(drafter: Drafter, file: Path) -> None:
+def write_memory(drafter: Drafter, file: Path) -> None:
     """Save what the drafter keeps across prompts; a reader sees the whole file or none.
 
     Raises:
         UserError: if the file cannot be written.
     """
     try:
-        memory_file.save_memory(drafter, file)
+        save_memory(drafter, file)
     except (OSError, SafetensorError) as error:
         raise UserError(f"save_matrix {file}: cannot be written: {first_line(error)}") from error

@@ -39,7 +39,7 @@ from .choice import ROWS, Choice, LayerHeads, bucket
 from .forwards import PassKernels
 from .linear import FEWEST_WEIGHTS, is_exact
 from .measured_attention import choice_on_gpu, first_letters, registered
-from .registered import USUAL, is_special, register
+from .registered import USUAL, is_special, register_attention
 from .short_pass import DTYPES, short_pass_kernel
 
 GROUPED, FEW_QUERIES = "sdpa_grouped", "few_queries"
@@ -122,8 +122,8 @@ def _is_decoder(module: torch.nn.Module, options: dict[str, Any]) -> bool:
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
-register(GROUPED, grouped_attention)
-register(FEW_QUERIES, few_queries_attention)
+register_attention(GROUPED, grouped_attention)
+register_attention(FEW_QUERIES, few_queries_attention)
 
 
 class Attention(PassKernels):

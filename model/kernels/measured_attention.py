@@ -16,7 +16,7 @@ import torch
 
 from .choice import KEYS, Attend, Choice, LayerHeads, bucket, measured_choice
 from .folded import can_fold, folded_products, folded_sdpa
-from .registered import USUAL, is_special, register, usual_attention
+from .registered import USUAL, is_special, register_attention, usual_attention
 
 # Beside the usual one; names differ in their first letters.
 FOLDED: dict[str, Attend] = {"folded": folded_sdpa, "products": folded_products}
@@ -64,7 +64,9 @@ def registered(names: tuple[str, ...]) -> str:
     """Return the name of `measured_attention` with these names; "" if all are the usual one."""
     if set(names) == {USUAL}:
         return ""
-    return register(f"measured_{first_letters(names)}", partial(measured_attention, names))
+    return register_attention(
+        f"measured_{first_letters(names)}", partial(measured_attention, names)
+    )
 
 
 @cache

@@ -16,7 +16,7 @@ USUAL = "sdpa"
 SPECIAL = ("position_bias", "softcap", "cache", "head_mask", "output_attentions")
 
 
-def register(name: str, function: Callable[..., Any]) -> str:
+def register_attention(name: str, function: Callable[..., Any]) -> str:
     """Register an attention function with transformers; return its name."""
     AttentionInterface.register(name, function)
     # The mask function too, or passes without our mask would lose their windows.

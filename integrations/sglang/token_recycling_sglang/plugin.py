@@ -63,7 +63,7 @@ def make_worker_class() -> type:
     """Return the worker: SGLang's n-gram worker with other trees, which learn from the logits."""
     from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
-    check(NGRAMWorker)
+    check_worker(NGRAMWorker)
 
     class RecyclingWorker(NGRAMWorker):
         """Drafts trees from the adjacency matrix and writes the logits of every node back."""
@@ -88,7 +88,7 @@ def make_worker_class() -> type:
     return RecyclingWorker
 
 
-def check(worker_class: type) -> None:
+def check_worker(worker_class: type) -> None:
     """Raise RuntimeError if SGLang's n-gram worker is not the one that is known."""
     lacks = []
     for name, parameters in SEAMS.items():

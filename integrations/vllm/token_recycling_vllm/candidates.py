@@ -52,7 +52,7 @@ class Chains(NamedTuple):
     kinds: np.ndarray
 
 
-class AcceptanceRates:
+class GuessRates:
     """How often guesses of each kind were right; the newest observations count most."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class AcceptanceRates:
 
 def best_chains(
     tables: RowTables,
-    rates: AcceptanceRates,
+    rates: GuessRates,
     contexts: np.ndarray,
     text_numbers: np.ndarray,
     matches: np.ndarray,

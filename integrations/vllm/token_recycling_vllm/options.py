@@ -12,7 +12,7 @@ DEPTHS = ("auto", "full")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PluginOptions:
     """Options of the drafter.
 
     Attributes:
@@ -63,7 +63,7 @@ class Options:
             raise ValueError(f"{name}: got {getattr(self, name)!r}; allowed: {allowed}")
 
     @classmethod
-    def read(cls, additional_config: Any) -> Options:
+    def read(cls, additional_config: Any) -> PluginOptions:
         """Return the options of vLLM's `additional_config`.
 
         Raises:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import seams
-from .candidates import AcceptanceRates, Chains, best_chains
+from .candidates import Chains, GuessRates, best_chains
 from .depth import DepthChooser
 from .logits import LogitsHook, TopRows
-from .options import Options
-from .requests import Request, Requests
+from .options import PluginOptions
+from .requests import Requests, RequestState
 from .row_tables import LONGEST, NO_TOKEN, RowTables
 from .rows import align
 from .text_index import LONGEST_MATCH
@@ -65,7 +65,7 @@ class _Turn(NamedTuple):
     place: int
     text: np.ndarray
     emitted: list[int]
-    request: Request
+    request: RequestState
     is_new: bool
 
 
@@ -81,8 +81,8 @@ class RecyclingProposer:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        seams.check()
-        self.options = options = Options.read(vllm_config.additional_config)
+        seams.check_vllm()
+        self.options = options = PluginOptions.read(vllm_config.additional_config)
         self.counters = Counters()
         self._depth = vllm_config.speculative_config.num_speculative_tokens
         vocab_size = vllm_config.model_config.get_vocab_size()
@@ -92,7 +92,7 @@ class RecyclingProposer:
         if options.save_matrix:
             atexit.register(self.save, options.save_matrix)
         self._requests = Requests(options.share, options.history_tokens)
-        self._rates = AcceptanceRates()
+        self._rates = GuessRates()
         self._chooser = DepthChooser(options.depth == "auto")
         self._logits: LogitsHook | None = None
         self._ended: float | None = None  # when the last step's drafts were handed over

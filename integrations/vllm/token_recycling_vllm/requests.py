@@ -16,7 +16,7 @@ Key = tuple[int, bytes]
 
 
 @dataclass
-class Request:
+class RequestState:
     """A request between two steps.
 
     Attributes:
@@ -53,14 +53,14 @@ class Requests:
         self._share = share
         self.history = TextIndex(history_tokens) if share and history_tokens else None
         self._longest_kept = history_tokens // 4
-        self._known: dict[Key, list[Request]] = {}
+        self._known: dict[Key, list[RequestState]] = {}
         self._num_seen = 0
         self._step = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._known.values()))
 
-    def take(self, text: np.ndarray) -> Request | None:
+    def take(self, text: np.ndarray) -> RequestState | None:
         """Return the request that has this text, and forget it.
 
         None if there is none, or if several have this text and different drafts.
@@ -77,12 +77,12 @@ class Requests:
             del self._known[key]
         return request
 
-    def begin(self, text: np.ndarray) -> Request:
+    def begin(self, text: np.ndarray) -> RequestState:
         """Return a new request with a text so far."""
         self._num_seen += 1
-        return Request(0 if self._share else self._num_seen, _index_of(text))
+        return RequestState(0 if self._share else self._num_seen, _index_of(text))
 
-    def keep(self, request: Request, text: np.ndarray, num_new: int) -> None:
+    def keep(self, request: RequestState, text: np.ndarray, num_new: int) -> None:
         """Keep a request until its text is seen again.
 
         Args:

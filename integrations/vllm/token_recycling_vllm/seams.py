@@ -80,7 +80,7 @@ def missing(hooks: tuple[Hook, ...]) -> list[str]:
     return lacks
 
 
-def check() -> None:
+def check_vllm() -> None:
     """Raise RuntimeError if this vLLM lacks what the drafter is built on."""
     lacks = missing(HOOKS)
     if not lacks and cpu_guard.is_needed():

@@ -19,7 +19,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MASK = 2**64 - 1
 
 
-class Match(NamedTuple):
+class TextMatch(NamedTuple):
     """An earlier place that agrees with the end of a text."""
 
     continuation: np.ndarray  # the tokens that followed there
@@ -74,7 +74,7 @@ class TextIndex:
             if start < end:
                 table[self._slots(start, end, length)] = np.arange(start, end)
 
-    def longest_match(self, tail: list[int], count: int) -> Match | None:
+    def longest_match(self, tail: list[int], count: int) -> TextMatch | None:
         """Return the latest place that agrees with the longest looked-up end of a tail, or None.
 
         Args:
@@ -92,7 +92,7 @@ class TextIndex:
             most = min(len(tail), len(earlier))
             while agreeing < most and earlier[-1 - agreeing] == tail[-1 - agreeing]:
                 agreeing += 1
-            return Match(self._tokens[place : min(place + count, self._last(place))], agreeing)
+            return TextMatch(self._tokens[place : min(place + count, self._last(place))], agreeing)
         return None
 
     def _last(self, place: int) -> int:

@@ -119,4 +119,6 @@ def test_sglangs_tree_links_are_those_of_our_parents():
 
 def test_another_worker_is_refused():
     with pytest.raises(RuntimeError, match=r"does not fit SGLang .*no _prepare_draft_tokens"):
-        plugin.check(type("Worker", (), {"forward_batch_generation": lambda self, batch: None}))
+        plugin.check_worker(
+            type("Worker", (), {"forward_batch_generation": lambda self, batch: None})
+        )

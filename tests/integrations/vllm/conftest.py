@@ -13,7 +13,7 @@ from .engine import VOCAB
 @pytest.fixture
 def make_proposer(monkeypatch):
     """A function that makes a proposer, as vLLM does, with options."""
-    monkeypatch.setattr(seams, "check", lambda: None)
+    monkeypatch.setattr(seams, "check_vllm", lambda: None)
 
     def make(num_speculative_tokens: int = 4, **options) -> RecyclingProposer:
         options = {"top_k": 4, "table_bits": 12, "history_tokens": 4096, **options}

@@ -13,7 +13,7 @@ from token_recycling_vllm.candidates import (
     NUM_RANKS,
     ROW_OFFSET,
     ROW_SLOPE,
-    AcceptanceRates,
+    GuessRates,
     best_chains,
 )
 from token_recycling_vllm.row_tables import LONGEST, NO_TOKEN, RowTables
@@ -59,7 +59,7 @@ def best_chain(tables, rates, context, matches, match_lengths):
 
 def test_chains_equal_those_of_a_plain_loop():
     rng = np.random.default_rng(0)
-    tables, rates = RowTables(VOCAB, K, 12, share=True), AcceptanceRates()
+    tables, rates = RowTables(VOCAB, K, 12, share=True), GuessRates()
     contexts = rng.integers(0, VOCAB, (60, LONGEST))
     ids = np.stack([rng.permutation(VOCAB)[:K] for _ in contexts]).astype(np.int32)
     shares = np.sort(rng.dirichlet(np.ones(K) / 2, 60), axis=1)[:, ::-1].astype(np.float32)
@@ -86,7 +86,7 @@ def test_chains_equal_those_of_a_plain_loop():
 
 
 def test_sources_that_agree_are_believed_more_and_rates_are_learned():
-    tables, rates = RowTables(VOCAB, K, 12, share=True), AcceptanceRates()
+    tables, rates = RowTables(VOCAB, K, 12, share=True), GuessRates()
     row = np.array([[5, 6, 7, 8, 9]], np.int32), np.array([[0.4, 0.3, 0.1, 0.1, 0.1]], np.float32)
     numbers = np.zeros(1, dtype=np.int64)
     tables.write(np.array([[1, 2, 3]]), numbers, *row)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from token_recycling_vllm.options import Options
+from token_recycling_vllm.options import PluginOptions
 
 from .engine import VOCAB, Engine, Job, continued
 
@@ -121,8 +121,8 @@ def test_memory_is_bounded(make_proposer):
 )
 def test_a_wrong_option_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        Options.read({"token_recycling": options})
+        PluginOptions.read({"token_recycling": options})
 
 
 def test_no_options_are_the_defaults():
-    assert Options.read({}) == Options.read(None) == Options()
+    assert PluginOptions.read({}) == PluginOptions.read(None) == PluginOptions()

@@ -29,7 +29,7 @@ def test_the_refusal_names_the_version(monkeypatch):
     with pytest.raises(
         RuntimeError, match=r"does not fit vLLM 9\.9\.9 .*: a\.b: has no parameter c"
     ):
-        seams.check()
+        seams.check_vllm()
 
 
 def test_other_arguments_are_refused(monkeypatch):

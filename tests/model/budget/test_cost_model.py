@@ -20,7 +20,7 @@ from model.budget.measure import (
     MAX_MEASURED_NODES,
     PLAN,
     _time_in_a_row,
-    measure,
+    measure_costs,
     read_or_measure,
 )
 from model.compiled.target import NODE_BUCKETS, StaticTarget
@@ -140,7 +140,7 @@ def test_a_smaller_pass_never_costs_more() -> None:
 
 
 def test_a_measurement_covers_the_sizes_and_leaves_the_model_as_it_was() -> None:
-    costs = measure(target_of(LLAMA)).costs
+    costs = measure_costs(target_of(LLAMA)).costs
     assert costs.sizes[0] == 1
     assert costs.sizes == tuple(sorted(set(costs.sizes)))
     assert len(costs.sizes) == len(costs.near) == len(costs.far)
@@ -151,7 +151,7 @@ def test_where_drafts_are_padded_whole_buckets_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
-    costs = measure(StaticTarget(target_of(LLAMA).model)).costs
+    costs = measure_costs(StaticTarget(target_of(LLAMA).model)).costs
     assert costs.sizes == tuple(size for size in NODE_BUCKETS if size <= MAX_MEASURED_NODES)
     assert costs.at(100).of(2) == costs.at(100).of(4)
 
@@ -171,7 +171,7 @@ def test_short_passes_are_measured_in_a_row(
 
     monkeypatch.setattr(module, "time_pass", time_pass)
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
-    costs = measure(target_of(LLAMA)).costs
+    costs = measure_costs(target_of(LLAMA)).costs
     assert len(taken) == 1 + (len(PLAN) + 1) * num_passes, "one before, and one node again"
     taken.clear()
     assert _time_in_a_row(target_of(LLAMA), None, None, 0) == expected
@@ -182,7 +182,7 @@ def test_a_model_without_time_is_measured_at_one_and_eight_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SECONDS", 0.0)
-    assert measure(target_of(LLAMA)).costs.sizes == (1, 8)
+    assert measure_costs(target_of(LLAMA)).costs.sizes == (1, 8)
 
 
 @pytest.mark.parametrize("longest", [400, 1024, 4096])
@@ -194,7 +194,7 @@ def test_growth_with_the_context_is_that_of_a_token(
         module, "time_pass", lambda _, __, tree, base: 30.0 + 0.01 * base * len(tree.token_ids)
     )
     options = {"n_embd": 32, "n_layer": 1, "n_head": 2, "max_position_embeddings": longest}
-    costs = measure(TargetModel(Family("short", "GPT2Config", options).build())).costs
+    costs = measure_costs(TargetModel(Family("short", "GPT2Config", options).build())).costs
     for size, near, far in zip(costs.sizes, costs.near, costs.far, strict=True):
         assert near == pytest.approx(30.0 + 2.56 * size)
         assert far == pytest.approx(30.0 + 12.8 * size)
@@ -304,7 +304,7 @@ def test_repetitions_that_differ_are_not_kept(
     times = cycle((30.0, 30.0, 40.0, 40.0))
     monkeypatch.setattr(module, "time_pass", lambda *_: next(times))
     monkeypatch.setattr(module, "PLAN", PLAN[:2])
-    found = measure(target_of(LLAMA))
+    found = measure_costs(target_of(LLAMA))
     assert found.spread > 0.1 and found.lost == 0.0625 and not found.is_steady
     read_or_measure(target_of(LLAMA))
     assert not list(tmp_path.iterdir())
@@ -327,7 +327,7 @@ def test_costs_are_those_of_sizes_that_fit_a_short_context(
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
     options = {"n_embd": 32, "n_layer": 1, "n_head": 2, "max_position_embeddings": context}
     target = cls(Family("short", "GPT2Config", options).build())
-    costs = measure(target).costs
+    costs = measure_costs(target).costs
     sizes = {size for place, size in PLAN if place == 0 and target.shapes.padded_size(size) == size}
     assert costs.sizes == tuple(sorted(size for size in sizes if size <= context))
     drafter = drafter_for("hybrid", target)
