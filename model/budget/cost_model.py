@@ -42,7 +42,6 @@ class SizeCorrection:
 
     @property
     def factor(self) -> float:
-        """The factor to expect."""
         return (STRENGTH + self.total) / (STRENGTH + self.count)
 
     def learn(self, factor: float) -> None:

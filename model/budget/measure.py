@@ -109,7 +109,6 @@ class Measurement:
             return None
 
     def content(self) -> dict[str, Any]:
-        """Return the content of the file that keeps it."""
         costs = self.costs
         curve = {"sizes": costs.sizes, "near": costs.near, "far": costs.far}
         return {**curve, "spread": self.spread, "lost": self.lost}

@@ -16,7 +16,6 @@ class Clocks(NamedTuple):
 
 
 def clocks() -> Clocks:
-    """Return both clocks now."""
     return Clocks(time.perf_counter(), time.thread_time())
 
 

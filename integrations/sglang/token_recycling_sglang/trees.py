@@ -45,7 +45,6 @@ class RecycledTrees:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
         shape = (self._vocab_size, self._k)
         self._successors = np.zeros(shape, dtype=np.int32)
         self._shares = np.zeros(shape, dtype=np.float32)  # 0: no row yet

@@ -60,7 +60,6 @@ class GuessRates:
         self._counts = np.full(len(self.rates), PRIOR_STRENGTH)
 
     def learn(self, kind: int, is_right: bool) -> None:
-        """Add an observation."""
         count = self._counts[kind] = min(self._counts[kind] + 1.0, MEMORY)
         self.rates[kind] += (is_right - self.rates[kind]) / count
 

@@ -37,7 +37,6 @@ class RequestState:
 
     @property
     def drafted(self) -> list[int]:
-        """The tokens that were drafted."""
         return self.tokens[: self.num_drafted]
 
 

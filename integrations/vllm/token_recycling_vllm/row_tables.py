@@ -48,7 +48,6 @@ class RowTables:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in bytes."""
         return self._keys.nbytes + self._successors.nbytes + self._shares.nbytes
 
     def read(

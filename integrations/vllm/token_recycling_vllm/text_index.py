@@ -45,7 +45,6 @@ class TextIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in bytes."""
         return self._tokens.nbytes + self._places.nbytes
 
     @property

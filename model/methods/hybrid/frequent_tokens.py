@@ -22,7 +22,6 @@ class FrequentTokens:
         self._counts = torch.zeros(vocab_size, dtype=torch.int32, device="cpu")
 
     def reset(self) -> None:
-        """Forget everything."""
         self._counts.zero_()
 
     def state(self) -> torch.Tensor:

@@ -78,11 +78,9 @@ class Neighbours:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in bytes."""
         return sum(values.nbytes for values in self.arrays.values())
 
     def reset(self) -> None:
-        """Forget everything."""
         self._latest.fill(NOBODY)
         self._count[0] = 0
 

@@ -55,11 +55,9 @@ class RowTables:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in bytes."""
         return self._keys.nbytes + self._rows.nbytes
 
     def reset(self) -> None:
-        """Forget everything."""
         self._keys.fill(0)
         self._rows.fill(0)
 
