@@ -34,11 +34,11 @@ BUILT_IN: dict[str, str] = {
     "racer": ".racer.drafter:RacerDrafter",
     "logitspec": ".logitspec.drafter:LogitSpecDrafter",
     "goose": ".goose.drafter:GooseDrafter",
-    "medusa": ".medusa.drafter:MedusaDrafter",
-    "hydra": ".hydra.drafter:HydraDrafter",
-    "eagle": ".eagle.drafter:EagleDrafter",
-    "eagle2": ".eagle.drafter:Eagle2Drafter",
-    "eagle3": ".eagle.drafter:Eagle3Drafter",
+    "medusa": ".heads.medusa.drafter:MedusaDrafter",
+    "hydra": ".heads.hydra.drafter:HydraDrafter",
+    "eagle": ".heads.eagle.drafter:EagleDrafter",
+    "eagle2": ".heads.eagle.drafter:Eagle2Drafter",
+    "eagle3": ".heads.eagle.drafter:Eagle3Drafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
 

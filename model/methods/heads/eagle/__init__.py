@@ -1,6 +1,6 @@
 """EAGLE, EAGLE-2 and EAGLE-3: a one-layer draft network that continues the target model's hidden states."""
 
-from ...options import Words
+from ....options import Words
 
 OPTIONS = {
     "depth": "trees of {} levels",

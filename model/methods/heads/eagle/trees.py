@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..growth.tree_levels import levels_of
-from ..growth.tree_template import TreeTemplate
+from ...growth.tree_template import TreeTemplate
+from ..tree_levels import levels_of
 from .text import Draft
 
 NAME = "mc_sim_7b_63"

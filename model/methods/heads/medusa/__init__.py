@@ -1,5 +1,5 @@
 """Medusa: trained heads that each guess one of the next tokens."""
 
-from ...options import Words
+from ....options import Words
 
 WORDS = {"medusa": Words("Medusa", published="Medusa")}

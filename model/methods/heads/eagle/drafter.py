@@ -26,14 +26,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.drafter import Drafter, Needs, VerifiedStep
-from ...engine.passes.hidden import FINAL
-from ...engine.target import TargetModel
-from ...engine.tree import DraftTree
-from ...machine.transfer import uploaded
-from ...options import Options, option
-from ..growth.head_files import required
+from ....engine.budget import MAX_DRAFT, DraftBudget
+from ....engine.drafter import Drafter, Needs, VerifiedStep
+from ....engine.passes.hidden import FINAL
+from ....engine.target import TargetModel
+from ....engine.tree import DraftTree
+from ....machine.transfer import uploaded
+from ....options import Options, option
+from ..head_files import required
 from .checkpoint import build_network, open_checkpoint, write_checkpoint
 from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
 from .shape import NetworkShape

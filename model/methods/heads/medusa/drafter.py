@@ -6,7 +6,7 @@ r. The common verification takes the place of the paper's typical acceptance, so
 accepted that the model would not say.
 
 Source: T. Cai et al., Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding
-Heads, arXiv 2401.10774 (K heads; the tree of section 2.3.3 -> `growth/templates`).
+Heads, arXiv 2401.10774 (K heads; the tree of section 2.3.3 -> `heads/templates`).
 
 Shapes: K heads, D hidden size, V vocabulary, N nodes, k guesses of a head.
 """
@@ -20,17 +20,17 @@ from typing import Any
 
 import torch
 
-from ...engine.budget import DraftBudget
-from ...engine.drafter import Drafter, Needs, VerifiedStep
-from ...engine.passes.hidden import FINAL
-from ...engine.target import TargetModel
-from ...engine.tree import DraftTree
-from ...kernels.largest_logits import top_k
-from ...machine.transfer import uploaded
-from ...options import Options, option
-from ..growth.head_files import called, heads_option, required
-from ..growth.tree_choices import NUM_NODES, NUM_RANKS, tree_of
-from ..growth.tree_template import TreeTemplate
+from ....engine.budget import DraftBudget
+from ....engine.drafter import Drafter, Needs, VerifiedStep
+from ....engine.passes.hidden import FINAL
+from ....engine.target import TargetModel
+from ....engine.tree import DraftTree
+from ....kernels.largest_logits import top_k
+from ....machine.transfer import uploaded
+from ....options import Options, option
+from ...growth.tree_template import TreeTemplate
+from ..head_files import called, heads_option, required
+from ..tree_choices import NUM_NODES, NUM_RANKS, tree_of
 from .heads import MedusaHeads, MedusaShape, read_medusa, write_medusa
 
 

@@ -1,6 +1,6 @@
 """Checkpoints of the published formats load, and every fault of one is named in one line.
 
-Run: pytest tests/model/methods/eagle/test_checkpoint.py
+Run: pytest tests/model/methods/heads/eagle/test_checkpoint.py
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from model.methods.eagle.checkpoint import build_network, open_checkpoint
-from model.methods.eagle.network import DraftNetwork, Eagle3Network, EagleNetwork
-from tests.model.methods.eagle.tiny_heads import (
+from model.methods.heads.eagle.checkpoint import build_network, open_checkpoint
+from model.methods.heads.eagle.network import DraftNetwork, Eagle3Network, EagleNetwork
+from tests.model.methods.heads.eagle.tiny_heads import (
     HIDDEN,
     config_of,
     eagle3_shapes,

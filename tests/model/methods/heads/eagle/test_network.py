@@ -4,7 +4,7 @@ The reference is written from the papers with the tensors' published names, one 
 
 Shapes: n rows, D hidden size, H heads, d head dimension.
 
-Run: pytest tests/model/methods/eagle/test_network.py
+Run: pytest tests/model/methods/heads/eagle/test_network.py
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from model.methods.eagle.checkpoint import build_network, open_checkpoint
-from model.methods.eagle.network import Eagle3Network, EagleNetwork
-from model.methods.eagle.text import DraftText
-from tests.model.methods.eagle.tiny_heads import (
+from model.methods.heads.eagle.checkpoint import build_network, open_checkpoint
+from model.methods.heads.eagle.network import Eagle3Network, EagleNetwork
+from model.methods.heads.eagle.text import DraftText
+from tests.model.methods.heads.eagle.tiny_heads import (
     HIDDEN,
     config_of,
     eagle3_tensors,

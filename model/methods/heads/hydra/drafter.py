@@ -20,18 +20,18 @@ from typing import Any
 
 import torch
 
-from ...engine.budget import DraftBudget
-from ...engine.drafter import Drafter, Needs, VerifiedStep
-from ...engine.passes.hidden import FINAL
-from ...engine.target import TargetModel
-from ...engine.tree import DraftTree
-from ...kernels.largest_logits import top_k
-from ...machine.transfer import uploaded
-from ...options import Options, option
-from ..growth.decoder_layer import LayerShape, Rows
-from ..growth.head_files import called, heads_option, required
-from ..growth.tree_choices import NUM_NODES, NUM_RANKS, tree_of
-from ..growth.tree_levels import Level, levels_of
+from ....engine.budget import DraftBudget
+from ....engine.drafter import Drafter, Needs, VerifiedStep
+from ....engine.passes.hidden import FINAL
+from ....engine.target import TargetModel
+from ....engine.tree import DraftTree
+from ....kernels.largest_logits import top_k
+from ....machine.transfer import uploaded
+from ....options import Options, option
+from ..decoder_layer import LayerShape, Rows
+from ..head_files import called, heads_option, required
+from ..tree_choices import NUM_NODES, NUM_RANKS, tree_of
+from ..tree_levels import Level, levels_of
 from .heads import HydraHeads, HydraShape, read_hydra, write_hydra
 
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...machine.transfer import uploaded
-from ..growth.decoder_layer import Rows, causal_mask
-from ..growth.head_files import called
+from ....machine.transfer import uploaded
+from ..decoder_layer import Rows, causal_mask
+from ..head_files import called
 from .network import DraftNetwork
 
 

@@ -1,6 +1,6 @@
 """Hydra: its prefix layer, its heads, its tree, and its checkpoints.
 
-Run: pytest tests/model/methods/hydra/test_drafter.py
+Run: pytest tests/model/methods/heads/hydra/test_drafter.py
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from model.engine.budget import DraftBudget
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
-from model.methods.growth.decoder_layer import LayerShape
-from model.methods.growth.tree_choices import tree_of
-from model.methods.hydra.drafter import HydraConfig, HydraDrafter
-from model.methods.hydra.heads import HydraHeads, HydraShape, write_hydra
+from model.methods.heads.decoder_layer import LayerShape
+from model.methods.heads.hydra.drafter import HydraConfig, HydraDrafter
+from model.methods.heads.hydra.heads import HydraHeads, HydraShape, write_hydra
+from model.methods.heads.tree_choices import tree_of
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.families.family import VOCAB
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..growth.decoder_layer import DecoderLayer, LayerShape, RMSNorm, Rows, attend, causal_mask
-from ..growth.head_files import HeadFiles, read_heads, write_heads
-from ..growth.residual_heads import ResidualBlock
+from ..decoder_layer import DecoderLayer, LayerShape, RMSNorm, Rows, attend, causal_mask
+from ..head_files import HeadFiles, read_heads, write_heads
+from ..residual_heads import ResidualBlock
 
 FILE = "hydra_lm_head"
 ARCHITECTURE = "prefix-mlp"

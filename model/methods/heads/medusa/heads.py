@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..growth.head_files import HeadFiles, read_heads, write_heads
-from ..growth.residual_heads import ResidualBlock
+from ..head_files import HeadFiles, read_heads, write_heads
+from ..residual_heads import ResidualBlock
 
 FILE = "medusa_lm_head"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..growth.decoder_layer import LayerShape
+from ..decoder_layer import LayerShape
 
 # Options of a Llama config that must have one value here, with the value of a config without them.
 FIXED: Mapping[str, tuple[Any, Any]] = {

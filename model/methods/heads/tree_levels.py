@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from .tree_template import TreeTemplate
+from ..growth.tree_template import TreeTemplate
 
 
 class Level(NamedTuple):

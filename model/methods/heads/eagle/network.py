@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..growth.decoder_layer import DecoderLayer, Projected, RMSNorm
-from ..growth.head_files import called
+from ..decoder_layer import DecoderLayer, Projected, RMSNorm
+from ..head_files import called
 from .shape import NetworkShape
 
 # What is attended to, by the caller: [..., H, n, d] of n projected rows.

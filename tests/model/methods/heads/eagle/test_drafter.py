@@ -1,6 +1,6 @@
 """EAGLE's drafters keep the rows of the text as a fresh reading has them, and texts those of plain decoding.
 
-Run: pytest tests/model/methods/eagle/test_drafter.py
+Run: pytest tests/model/methods/heads/eagle/test_drafter.py
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
-from model.methods.eagle.drafter import Eagle2Config, Eagle3Config, EagleConfig, HeadDrafter
+from model.methods.heads.eagle.drafter import Eagle2Config, Eagle3Config, EagleConfig, HeadDrafter
 from model.methods.registry import drafter_class
 from tests.model.decoded import random_ids, referee, target_of
 from tests.model.families.family import VOCAB, Family
-from tests.model.methods.eagle.tiny_heads import (
+from tests.model.methods.heads.eagle.tiny_heads import (
     config_of,
     eagle3_tensors,
     eagle_tensors,

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ...machine.files import written_state
-from ..growth.head_files import HeadFiles, read_heads, write_heads
+from ....machine.files import written_state
+from ..head_files import HeadFiles, read_heads, write_heads
 from .network import DraftNetwork, Eagle3Network, EagleNetwork
 from .shape import NetworkShape
 

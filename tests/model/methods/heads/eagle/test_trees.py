@@ -3,7 +3,7 @@
 EAGLE-2's and EAGLE-3's rule is `topK_genrate` of SafeAILab/EAGLE, eagle/model/cnets.py; EAGLE's tree
 is `mc_sim_7b_63` of eagle/model/choices.py.
 
-Run: pytest tests/model/methods/eagle/test_trees.py
+Run: pytest tests/model/methods/heads/eagle/test_trees.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.methods.eagle.trees import PATHS, Grown, fixed_shape, grow_fixed, grow_likeliest
+from model.methods.heads.eagle.trees import PATHS, Grown, fixed_shape, grow_fixed, grow_likeliest
 
 VOCAB = 8
 # Probabilities of the next token, by the last one; 0 is the text's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from .tree_template import TreeTemplate, read_rank_paths
+from ..growth.tree_template import TreeTemplate, read_rank_paths
 
 NAME = "mc_sim_7b_63"
 FILE = Path(__file__).parent / "templates" / f"{NAME}.json"
