@@ -6,13 +6,69 @@ depends on the clock, and measured ones go to a temporary folder. Random numbers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
 from model.budget.cost_model import CostModel
 from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
+
+TESTS = Path(__file__).parent
+# What the markers `quick` and `slow` name: files and folders of tests.
+QUICK = (
+    # loop, trees, verification, cache; every method once on one family, with its laws
+    *("model/engine/test_loop.py", "model/engine/test_drafter.py", "model/engine/test_tree.py"),
+    *("model/engine/test_verification.py", "model/engine/test_cache.py"),
+    *("model/budget/test_switch.py", "model/budget/test_device_speed.py", "model/machine"),
+    *("model/methods/growth", "model/methods/recycling", "model/methods/test_pld.py"),
+    # options and reports
+    *("model/test_options.py", "evaluation/answering/test_command.py", "evaluation/scoring"),
+    *("evaluation/reporting/test_speed.py", "evaluation/reporting/test_latex.py"),
+    *("evaluation/reporting/test_titles.py", "evaluation/questions"),
+    *("evaluation/answers/test_answer_file.py", "evaluation/answers/test_record.py"),
+    "evaluation/answers/test_log.py",
+)
+SLOW = (
+    # families and methods on a simulated GPU, or as generated code
+    *("simulated_device/test_families.py", "simulated_device/test_graphed.py"),
+    *("simulated_device/test_methods.py", "simulated_device/test_spread_model.py"),
+    *("model/compiled/test_graphs.py", "evaluation/answering/test_compiled.py"),
+    # other processes
+    *("evaluation/answering/test_kill_and_resume.py", "evaluation/answering/test_workers.py"),
+    *("simulated_device/test_workers.py", "model/chat/test_chat_process.py"),
+    *("test_package.py", "test_recipe.py", "test_shell.py"),
+)
+
+
+def pytest_configure() -> None:
+    """Check that the lists above name what is there."""
+    if gone := [place for place in (*QUICK, *SLOW) if not (TESTS / place).exists()]:
+        raise pytest.UsageError(
+            f"tests/conftest.py: got {gone}; allowed: files and folders of tests"
+        )
+
+
+def is_among(file: Path, places: Sequence[str]) -> bool:
+    """Whether a file of tests is one of these, or in one of these folders."""
+    place = file.relative_to(TESTS)
+    return any(each in (place.as_posix(), *map(Path.as_posix, place.parents)) for each in places)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file for `-m quick` in which no test is."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    is_left_out = is_test and not is_among(collection_path, QUICK)
+    return True if config.option.markexpr == "quick" and is_left_out else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests the markers of their files."""
+    for item in items:
+        for name, places in (("quick", QUICK), ("slow", SLOW)):
+            if is_among(item.path, places):
+                item.add_marker(name)
 
 
 @pytest.fixture(autouse=True, scope="session")
