@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from evaluation.answering.question import Answerer, answer_row, warm_up
+from evaluation.answering.question import Answerer, Asking, answer_row, warm_up
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.progress import progress
 from evaluation.answers.row import AnswerRow
@@ -43,6 +43,7 @@ def answer_questions(
     Returns:
         The number of failed questions, those in the log before included.
     """
+    asking = Asking(conversation, model_id, num_choices, seed)
     remaining = log.remaining(questions)
     if remaining:
         warm_up(answerer, conversation, remaining[0], num_warmup)
@@ -50,14 +51,7 @@ def answer_questions(
 
     def finished() -> Iterator[tuple[AnswerLog, Finished]]:
         for question in remaining:
-            row = answer_row(
-                answerer,
-                conversation,
-                question,
-                model_id=model_id,
-                num_choices=num_choices,
-                seed=seed,
-            )
+            row = answer_row(answerer, asking, question)
             yield log, Finished(row, answerer.memory())
 
     record(finished(), len(questions), len(questions) - len(remaining))

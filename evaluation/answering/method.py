@@ -14,7 +14,7 @@ import torch
 
 from evaluation.answering.config import RunConfig
 from evaluation.answering.low_memory import LeanDrafter
-from evaluation.answering.question import Answerer, answer_row
+from evaluation.answering.question import Answerer, Asking, answer_row
 from evaluation.answering.referees import Referee
 from evaluation.answers.row import AnswerRow, Turn
 from evaluation.answers.step_figures import step_counts
@@ -52,14 +52,9 @@ class Setup:
 
     def ask(self, answerer: Answerer, question: Question) -> AnswerRow:
         """Answer a question as this run does."""
-        return answer_row(
-            answerer,
-            self.conversation,
-            question,
-            model_id=self.model_id,
-            num_choices=self.run.answers.num_choices,
-            seed=self.run.sampling.seed,
-        )
+        choices, seed = self.run.answers.num_choices, self.run.sampling.seed
+        asking = Asking(self.conversation, self.model_id, choices, seed)
+        return answer_row(answerer, asking, question)
 
 
 class MethodAnswerer:

@@ -43,25 +43,27 @@ class Answerer(Protocol):
         return {}
 
 
-def answer_row(
-    answerer: Answerer,
-    conversation: Conversation,
-    question: Question,
-    *,
-    model_id: str,
-    num_choices: int,
-    seed: int,
-) -> AnswerRow:
+class Asking(NamedTuple):
+    """How questions are asked; `seed` is that of the first choice."""
+
+    conversation: Conversation
+    model_id: str = ""
+    num_choices: int = 1
+    seed: int = 0
+
+
+def answer_row(answerer: Answerer, asking: Asking, question: Question) -> AnswerRow:
     """Answer one question; a failure becomes a row with its cause.
 
     If the device's memory does not suffice, the question is asked again in lean mode.
     """
-    choices, error, is_out_of_memory = _try(answerer, conversation, question, num_choices, seed)
-    row = AnswerRow.of_question(question, model_id, choices, error)
+    choices, error, is_out_of_memory = _try(answerer, asking, question)
+    row = AnswerRow.of_question(question, asking.model_id, choices, error)
     if is_out_of_memory:
         with answerer.lean():
-            choices, again, _ = _try(answerer, conversation, question, num_choices, seed)
-        row = AnswerRow.of_question(question, model_id, choices, again).plus(retried_after=error)
+            choices, again, _ = _try(answerer, asking, question)
+        row = AnswerRow.of_question(question, asking.model_id, choices, again)
+        row = row.plus(retried_after=error)
     return row
 
 
@@ -73,11 +75,9 @@ class _Attempt(NamedTuple):
     is_out_of_memory: bool = False
 
 
-def _try(
-    answerer: Answerer, conversation: Conversation, question: Question, num_choices: int, seed: int
-) -> _Attempt:
+def _try(answerer: Answerer, asking: Asking, question: Question) -> _Attempt:
     try:
-        return _Attempt(_answer(answerer, conversation, question, num_choices, seed))
+        return _Attempt(_answer(answerer, asking, question))
     except Exception as failure:
         logger.debug("question %s", question.question_id, exc_info=True)
         is_out_of_memory = isinstance(failure, torch.OutOfMemoryError)
@@ -90,20 +90,18 @@ def warm_up(
     """Answer a question unmeasured, through the same function as the measured ones."""
     for _ in range(num_warmup):
         try:
-            _answer(answerer, conversation, question, 1, 0)
+            _answer(answerer, Asking(conversation), question)
         except Exception as failure:
             logger.warning("warm-up on question %s failed: %s", question.question_id, failure)
             break
     answerer.end_warmup()
 
 
-def _answer(
-    answerer: Answerer, conversation: Conversation, question: Question, num_choices: int, seed: int
-) -> list[Choice]:
-    choices = []
+def _answer(answerer: Answerer, asking: Asking, question: Question) -> list[Choice]:
+    conversation, choices = asking.conversation, []
     answerer.begin_question()
-    for index in range(num_choices):
-        answerer.seed(seed + index)
+    for index in range(asking.num_choices):
+        answerer.seed(asking.seed + index)
         history: list[Message] = []
         turns: list[Turn] = []
         for user in question.turns:
