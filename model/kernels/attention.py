@@ -126,7 +126,7 @@ register_attention(GROUPED, grouped_attention)
 register_attention(FEW_QUERIES, few_queries_attention)
 
 
-class Attention(PassKernels):
+class AttentionKernels(PassKernels):
     """The attention functions of a model's passes.
 
     Args:
@@ -205,12 +205,12 @@ class HeadShape(NamedTuple):
     head_dim: int
 
 
-def attention(
+def attention_kernels(
     model: PreTrainedModel,
     shapes: tuple[HeadShape, HeadShape],
     is_compiled: bool,
     is_replayed: bool = False,
-) -> Attention:
+) -> AttentionKernels:
     """Return the attention of a model's passes on this machine.
 
     Args:
@@ -226,12 +226,12 @@ def attention(
         keys, values = shapes
         heads = LayerHeads(num_heads, keys.num_heads, keys.head_dim, values.head_dim)
         choice = choice_on_gpu(heads, model.dtype, model.device, is_replayed)
-        return Attention(config, False, False, is_plain, choice)
+        return AttentionKernels(config, False, False, is_plain, choice)
     if not can_exchange(model) or model.device.type != "cpu":
-        return Attention(config, groups_heads=False, has_kernel=False)
+        return AttentionKernels(config, groups_heads=False, has_kernel=False)
     num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
     has_kernel = _has_kernel(model, num_heads, shapes)
-    return Attention(config, num_heads != num_key_value_heads, has_kernel, is_plain)
+    return AttentionKernels(config, num_heads != num_key_value_heads, has_kernel, is_plain)
 
 
 def _has_kernel(

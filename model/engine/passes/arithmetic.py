@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from ...kernels.attention import Attention, HeadShape, attention
+from ...kernels.attention import AttentionKernels, HeadShape, attention_kernels
 from ...kernels.linear import LinearKernels, linear_kernels
 from ...kernels.norms import FusedNorms, fused_norms
 from ...kernels.sdpa import without_cudnn
@@ -67,14 +67,14 @@ class PassArithmetic:
         return fused_norms(self.model, self.dtype, self.is_compiled)
 
     @cached_property
-    def attention(self) -> Attention:
+    def attention(self) -> AttentionKernels:
         """The attention of passes; built at the first call."""
         # Models that choose among keys do so themselves only for transformers' attention.
         chooses_keys = any(shape and shape.index_keys for shape in self.layer_shapes)
         if not self.use_kernels or not self._attention_shape or chooses_keys:
-            return Attention(self.config, groups_heads=False, has_kernel=False)
+            return AttentionKernels(self.config, groups_heads=False, has_kernel=False)
         keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
-        return attention(self.model, (keys, values), self.is_compiled, self.is_replayed)
+        return attention_kernels(self.model, (keys, values), self.is_compiled, self.is_replayed)
 
     @cached_property
     def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import model.engine.rules
 from model.engine.loop import generate
 from model.engine.target import TargetModel
-from model.kernels.attention import Attention
+from model.kernels.attention import AttentionKernels
 from model.kernels.short_pass import short_pass_kernel
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for
@@ -48,7 +48,7 @@ def model_with_twins(
         rows[1::stride] = rows[0::stride] * (1 + noise * torch.randn(VOCAB_SIZE // stride, 64))
         llama.lm_head.bias = torch.nn.Parameter(torch.full((VOCAB_SIZE,), -shift))
     target = TargetModel(llama)
-    target.__dict__["attention"] = Attention(target.config, True, has_kernel)
+    target.__dict__["attention"] = AttentionKernels(target.config, True, has_kernel)
     return target
 
 

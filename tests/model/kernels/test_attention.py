@@ -22,7 +22,7 @@ from model.engine.tree import DraftTree
 from model.kernels.attention import (
     FEW_QUERIES,
     GROUPED,
-    Attention,
+    AttentionKernels,
     can_exchange,
     exchanged,
     few_queries_attention,
@@ -75,7 +75,7 @@ def target_of(model: PreTrainedModel, has_kernel: bool, dtype: torch.dtype) -> T
     """Return a target that uses the kernel, or does not."""
     target = TargetModel(model.to(dtype))
     is_plain = dtype != torch.float32
-    target.__dict__["attention"] = Attention(target.config, True, has_kernel, is_plain)
+    target.__dict__["attention"] = AttentionKernels(target.config, True, has_kernel, is_plain)
     return target
 
 
@@ -89,7 +89,9 @@ def test_every_node_has_the_same_bits_as_with_repeated_heads(
     probe = Probe.random(target.vocab_size, False, PREFIX_LENGTH)
     grouped = verified_logits(target, probe)
     assert probe.topology.num_nodes in calls, "the draft did not go through our attention"
-    target.__dict__["attention"] = Attention(target.config, groups_heads=False, has_kernel=False)
+    target.__dict__["attention"] = AttentionKernels(
+        target.config, groups_heads=False, has_kernel=False
+    )
     calls.clear()
     assert torch.equal(verified_logits(target, probe), grouped)
     assert not calls
@@ -177,7 +179,7 @@ def test_plain_decoding_attends_as_the_model_does(monkeypatch: pytest.MonkeyPatc
                 assert not calls
             target.read(prompt, cache.length, cache, last_logits_only=False)
         assert calls
-    always = Attention(target.config, True, True, is_plain=True)
+    always = AttentionKernels(target.config, True, True, is_plain=True)
     assert always.is_reference
     with always.reference(), always.exchanged(1):
         assert target.config._attn_implementation == FEW_QUERIES, "compiled passes have one way"

@@ -16,7 +16,7 @@ import model.kernels.measured_attention as module
 from model.engine.loop import generate
 from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel
-from model.kernels.attention import Attention
+from model.kernels.attention import AttentionKernels
 from model.kernels.choice import KEYS, ROWS
 from model.kernels.folded import can_fold, folded_products
 from model.kernels.measured_attention import FOLDED, measured_attention
@@ -153,7 +153,7 @@ def target_using(name: str, function: str, dtype: torch.dtype = torch.float32) -
     """Return a target of a family that attends by this function."""
     target = TargetModel(known(name).build().to(dtype))
     is_plain = dtype != torch.float32
-    target.__dict__["attention"] = Attention(
+    target.__dict__["attention"] = AttentionKernels(
         target.config, False, False, is_plain, chosen(function)
     )
     return target
@@ -272,12 +272,12 @@ def test_the_function_depends_on_the_number_of_keys(function: str, scaling: floa
 
 def test_what_was_chosen_for_the_rows_of_a_pass_is_exchanged() -> None:
     config = SimpleNamespace(_attn_implementation=USUAL)
-    attention = Attention(config, False, False, choice=chosen(USUAL))
+    attention = AttentionKernels(config, False, False, choice=chosen(USUAL))
     assert attention.is_reference and attention.name == USUAL
     with attention.exchanged(8):
         assert config._attn_implementation == USUAL
     mixed = (*chosen(USUAL)[:-1], (USUAL, *("folded",) * (len(KEYS) - 1)))
-    attention = Attention(config, False, False, choice=mixed)
+    attention = AttentionKernels(config, False, False, choice=mixed)
     assert not attention.is_reference and attention.name == "measured-ssss-ssss-ssss-ssss-sfff"
     names = {}
     for num_rows in (1, ROWS[-2], ROWS[-2] + 1, ROWS[-1], ROWS[-1] + 1):
@@ -286,7 +286,7 @@ def test_what_was_chosen_for_the_rows_of_a_pass_is_exchanged() -> None:
     assert [*names.values()] == [USUAL, USUAL, "measured_sfff", "measured_sfff", USUAL]
     with attention.reference(), attention.exchanged(ROWS[-1]):
         assert config._attn_implementation == USUAL
-    always = Attention(config, False, False, is_plain=True, choice=mixed)
+    always = AttentionKernels(config, False, False, is_plain=True, choice=mixed)
     assert always.is_reference
     with always.reference(), always.exchanged(ROWS[-1]):
         assert config._attn_implementation == "measured_sfff", "half precision has one way"

@@ -12,7 +12,7 @@ from model.commands.command_line import UserError
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels import short_pass as few_rows
-from model.kernels.attention import Attention
+from model.kernels.attention import AttentionKernels
 from scripts.benchmark import context_cost
 from scripts.benchmark.command import main
 from scripts.benchmark.context_cost import ContextCost, context_costs
@@ -24,7 +24,7 @@ def test_every_attention_call_is_timed_and_the_kernels_are_put_back(has_kernel: 
     if has_kernel and not few_rows.short_pass_kernel():
         pytest.skip("the kernels cannot be built here")
     target = TargetModel(known("Llama, grouped heads").build())
-    target.__dict__["attention"] = Attention(target.config, True, has_kernel)
+    target.__dict__["attention"] = AttentionKernels(target.config, True, has_kernel)
     kernels = functional.scaled_dot_product_attention, few_rows.attend
     cache = target.new_cache(8)
     with torch.inference_mode(), context_cost._timed_attention(target) as seconds:
