@@ -1,4 +1,4 @@
-"""Costs of a step on this device: measured once, corrected while decoding.
+"""The time of a step on this device, by its number of nodes: measured once, corrected while decoding.
 
 A drafted node costs the time that it adds to the forward pass. That depends on device, model, dtype
 and threads, so it is measured on the loaded model, with the pass and the read-out of decoding, and

@@ -1,4 +1,4 @@
-"""Set-up of a chat: check the options, load the model, load and save the matrix."""
+"""Sets up a chat: checks the options, loads the model, loads and saves the matrix."""
 
 from __future__ import annotations
 

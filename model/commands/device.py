@@ -1,6 +1,6 @@
 """The device `auto`: a GPU if torch can use one, else the CPU; a GPU that torch cannot use is an error.
 
-A large model decoded on the CPU unasked looks like a slow program. The usual cause is a driver older
+A large model that silently runs on the CPU looks like a slow program. The usual cause is a driver older
 than the CUDA that torch was built for, which torch says in a warning that is easily lost.
 """
 

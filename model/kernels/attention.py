@@ -9,17 +9,17 @@ thread; drafts follow 512 tokens:
 | Zen 5 | 1.9-36 | 1.4-14 | 1.2-4.4 | 1.4-10 | 2.7-11 | 1.8-2.9 |
 | the same with AVX2 | 1.3-28 | 1.2-6.1 | 1.0-4.3 | 0.9-4.1 | 1.7-4.9 | 1.0-1.8 |
 
-So ours is used for all (not measured on the machine: a choice measured while other work runs is
-wrong for good). It sums in another order: in float32 near-ties are decided with transformers' own
+So ours is used for all. This is not measured on the machine: a choice measured while other work runs
+stays wrong. It sums in another order: in float32 near-ties are decided with transformers' own
 attention (`reference`), as with `model.kernels.linear`.
 
 Where ours cannot be used, torch's is. When there is a mask, transformers' sdpa attention first repeats
 keys and values for every query head of a group: a copy of the whole cache, times the group size, in
 every layer. Torch's CPU kernel reads grouped heads as they are, with the same bits.
 
-On a GPU grouped heads with a mask would fall back to matrix products in torch's kernel. What is fastest
-there for the rows of a draft, transformers' own way or one of `model.kernels.folded`, is measured at a
-target's first pass (`model.kernels.choice`): it depends on the device more than on anything known here.
+On a GPU grouped heads with a mask would fall back to matrix products in torch's kernel. The fastest
+attention there for the rows of a draft, transformers' own or one of `model.kernels.folded`, depends on the
+device, so it is measured at a target's first pass (`model.kernels.choice`).
 
 Shapes: n queries in each of H heads, T keys and values in each of K heads, D and E numbers in a key and a value.
 """

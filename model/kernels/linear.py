@@ -6,8 +6,8 @@ times as long as one, and in bfloat16 the weights are rearranged at every call, 
 eight rows take eight times as long as one. Our own kernel (`short_pass`) reads each weight once, as
 it is.
 
-Which passes use it is a fixed rule (`most_rows`) and not measured on the machine: a choice measured
-while other work runs is wrong for good. Time of torch's kernel / ours, median of nine layers of the
+A fixed rule (`most_rows`) says which passes use it. It is not measured on the machine: a choice measured
+while other work runs stays wrong. Time of torch's kernel / ours, median of nine layers of the
 demo model and of SmolLM2-135M, one thread:
 
 | rows | 1 | 8 | 32 | 64 | 81 | 96 | 256 |

@@ -1,4 +1,4 @@
-"""Norms of a pass on a GPU: one kernel where transformers launches six to ten.
+"""Norms of a pass on a GPU: one kernel each, where transformers launches six to ten.
 
 Transformers writes RMSNorm out: to float32, square, mean, plus epsilon, root, product, to half, times
 weight. That is 16 of some 40 kernels of a layer, and a pass over a draft waits for launches, not for
@@ -11,7 +11,7 @@ numbers. Torch's own functions are one kernel each on CUDA: `rms_norm` since tor
 | transformers' | 40 | 1,322 |
 | torch's | 26 | 867 |
 
-Which modules are norms is found by their numbers, not by their names (`NormKind`, `find_norms`).
+Norms are recognised by what they compute, not by their names (`NormKind`, `find_norms`).
 
 In half precision Llama's norm rounds twice, before the product with the weight and after it; torch's
 function computes in float32 and rounds once. So the two differ by one rounding. In float32 they
@@ -42,7 +42,7 @@ from .linear import is_exact
 # (rows [..., D], weight [D] or None, epsilon) -> rows [..., D]
 NormKind = Callable[[torch.Tensor, torch.Tensor | None, float], torch.Tensor]
 
-# Largest number that is taken for an epsilon: a larger one would change what a norm is for.
+# Largest number that counts as an epsilon: a larger one would change the norm itself.
 LARGEST_EPSILON = 1e-2
 # Largest difference from a module's own result, in steps of the dtype at the row's largest number: sums
 # in another order, and one rounding more in half precision.

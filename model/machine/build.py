@@ -1,4 +1,4 @@
-"""C++ sources of the project, built where they first run.
+"""Builds the C++ sources of the project at their first use.
 
 The system's C++ compiler builds each one once per version of its files and options. The result is
 kept where torch keeps its extensions (`TORCH_EXTENSIONS_DIR`).
@@ -29,7 +29,7 @@ def built(
     libraries: Sequence[str] = (),
     versions: str = "",
 ) -> Path:
-    """Return the shared library of a C++ file, built if need be.
+    """Return the shared library of a C++ file; build it if needed.
 
     Args:
         files: the source, then the headers of the project that it includes.

@@ -1,4 +1,4 @@
-"""CUDA graphs: kernels that a call launched, to be launched again without it."""
+"""CUDA graphs: record the kernels that a call launches, and launch them again without the call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Captured(NamedTuple):
 
 
 def captured(call: Callable[[], Any], device: torch.device, pool: Any = None) -> Captured:
-    """Capture a call, which executes nothing; its first call of all must have been made before.
+    """Capture a call without executing it; it must have run once before.
 
     Args:
         call: launches kernels on the device, and does nothing else.
