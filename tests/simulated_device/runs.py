@@ -1,6 +1,6 @@
-"""Every method on every kind of target, run once on a simulated GPU; and the table of what their steps cost.
+"""Every method on every kind of target, run once on a GPU; and the table of what their steps cost.
 
-The table is written anew, after a change that is meant, by
+The table is what steps cost on a simulated GPU. It is written anew, after a change that is meant, by
 
     python -m tests.simulated_device.runs
 """
@@ -8,6 +8,7 @@ The table is written anew, after a change that is meant, by
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,29 +17,38 @@ from model.engine.target import TargetModel
 from tests.simulated_device.demo import KINDS, SETTINGS, Run, Setting, demo_target, run
 from tests.simulated_device.device import SimulatedCuda
 from tests.simulated_device.double.accounts import Accounts
+from tests.simulated_device.waits import counted_waits
 
 TABLE = Path(__file__).with_name("steps.json")
 CASES = [(kind, setting) for kind in KINDS for setting in SETTINGS if setting.runs_on(kind)]
 
 
 class Runs:
-    """Runs on two simulated GPUs and on the CPU, each made when it is first asked for."""
+    """Runs on a GPU and on the CPU, each made when it is first asked for.
 
-    def __init__(self) -> None:
-        self.gpu = SimulatedCuda()
+    Args:
+        gpu: simulated ones; None for the real one.
+    """
+
+    def __init__(self, gpu: SimulatedCuda | None) -> None:
+        self.gpu = gpu
         self.target_on_gpu = cache(self._target_on_gpu)
         self.target_on_cpu = cache(lambda: demo_target("eager", "cpu"))
         self.on_gpu = cache(self._on_gpu)
         self.on_cpu = cache(self._on_cpu)
 
+    def on_device(self) -> AbstractContextManager[object]:
+        """Show the GPU to torch within a block."""
+        return self.gpu or nullcontext()
+
     def _target_on_gpu(self, kind: str) -> TargetModel:
-        with self.gpu:
+        with self.on_device():
             return demo_target(kind, "cuda")
 
     def _on_gpu(self, kind: str, index: int) -> Run:
         target = self.target_on_gpu(kind)
-        with self.gpu:
-            return run(target, SETTINGS[index], self.gpu.accounts)
+        with self.on_device(), counted_waits(self.gpu) as accounts:
+            return run(target, SETTINGS[index], accounts)
 
     def _on_cpu(self, index: int) -> Run:
         return run(self.target_on_cpu(), SETTINGS[index], Accounts())
@@ -52,7 +62,7 @@ def table() -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Write the table anew."""
-    runs, found = Runs(), {kind: dict[str, Any]() for kind in KINDS}
+    runs, found = Runs(SimulatedCuda()), {kind: dict[str, Any]() for kind in KINDS}
     for kind, setting in CASES:
         costs = runs.on_gpu(kind, SETTINGS.index(setting)).costs
         waits = dict(sorted(costs.waits.items()))

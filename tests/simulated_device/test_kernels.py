@@ -29,6 +29,8 @@ from model.kernels.registered import USUAL
 from tests.model.decoded import known
 from tests.simulated_device.demo import FIRST_TEXT, TEXT, Setting, demo_model, prompt_of
 from tests.simulated_device.device import SimulatedCuda
+from tests.simulated_device.double.accounts import Accounts
+from tests.simulated_device.runs import Runs
 
 # Launches of a norm beyond one: squares, their mean, epsilon, root, two products; in half precision two casts.
 SAVED = {torch.float32: 5, torch.float16: 7}
@@ -60,17 +62,18 @@ class Steps(NamedTuple):
     waits: Counter[tuple[str, str]]
 
 
-def decoded_on(gpu: SimulatedCuda, target: TargetModel, method: str = "recycling") -> Steps:
-    """Decode a text, after another one."""
+def decoded_on(gpu: SimulatedCuda | None, target: TargetModel, method: str = "recycling") -> Steps:
+    """Decode a text, after another one; on the real GPU (None) nothing is counted."""
+    accounts = gpu.accounts if gpu else Accounts()
     drafter = Setting(method).drafter(target)
     for text in (FIRST_TEXT, TEXT):
         tokens: list[int] = []
         launches, waits = 0, Counter[tuple[str, str]]()
         for step in decode(target, drafter, prompt_of(text), max_new_tokens=NUM_TOKENS):
             if tokens:  # the first step reads the prompt, too
-                launches = max(launches, gpu.accounts.num_launches)
-                waits |= gpu.accounts.waits
-            gpu.accounts.clear()
+                launches = max(launches, accounts.num_launches)
+                waits |= accounts.waits
+            accounts.clear()
             tokens += step.tokens
     return Steps(tokens, launches, waits)
 
@@ -105,13 +108,13 @@ def test_an_eager_step_of_7b_has_few_launches(gpu: SimulatedCuda) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", FOLDED)
 def test_folded_heads_are_lossless(
-    function: str, dtype: torch.dtype, gpu: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
+    function: str, dtype: torch.dtype, device_runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attend, calls = FOLDED[function], []
     monkeypatch.setitem(
         FOLDED, function, lambda query, *rest: calls.append(query.device) or attend(query, *rest)
     )
-    with gpu, always(function):
+    with device_runs.on_device(), always(function):
         target = TargetModel(moved(known("Llama, grouped heads").build(), dtype))
         self_test(target)
     assert not target.chain_only, "a tree is not lossless"
@@ -144,7 +147,7 @@ def test_attention_is_measured_at_the_first_pass_and_never_again(
 
 @pytest.mark.parametrize("kind", [TargetModel, GraphedTarget])
 def test_near_ties_are_decided_with_the_models_own_kernels(
-    kind: type[TargetModel], gpu: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
+    kind: type[TargetModel], device_runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The norms are far off, and every token counts as a near-tie."""
 
@@ -153,15 +156,17 @@ def test_near_ties_are_decided_with_the_models_own_kernels(
 
     monkeypatch.setattr(norms_module, "KINDS", (weighted,))
     tokens = {}
-    with gpu, always(USUAL):
+    with device_runs.on_device(), always(USUAL):
         model = moved(demo_model(), torch.float32)
-        expected = decoded_on(gpu, TargetModel(model, use_kernels=False), "vanilla").tokens
+        expected = decoded_on(
+            device_runs.gpu, TargetModel(model, use_kernels=False), "vanilla"
+        ).tokens
         target = kind(model)
         found = target.norms._norms
         found |= {one: replace(norm, kind=wrong) for one, norm in found.items()}
         for steps in (0, 1e9):
             monkeypatch.setattr(rules, "TIE_STEPS", steps)
-            tokens[steps] = decoded_on(gpu, target, "vanilla").tokens
+            tokens[steps] = decoded_on(device_runs.gpu, target, "vanilla").tokens
     assert tokens[0] != expected
     assert tokens[1e9] == expected
 
