@@ -8,7 +8,7 @@ sidecar, as its inference command writes them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,8 @@ from evaluation.answering.referees import Referee, RefereeAnswerer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.record import NOISE_FLOOR
 from model.commands.command_line import UserError
-from model.commands.loading import load_target
+from model.commands.loading import CheckedModel, load_target
+from model.commands.model_options import ModelOptions
 from model.engine.target import TargetModel
 
 T = TypeVar("T")
@@ -55,11 +56,12 @@ def compare_methods(
     folder: str | None = None,
     name: str | None = None,
     num_runs: int = 1,
+    load: Callable[[ModelOptions, CheckedModel], TargetModel] = load_target,
 ) -> int:
     """Answer a benchmark's questions with all entrants in turn; the baseline answers twice.
 
     The answer files lie in `folder` (None: the benchmark's) and their names begin with `name` (None: the
-    model's).
+    model's). `load` returns the model on its device; who has it there already hands it in.
 
     Returns:
         0, or 1 if a question failed.
@@ -82,7 +84,7 @@ def compare_methods(
             runs.append([])
             for entrant in entrants:
                 runs[-1].append(_plan(asked, entrant, run, start, suffix, together))
-        _answer(asked, runs)
+        _answer(asked, runs, load)
         return _report([plan.log for plans in runs for plan in plans])
     finally:
         for plans in runs:
@@ -120,7 +122,11 @@ def _plan(
     )
 
 
-def _answer(asked: Asked, runs: Sequence[Sequence[Plan]]) -> None:
+def _answer(
+    asked: Asked,
+    runs: Sequence[Sequence[Plan]],
+    load: Callable[[ModelOptions, CheckedModel], TargetModel],
+) -> None:
     """Load the model and answer the questions that the logs lack."""
     plans = [plan for plans in runs for plan in plans]
     if all(plan.is_answered for plan in plans):
@@ -132,7 +138,7 @@ def _answer(asked: Asked, runs: Sequence[Sequence[Plan]]) -> None:
         _warn_of_earlier_answers(of_run)
     # Before the weights load: one may be missing.
     memories = {plan.setup.model_id: plan.memory() for plan in plans if not plan.is_answered}
-    target = load_target(plans[0].setup.run.model, asked.model)
+    target = load(plans[0].setup.run.model, asked.model)
     _settle_threads(plans, target)
     for plan in plans:
         plan.note_kernels(target)

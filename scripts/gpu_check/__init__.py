@@ -1,1 +1,1 @@
-"""Checks of the path that only a GPU takes, on a GPU or on a simulated one."""
+"""The check of a GPU: laws, costs and answers in ten minutes, and verdicts."""

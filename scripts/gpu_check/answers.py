@@ -1,137 +1,194 @@
-"""Answers in turn, and their figures: ratios within one run, with paired bootstrap intervals over questions."""
+"""Answers: `evaluation.compare` on the check's model, and what differs judged a tie or a bug."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import numpy as np
+import torch
 
-from evaluation.answering.interleaved import in_turn
-from evaluation.answering.referees import REFEREES
-from evaluation.answers.progress import progress
-from evaluation.answers.row import Turn
-from evaluation.answers.step_figures import PARTS
-from evaluation.scoring.intervals import paired_interval, ratio_of_rates
-from scripts.benchmark.methods import Method
+from evaluation import leaderboard
+from evaluation.answering.config import AnswerOptions, QuestionOptions, RunConfig
+from evaluation.answering.entrants import Entrant, entrants_of
+from evaluation.answering.interleaved import compare_methods
+from evaluation.answering.referees import Referee
+from evaluation.answers.answer_file import read_answers
+from evaluation.answers.row import AnswerRow
+from evaluation.checking import differences
+from evaluation.checking.tie_or_bug import Judge, Judgement
+from evaluation.questions.questions import load_questions, question_file_of
+from model.commands.command_line import UserError
+from model.commands.matrix_file import make_drafter
+from model.commands.model_options import SamplingOptions
+from model.engine.drafter import Drafter
+from model.engine.target import TargetModel
+from scripts.gpu_check.bench import EAGER, GRAPHS, Bench, Found
+
+BASELINE = "vanilla"
+METHODS = (
+    *("vanilla", "generate", "generate-pld", "recycling"),
+    *("recycling-auto", "hybrid", "pld"),
+)
+# On the simulated device, where only the code is tried.
+FEW_METHODS = ("vanilla", "generate", "recycling")
+# They answer as many questions as there is time for.
+MOST_ASKED = ("vanilla", "recycling", "recycling-auto", "hybrid", "generate")
+BENCHMARK, FALLBACK = "spec_bench", "demo"
+# Questions for every kind of target, and then for graphs: fewer say nothing, more say no more.
+NUM_FIRST, FEW_FIRST = 4, 1
+LEAST_QUESTIONS, MOST_QUESTIONS, FEW_QUESTIONS = 8, 180, 2
+NUM_TOKENS, FEW_TOKENS = 128, 4
+# The share of the time left that the answers to these may take.
+SHARE = 0.8
+# Each takes some passes in float32: of a copy of the model, which needs so many times its memory.
+MOST_JUDGED = 6
+JUDGE_MEMORY = 2.3
 
 
-class Work(NamedTuple):
-    """Tokens and seconds of one method on every question [Q], means over repetitions."""
+class Answered(NamedTuple):
+    """The answers of one entrant on one kind of target."""
 
-    tokens: np.ndarray
-    seconds: np.ndarray
+    kind: str
+    entrant: Entrant
+    rows: list[AnswerRow]
 
     @property
-    def rate(self) -> float:
-        """Tokens per second over all questions."""
-        return float(self.tokens.sum() / self.seconds.sum())
-
-
-def speedup(work: Work, base: Work) -> tuple[float, float, float]:
-    """Return the ratio of rates, with a paired bootstrap 95% interval over questions."""
-    return work.rate / base.rate, *paired_interval(ratio_of_rates, [*work, *base])
-
-
-def work_of(runs: list[list[Turn]], seconds: Callable[[Turn], float]) -> Work:
-    """Collect tokens and seconds of a method's answers[repetition][question]."""
-    tokens = np.array([[len(answer.token_ids) for answer in run] for run in runs])
-    times = np.array([[seconds(answer) for answer in run] for run in runs])
-    return Work(tokens.mean(axis=0), times.mean(axis=0))
-
-
-def end_to_end(answer: Turn) -> float:
-    """Return the seconds of an answer, prompt included."""
-    return answer.wall_time
-
-
-def decode_only(answer: Turn) -> float:
-    """Return the seconds of an answer without its prompt; a referee does not tell them apart."""
-    seconds: float = answer.details["decode_time"]
-    return seconds
-
-
-def over(referee: str) -> str:
-    """Return the key of a method's ratio over a referee."""
-    return f"speedup_over_{referee.replace('-', '_')}"
-
-
-def summarise(answers: dict[str, list[list[Turn]]], tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row of figures for every method, from answers[method][repetition][question]."""
-    base = answers["vanilla"]
-    referees = [name for name in REFEREES if name in answers]
-    rows: list[dict[str, Any]] = []
-    for name, runs in answers.items():
-        work = work_of(runs, end_to_end)
-        lengths = [length for run in runs for answer in run for length in answer.accept_lengths]
-        row: dict[str, Any] = {
-            "method": name,
-            "tokens_per_second": work.rate,
-            "speedup": speedup(work, work_of(base, end_to_end)),
-            "mean_accepted_tokens": float(np.mean(lengths)) if lengths else None,
-            "differing_answers": sum(
-                any(mine.token_ids != plain.token_ids for mine in repetitions)
-                for plain, *repetitions in zip(base[0], *runs, strict=True)
-            ),
+    def figures(self) -> dict[str, Any]:
+        """Its speed, prompts included, and its mean accepted tokens."""
+        choices = [choice for row in self.rows for choice in row.choices]
+        lengths = [length for choice in choices for length in choice.accept_lengths]
+        num_tokens = sum(sum(choice.new_tokens) for choice in choices)
+        return {
+            "kind": self.kind,
+            "method": self.entrant.words,
+            "tokens_per_second": num_tokens / sum(sum(choice.wall_time) for choice in choices),
+            "mean_accepted_tokens": sum(lengths) / len(lengths) if lengths else None,
         }
-        for referee in referees:
-            row[over(referee)] = speedup(work, work_of(answers[referee], end_to_end))
-        row["speedup_by_task"] = by_task(
-            runs, answers[referees[0] if referees else "vanilla"], tasks
+
+
+def answers(bench: Bench, found: Found) -> None:
+    """Answer some questions on every kind of target, then as many as there is time for as graphs."""
+    bench_name = _benchmark(found)
+    # Transformers' own ways to decode know nothing of our kinds.
+    every_method: Sequence[str] = FEW_METHODS if bench.is_simulated else METHODS
+    most: Sequence[str] = FEW_METHODS if bench.is_simulated else MOST_ASKED
+    ours = [name for name in every_method if not name.startswith("generate")]
+    first, seconds = FEW_FIRST if bench.is_simulated else NUM_FIRST, 0.0
+    every: list[Answered] = []
+    for kind in bench.in_time(bench.kinds, found):
+        start = time.perf_counter()
+        methods = every_method if kind == EAGER else ours
+        ask = partial(_asked, bench, found, kind, methods, bench_name, first)
+        every += found.attempt(kind, ask) or []
+        seconds = time.perf_counter() - start
+    found.figures |= {"bench": bench_name, "rows": [one.figures for one in every]}
+    found.attempt("judging differences", partial(_compare, bench, every, bench_name, found))
+    count = FEW_QUESTIONS
+    if not bench.is_simulated:
+        count = min(MOST_QUESTIONS, int(SHARE * bench.seconds_left / seconds * first))
+        if count < LEAST_QUESTIONS:
+            found.notes.append(f"time for {count} questions more; give more --minutes")
+            return
+    ask = partial(_asked, bench, found, GRAPHS, most, bench_name, count)
+    more = found.attempt(f"{count} questions", ask) or []
+    found.figures |= {"num_questions": count, "more": [one.figures for one in more]}
+
+
+def _benchmark(found: Found) -> str:
+    """Return the benchmark whose questions are here."""
+    try:
+        question_file_of(BENCHMARK)
+    except UserError as error:
+        found.notes.append(f"{error}; questions of {FALLBACK} instead")
+        return FALLBACK
+    return BENCHMARK
+
+
+def _asked(
+    bench: Bench, found: Found, kind: str, methods: Sequence[str], bench_name: str, count: int
+) -> list[Answered]:
+    """Let methods answer questions in turn; print the leaderboard of their answers."""
+    run = RunConfig(
+        model=bench.options_of(kind),
+        sampling=SamplingOptions(max_new_tokens=FEW_TOKENS if bench.is_simulated else NUM_TOKENS),
+        questions=QuestionOptions(bench_name=bench_name, num_questions=count),
+        answers=AnswerOptions(warmup=1),
+    )
+    entrants = entrants_of(methods, bench.options.model_path)
+    target, table = bench.target(kind), StringIO()
+    with TemporaryDirectory(prefix="gpu-check-") as folder:
+        with redirect_stdout(table):
+            if compare_methods(entrants, run, folder, load=lambda options, checked: target):
+                found.problems.append(f"{kind}: questions failed; see standard error")
+            leaderboard.main([folder, "--no-published", "--markdown", f"{folder}/table.md"])
+        text = Path(folder, "table.md").read_text(encoding="utf-8")
+        bench.show_text(f"{count} questions of {bench_name}, passes {kind}", text)
+        dtype = str(bench.checked.dtype).removeprefix("torch.")
+        files = [next(Path(folder).glob(f"*-{one.label}-{dtype}-temp-*.jsonl")) for one in entrants]
+        return [
+            Answered(kind, *pair) for pair in zip(entrants, map(read_answers, files), strict=True)
+        ]
+
+
+def _compare(bench: Bench, every: Sequence[Answered], bench_name: str, found: Found) -> None:
+    """Hold all answers against eager plain decoding's; judge what differs."""
+    plain = next(one for one in every if one.entrant.words == BASELINE and one.kind == EAGER)
+    parted = [
+        (one, difference)
+        for one in every
+        for difference in differences.compare_answers(plain.rows, one.rows).differences
+    ]
+    found.figures |= {"differing": len(parted), "ties": 0, "bugs": 0, "judged": []}
+    # Later turns follow other texts.
+    cases = [(one, it.question_id) for one, it in parted if it.parts_at_tokens and it.turn == 0]
+    if not cases:
+        return
+    free = torch.cuda.mem_get_info(bench.device)[0]
+    weights = bench.target(EAGER).model.parameters()
+    needed = JUDGE_MEMORY * sum(weight.numel() * weight.element_size() for weight in weights)
+    if free < needed:
+        found.notes.append(
+            f"{len(parted)} answers differ; not judged: needs {needed:.2e} bytes free"
         )
-        if name not in REFEREES:
-            decode = work_of(runs, decode_only)
-            row["decode_tokens_per_second"] = decode.rate
-            row["decode_speedup"] = speedup(decode, work_of(base, decode_only))
-            spent = {
-                part: sum(answer.details["step_times"][part] for run in runs for answer in run)
-                for part in PARTS
-            }
-            row["share_of_step"] = {part: spent[part] / sum(spent.values()) for part in PARTS}
-            num_drafted = sum(answer.details["draft_tokens"] for run in runs for answer in run)
-            row["nodes_per_step"] = 1 + num_drafted / len(lengths)
-        rows.append(row)
-    return rows
+        return
+    questions = load_questions(question_file_of(bench_name))
+    prompts = {
+        question.question_id: bench.conversation.prompt_ids([], question.turns[0])
+        for question in questions
+    }
+    judge, texts = Judge(bench.target(EAGER)), _first_turns(plain)
+    for question_id, token_ids in texts.items():
+        judge.measure_noise(prompts[question_id], token_ids)
+    for one, question_id in bench.in_time(cases[:MOST_JUDGED], found):
+        judge.target = bench.target(one.kind)
+        pair = (texts[question_id], _first_turns(one)[question_id])
+        drafters = (_drafter(plain.entrant, judge.target), _drafter(one.entrant, judge.target))
+        what = f"{one.entrant.words}, {one.kind}, question {question_id}"
+        verdict = found.attempt(what, partial(judge.judge, prompts[question_id], pair, drafters))
+        if verdict is not None:
+            _note(what, verdict, found)
 
 
-def by_task(
-    runs: list[list[Turn]], base: list[list[Turn]], tasks: Sequence[str]
-) -> dict[str, float]:
-    """Return the end-to-end ratio of rates in every task."""
-    ratios = {}
-    for task in dict.fromkeys(tasks):
-        chosen = [index for index, name in enumerate(tasks) if name == task]
-        parts = ([[run[index] for index in chosen] for run in side] for side in (runs, base))
-        mine, theirs = (work_of(part, end_to_end).rate for part in parts)
-        ratios[task] = mine / theirs
-    return ratios
+def _note(what: str, verdict: Judgement, found: Found) -> None:
+    found.figures["ties" if verdict.is_tie else "bugs"] += 1
+    found.figures["judged"].append({"answer": what, **asdict(verdict)})
+    (found.notes if verdict.is_tie else found.problems).append(f"{what}: {verdict}")
 
 
-def measure(
-    methods: dict[str, Method],
-    prompts: Sequence[list[int]],
-    num_repetitions: int,
-    longest: int = 0,
-) -> dict[str, list[list[Turn]]]:
-    """Return answers[method][repetition][question], interleaved, after one unmeasured answer of
-    each method, and after each is prepared for texts of up to `longest` tokens.
+def _first_turns(one: Answered) -> dict[int | str, list[int]]:
+    return {row.question_id: row.choices[0].token_ids[0] for row in one.rows if row.choices}
 
-    Memory is cleared before every repetition: nobody drafts from his own earlier answer to the same
-    question.
-    """
-    names = list(methods)
-    for name in names:
-        methods[name].answer(prompts[0])
-    for method in methods.values():
-        method.prepare(longest)
-    answers: dict[str, list[list[Turn]]] = {name: [] for name in names}
-    total = num_repetitions * len(prompts) * len(names)
-    with progress(total=total, unit="answer") as bar:
-        for _ in range(num_repetitions):
-            for name in names:
-                methods[name].reset()
-                answers[name].append([])
-            for index, name in in_turn(names, len(prompts)):
-                answers[name][-1].append(methods[name].answer(prompts[index]))
-                bar.update()
-    return answers
+
+def _drafter(entrant: Entrant, target: TargetModel) -> Drafter:
+    """Return a fresh drafter; plain decoding's for transformers' own ways to decode, which have none."""
+    if isinstance(entrant.method, Referee):
+        (entrant,) = entrants_of((BASELINE,), "")
+    assert not isinstance(entrant.method, Referee)
+    return make_drafter(entrant.method, entrant.config, target.vocab_size, target.device, {})

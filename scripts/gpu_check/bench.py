@@ -1,71 +1,89 @@
-"""The parts that all blocks of the check share: device, sizes, the model and its targets, the time that is left."""
+"""The bench that all parts of the check share: the model as targets, clocks, and what a part found."""
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import load_questions, question_file_of
+from evaluation.reporting.tables import markdown_table
+from model.budget.cost_model import CostModel
 from model.budget.measure import NAME as COSTS
+from model.commands.command_line import first_line
 from model.commands.loading import CheckedModel, check_model, load_target, target_of
 from model.commands.model_options import ModelOptions
-from model.compiled.compiled_graphs import CompiledGraphedTarget
-from model.compiled.graphs import graphed
 from model.engine.self_test import self_test
-from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
-from scripts.benchmark.methods import first_prompts
 from scripts.enlarge.arithmetic import SHAPES
 from scripts.enlarge.command import scaled_model
-from scripts.gpu_check.findings import Findings, Result
-from scripts.gpu_check.sizes import Sizes
-from tests.simulated_device.device import SimulatedCuda
-from tests.simulated_device.double.accounts import Accounts
-from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
-from tests.simulated_device.waits import counted_waits
 
 T = TypeVar("T")
 AS_IT_IS = "demo"  # the shape of the demo model itself
 EAGER, GRAPHS, COMPILED = "eager", "graphs", "compiled"
+PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
+# The first calls prepare libraries and capture graphs.
+NUM_WARM = 3
+NO_MEASUREMENT = "simulated device: times and speeds are not a measurement"
+
+
+@dataclass
+class Found:
+    """What a part of the check found.
+
+    Attributes:
+        status: passed, FAILED or skipped.
+        seconds: it took.
+        figures: for the JSON report and for the verdicts.
+        notes: remarks, a line each.
+        problems: what is wrong, a line each; with any, the part has failed.
+    """
+
+    status: str = PASSED
+    seconds: float = 0.0
+    figures: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def attempt(self, what: str, call: Callable[[], T]) -> T | None:
+        """Return the result of one measurement of several; an error is a problem, and the others go on."""
+        try:
+            return call()
+        except Exception as error:  # on an unknown device anything may be raised
+            self.problems.append(f"{what}: {one_line(error)}")
+            return None
 
 
 @dataclass
 class Bench:
-    """The device under test, and what is measured on it.
+    """The device under test.
 
     Attributes:
         options: the model and its device.
         shape: to which the demo model is enlarged.
-        sizes: of all that is measured.
         deadline: of the whole check, on the clock of `time.perf_counter`.
-        gpu: the simulated device; None on a real one.
+        given_costs: makes the costs of a step where measuring them means nothing, on a simulated device.
         use_compile: whether compiled passes are measured, too.
-        results: of the blocks so far, by number.
-        device_facts: what is known of the device beside what block 0 finds.
     """
 
     options: ModelOptions
     shape: str
-    sizes: Sizes
     deadline: float
-    gpu: SimulatedCuda | None = None
+    given_costs: Callable[[], CostModel] | None = None
     use_compile: bool = False
-    results: dict[int, Result] = field(default_factory=dict)
-    device_facts: dict[str, Any] = field(default_factory=dict)
     _targets: dict[str, TargetModel] = field(default_factory=dict)
 
     @property
     def is_simulated(self) -> bool:
         """Whether times are no measurements."""
-        return self.gpu is not None
+        return self.given_costs is not None
 
     @property
     def seconds_left(self) -> float:
@@ -82,14 +100,6 @@ class Bench:
         """The kinds of targets that are measured."""
         return (EAGER, GRAPHS, COMPILED) if self.use_compile else (EAGER, GRAPHS)
 
-    def counted_waits(self) -> AbstractContextManager[Accounts]:
-        """Return the block within which waits are counted."""
-        return counted_waits(self.gpu)
-
-    def say(self, line: str) -> None:
-        """Tell people what is going on."""
-        print(line, file=sys.stderr, flush=True)
-
     @cached_property
     def checked(self) -> CheckedModel:
         """The model's config and tokenizer, its dtype and device."""
@@ -100,55 +110,117 @@ class Bench:
         """The template of the model's prompts."""
         return choose_conversation("auto", self.options.model_path, self.checked.tokenizer)
 
-    @cached_property
-    def eos_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
-        model = self.target(EAGER).model
-        return eos_ids_of(model, self.checked.tokenizer) | self.conversation.stop_ids
+    def prompts(self, count: int) -> list[list[int]]:
+        """Return the prompts of questions, evenly spread over the demo's."""
+        questions = load_questions(question_file_of("demo"), count=count)
+        return [self.conversation.prompt_ids([], question.turns[0]) for question in questions]
 
-    def prompts(self, count: int, bench_name: str = "demo") -> list[list[int]]:
-        """Return the prompts of questions, evenly spread over a benchmark's."""
-        questions = load_questions(question_file_of(bench_name), count=count)
-        return first_prompts(self.conversation, questions, self.checked)
+    def options_of(self, kind: str) -> ModelOptions:
+        """Return the options of a kind of target."""
+        graphs = "off" if kind == EAGER else "auto"
+        return replace(self.options, graphs=graphs, compile=kind == COMPILED)
 
     def target(self, kind: str) -> TargetModel:
         """Return the model as a target of a kind, self-tested; made at the first call."""
         if kind not in self._targets:
-            self._targets[kind] = target = self._made(kind)
-            if self.is_simulated:  # measuring takes long, and means nothing
-                target.measured[COSTS] = GivenCosts(*NEARLY_FLAT)
+            target = target_of(self._model, self.options_of(kind))
+            self_test(target, say=self.say)
+            if self.given_costs:
+                target.measured[COSTS] = self.given_costs()
+            self._targets[kind] = target
         return self._targets[kind]
 
-    def new_target(self, kind: str) -> TargetModel:
-        """Return another target over the same weights, without graphs or code of earlier ones."""
-        model = self.target(EAGER).model
-        use_kernels = self.options.kernels != "off"
-        if kind == COMPILED:
-            return CompiledGraphedTarget(model, use_kernels, say=self.say)
-        return graphed(model, use_kernels, say=self.say)
-
-    def _made(self, kind: str) -> TargetModel:
-        if kind == EAGER:
-            return self._loaded()
-        target = self.new_target(kind)
-        self_test(target, say=self.say)
-        return target
-
-    def _loaded(self) -> TargetModel:
-        eager = replace(self.options, graphs="off")
+    @cached_property
+    def _model(self) -> Any:
+        eager = self.options_of(EAGER)
         if self.shape == AS_IT_IS:
-            return load_target(eager, self.checked)
+            return load_target(eager, self.checked).model
         small = load_target(eager, self.checked._replace(dtype=torch.float32)).model
-        large = scaled_model(small, SHAPES[self.shape], self.checked.dtype)
-        target = target_of(large, eager)
-        self_test(target, say=self.say)
-        return target
+        return scaled_model(small, SHAPES[self.shape], self.checked.dtype)
 
-    def in_time(self, cases: Iterable[T], findings: Findings) -> Iterator[T]:
+    def in_time(self, cases: Iterable[T], found: Found) -> Iterator[T]:
         """Yield cases while there is time; a note says how many are left out."""
         every = list(cases)
         for index, case in enumerate(every):
             if self.seconds_left <= 0:
-                findings.notes.append(f"no time for {len(every) - index} of {len(every)} cases")
+                found.notes.append(f"no time for {len(every) - index} of {len(every)} cases")
                 return
             yield case
+
+    def show(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table; the first two columns name things."""
+        self.show_text(title, markdown_table(header, rows, 2))
+
+    def show_text(self, title: str, text: str) -> None:
+        """Print a text below its title."""
+        mark = f" ({NO_MEASUREMENT})" if self.is_simulated else ""
+        print(f"\n{title}{mark}\n\n{text}", flush=True)
+
+    @staticmethod
+    def say(line: str) -> None:
+        """Tell people what is going on."""
+        print(line, file=sys.stderr, flush=True)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error in one line, with its type."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def cell(value: float | None, digits: int = 2) -> str:
+    """Return a figure for a table; "-" for none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+class Times(NamedTuple):
+    """Median milliseconds of a call.
+
+    Attributes:
+        host: until the call returned.
+        device: between events before and after it; what launches take is in it where the device waits for them.
+        total: until the device had finished.
+    """
+
+    host: float
+    device: float
+    total: float
+
+
+def times_of(
+    call: Callable[[], object],
+    device: torch.device,
+    num_timed: int,
+    num_warm: int = NUM_WARM,
+    prepare: Callable[[], object] = lambda: None,
+) -> Times:
+    """Time a call.
+
+    Args:
+        call: launches work, and does not wait for it.
+        device: a GPU.
+        num_timed: calls that are timed.
+        num_warm: calls before them.
+        prepare: called before each call, outside of its time.
+    """
+    for _ in range(num_warm):
+        prepare()
+        call()
+    times = []
+    for _ in range(num_timed):
+        prepare()
+        times.append(time_once(call, device))
+    return Times(*map(statistics.median, zip(*times, strict=True)))
+
+
+def time_once(call: Callable[[], object], device: torch.device) -> Times:
+    """Time one call; the device is idle before it."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    begin.record()
+    call()
+    end.record()
+    host = time.perf_counter() - start
+    torch.cuda.synchronize(device)
+    total = time.perf_counter() - start
+    return Times(1e3 * host, begin.elapsed_time(end), 1e3 * total)

@@ -1,16 +1,16 @@
 r"""Check in ten minutes whether the path that only a GPU takes is right and fast there.
 
-Ten blocks, from the device's facts to questions answered in turn. One that fails leaves a line in the
-report, and the others go on; one that would not fit into the time is left out and says so. What is known
-without a GPU, and what is not, is in docs/gpu.md.
+Laws (`pytest -m gpu`), costs and answers (`evaluation.compare`), then verdicts. A part that fails leaves a line
+in the report, and the others go on; one that would not fit into the time is left out and says so. What is
+known without a GPU, and what is not, is in docs/gpu.md.
 
 Examples:
     python -m scripts.gpu_check --out gpu.json
-    python -m scripts.gpu_check --blocks 0 1 3 --minutes 3
+    python -m scripts.gpu_check --parts device laws passes --minutes 3
     python -m scripts.gpu_check --compile --minutes 30
     python -m scripts.gpu_check --device simulated     # on any machine: tries the code, measures nothing
 
-Exit code: 0 if no block failed, 1 if one did, 2 if something given cannot be used.
+Exit code: 0 if no part failed, 1 if one did, 2 if something given cannot be used.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ import argparse
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.reporting.tables import json_line
+from evaluation.answers.provenance import git_commit, versions
+from evaluation.reporting.tables import json_line, markdown_table
+from model.budget.cost_model import CostModel
 from model.commands.command_line import OptionParser, UserError
 from model.commands.device import nvidia_driver
 from model.commands.files import check_output, write_whole
@@ -34,58 +38,51 @@ from model.commands.options import add_options
 from model.commands.options import config_of as options_of
 from model.kernels.sdpa import sdpa_backends
 from scripts.enlarge.arithmetic import SHAPES
-from scripts.gpu_check.bench import AS_IT_IS, Bench
-from scripts.gpu_check.blocks.attention import attention
-from scripts.gpu_check.blocks.decoding import decoding
-from scripts.gpu_check.blocks.device import device_facts
-from scripts.gpu_check.blocks.methods import every_method
-from scripts.gpu_check.blocks.passes import passes
-from scripts.gpu_check.blocks.preparation import captures, compilations
-from scripts.gpu_check.blocks.questions import questions
-from scripts.gpu_check.blocks.steps import whole_steps
-from scripts.gpu_check.blocks.verdicts import verdicts
-from scripts.gpu_check.findings import FAILED, PASSED, SKIPPED, Findings, Result, one_line
-from scripts.gpu_check.report import NO_MEASUREMENT, print_result, print_summary, report_of
-from scripts.gpu_check.sizes import ON_GPU, SIMULATED
-from tests.simulated_device.device import SimulatedCuda
+from scripts.gpu_check.answers import answers
+from scripts.gpu_check.attention import attention
+from scripts.gpu_check.bench import (
+    AS_IT_IS,
+    FAILED,
+    NO_MEASUREMENT,
+    SKIPPED,
+    Bench,
+    Found,
+    one_line,
+)
+from scripts.gpu_check.costs import device_facts, passes
+from scripts.gpu_check.laws import laws
+from scripts.gpu_check.steps import whole_steps
+from scripts.gpu_check.verdicts import COMMANDS, Verdict, verdicts
 
 SIMULATED_DEVICE, REAL_DEVICE = "simulated", "cuda"
 DEFAULT_SHAPE = "7b"
 DEFAULT_MINUTES = 10.0
 
 
-class Block(NamedTuple):
+class Part(NamedTuple):
     """A part of the check.
 
     Attributes:
-        number: its name.
-        title: what it is about.
+        name: what `--parts` chooses it by.
         seconds: what it may take on a GPU; with less time left it is skipped.
-        run: takes the bench to the findings.
-        needs_compile: whether it is for `--compile` alone.
+        run: adds to what was found.
         needs_model: whether it runs the model that was asked for.
     """
 
-    number: int
-    title: str
+    name: str
     seconds: float
-    run: Callable[[Bench], Findings]
-    needs_compile: bool = False
+    run: Callable[[Bench, Found], None]
     needs_model: bool = True
 
 
-# The verdicts come last, so that they know all; estimates are for one H100, and have never been measured.
-BLOCKS = (
-    Block(0, "the device", 10, device_facts, needs_model=False),
-    Block(1, "every method against the CPU", 60, every_method, needs_model=False),
-    Block(2, "attention backends", 20, attention, needs_model=False),
-    Block(3, "passes", 90, passes),
-    Block(4, "a whole step and its parts", 60, whole_steps),
-    Block(5, "answers", 120, decoding),
-    Block(6, "captures", 60, captures),
-    Block(7, "compilations", 300, compilations, needs_compile=True),
-    Block(9, "questions in turn", 30, questions),
-    Block(8, "verdicts", 0, verdicts, needs_model=False),
+# Estimates are for one H100, and have never been measured.
+PARTS = (
+    Part("device", 10, device_facts, needs_model=False),
+    Part("laws", 90, laws, needs_model=False),
+    Part("attention", 20, attention, needs_model=False),
+    Part("passes", 90, passes),
+    Part("steps", 90, whole_steps),
+    Part("answers", 90, answers),
 )
 
 
@@ -99,11 +96,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="a GPU, or one that is simulated on the CPU (default: %(default)s)",
     )
     parser.add_argument(
-        "--blocks",
-        type=int,
+        "--parts",
         nargs="+",
-        metavar="N",
-        help=f"run these alone (default: all of {', '.join(str(block.number) for block in BLOCKS)})",
+        metavar="NAME",
+        help=f"run these alone (default: all of {', '.join(part.name for part in PARTS)})",
     )
     parser.add_argument(
         "--minutes", type=float, default=DEFAULT_MINUTES, help="time limit (%(default)s)"
@@ -119,7 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--compile", action="store_true", help="measure compiled passes, too; takes many minutes"
     )
     parser.add_argument("--out", metavar="JSON", help="write the report here")
-    parser.add_argument("--debug", action="store_true", help="tracebacks of blocks that fail")
+    parser.add_argument("--debug", action="store_true", help="tracebacks of parts that fail")
     return parser
 
 
@@ -127,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the check.
 
     Returns:
-        0, or 1 if a block failed.
+        0, or 1 if a part failed.
 
     Raises:
         UserError: if something given cannot be used.
@@ -135,66 +131,100 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     args = build_parser().parse_args(argv)
     chosen = _checked(args)
-    gpu = SimulatedCuda() if args.device == SIMULATED_DEVICE else None
-    if gpu is None:
-        _need_gpu()
     given = list(argv) if argv is not None else sys.argv[1:]
-    with gpu or nullcontext():
-        bench = _bench(args, gpu, start + 60 * args.minutes)
-        bench.device_facts["sdpa_before_us"] = sdpa_backends(bench.device)
-        if any(block.needs_model for block in chosen):
+    given_costs: Callable[[], CostModel] | None = None
+    device: AbstractContextManager[object] = nullcontext()
+    if args.device == SIMULATED_DEVICE:
+        device, given_costs = _simulated()
+    else:
+        _need_gpu()
+    found: dict[str, Found] = {}
+    with device:
+        bench = _bench(args, given_costs, start + 60 * args.minutes)
+        report = _head(bench, given)
+        if any(part.needs_model for part in chosen):
             # A mistake is told before anything is measured.
             bench.say(f"model: {bench.options.model_path} ({bench.shape}), {bench.checked.dtype}")
-        for block in chosen:
-            bench.results[block.number] = result = run_block(block, bench, args.debug)
-            print_result(result, bench.is_simulated)
-            if args.out:  # after every block: a device may take the process with it
-                write_whole(args.out, json_line(report_of(bench, given)) + "\n")
-    results = list(bench.results.values())
-    print_summary(results)
+        for part in chosen:
+            found[part.name] = run_part(part, bench, args.debug)
+            if args.out:  # after every part: a device may take the process with it
+                write_whole(args.out, json_line(_with_parts(report, found)) + "\n")
+        judged = verdicts(bench, found)
+    if args.out:
+        write_whole(args.out, json_line(_with_parts(report, found, judged)) + "\n")
+    rows = [
+        [name, one.status, f"{one.seconds:.1f}", (one.problems or one.notes or [""])[0]]
+        for name, one in found.items()
+    ]
+    print("\n" + markdown_table(("part", "status", "seconds", "first line"), rows, 2))
     if bench.is_simulated:
         print(f"\n{NO_MEASUREMENT}")
-    return int(any(result.status == FAILED for result in results))
+    return int(any(one.status == FAILED for one in found.values()))
 
 
-def run_block(block: Block, bench: Bench, with_traceback: bool = False) -> Result:
-    """Run a block if there is time; whatever it raises is one line of its findings."""
-    reason = _reason_to_skip(block, bench)
-    if reason:
-        return Result(block.number, block.title, SKIPPED, 0.0, Findings(notes=[reason]))
-    bench.say(f"block {block.number}: {block.title}")
-    start = time.perf_counter()
-    try:
-        found = block.run(bench)
-    except Exception as error:  # on an unknown device anything may be raised
-        if with_traceback:
-            traceback.print_exc()
-        found = Findings(problems=[one_line(error)])
-    status = FAILED if found.problems else PASSED
-    return Result(block.number, block.title, status, time.perf_counter() - start, found)
-
-
-def _reason_to_skip(block: Block, bench: Bench) -> str:
-    if block.needs_compile and not bench.use_compile:
-        return "is for --compile"
-    if not bench.is_simulated and bench.seconds_left < block.seconds:
-        return (
-            f"takes about {block.seconds:.0f} s, and {max(0.0, bench.seconds_left):.0f} s are left; give more "
-            f"--minutes, or --blocks {block.number} alone"
+def run_part(part: Part, bench: Bench, with_traceback: bool = False) -> Found:
+    """Run a part if there is time; whatever it raises is one line of its problems."""
+    found, start = Found(), time.perf_counter()
+    if not bench.is_simulated and bench.seconds_left < part.seconds:
+        found.status = SKIPPED
+        found.notes.append(
+            f"takes about {part.seconds:.0f} s, and {max(0.0, bench.seconds_left):.0f} s are left; give more "
+            f"--minutes, or --parts {part.name} alone"
         )
-    return ""
+    else:
+        bench.say(f"part: {part.name}")
+        try:
+            part.run(bench, found)
+        except Exception as error:  # on an unknown device anything may be raised
+            if with_traceback:
+                traceback.print_exc()
+            found.problems.append(one_line(error))
+        if found.problems:
+            found.status = FAILED
+    found.seconds = round(time.perf_counter() - start, 3)
+    lines = [*found.notes, *(f"PROBLEM: {problem}" for problem in found.problems)]
+    print(
+        f"\n## {part.name}: {found.status}, {found.seconds:.1f} s", *lines, sep="\n- ", flush=True
+    )
+    return found
 
 
-def _checked(args: argparse.Namespace) -> list[Block]:
-    """Return the chosen blocks.
+def _head(bench: Bench, given: Sequence[str]) -> dict[str, Any]:
+    """Return what the report says of the check before its parts."""
+    return {
+        "argv": list(given),
+        "simulated": bench.is_simulated,
+        "times_are_measurements": not bench.is_simulated,
+        "model_path": bench.options.model_path,
+        "shape": bench.shape,
+        "git_commit": git_commit(),
+        "versions": versions(),
+        # Before cuDNN's attention is turned off, as in all commands.
+        "sdpa_before_us": sdpa_backends(bench.device),
+    }
+
+
+def _with_parts(
+    head: Mapping[str, Any], parts: Mapping[str, Found], judged: Sequence[Verdict] = ()
+) -> dict[str, Any]:
+    return {
+        **head,
+        "verdicts": [one._asdict() for one in judged],
+        "commands": list(COMMANDS),
+        "parts": {name: asdict(found) for name, found in parts.items()},
+    }
+
+
+def _checked(args: argparse.Namespace) -> list[Part]:
+    """Return the chosen parts.
 
     Raises:
         UserError: if an option cannot be used.
     """
-    known = sorted(block.number for block in BLOCKS)
-    for number in args.blocks or ():
-        if number not in known:
-            raise UserError(f"blocks: got {number}; allowed: {known[0]} to {known[-1]}")
+    known = [part.name for part in PARTS]
+    for name in args.parts or ():
+        if name not in known:
+            raise UserError(f"parts: got {name}; allowed: {', '.join(known)}")
     if not 0 < args.minutes < float("inf"):
         raise UserError(f"minutes: got {args.minutes}; allowed: more than 0")
     if args.out:
@@ -207,7 +237,23 @@ def _checked(args: argparse.Namespace) -> list[Block]:
         raise UserError(
             f"shape: got {args.shape} with --model-path; allowed: one of them, for a shape is the demo model's"
         )
-    return [block for block in BLOCKS if not args.blocks or block.number in args.blocks]
+    return [part for part in PARTS if not args.parts or part.name in args.parts]
+
+
+def _simulated() -> tuple[AbstractContextManager[object], Callable[[], CostModel]]:
+    """Return a simulated device, and what makes the costs of a step on it.
+
+    Raises:
+        UserError: if the tests, which have it, are not here.
+    """
+    try:
+        from tests.simulated_device.device import SimulatedCuda
+        from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
+    except ImportError as error:
+        raise UserError(
+            f"device: got {SIMULATED_DEVICE}, which is in tests/ of a checkout ({error}); run it there"
+        ) from error
+    return SimulatedCuda(), partial(GivenCosts, *NEARLY_FLAT)
 
 
 def _need_gpu() -> None:
@@ -222,19 +268,15 @@ def _need_gpu() -> None:
     )
 
 
-def _bench(args: argparse.Namespace, gpu: SimulatedCuda | None, deadline: float) -> Bench:
-    is_demo = not hasattr(args, "model_path")
-    default = DEFAULT_SHAPE if gpu is None and is_demo else AS_IT_IS
-    given = {"dtype": "float16", "model_path": str(DEMO_MODEL)} | vars(args)
-    # On the simulated device choosing kernels takes long, and means nothing.
-    given |= {"device": REAL_DEVICE, "kernels": "auto" if gpu is None else "off"}
+def _bench(
+    args: argparse.Namespace, given_costs: Callable[[], CostModel] | None, deadline: float
+) -> Bench:
+    is_real, is_demo = given_costs is None, not hasattr(args, "model_path")
+    default = DEFAULT_SHAPE if is_real and is_demo else AS_IT_IS
+    # On the simulated device half precision and choosing kernels take long, and mean nothing.
+    dtype = "float16" if is_real else "float32"
+    given = {"dtype": dtype, "model_path": str(DEMO_MODEL)} | vars(args)
+    given |= {"device": REAL_DEVICE, "kernels": "auto" if is_real else "off"}
     names = ("model_path", "dtype", "allow_pickle", "device", "kernels")
     options = options_of(ModelOptions, {name: given[name] for name in names if name in given})
-    return Bench(
-        options,
-        args.shape or default,
-        ON_GPU if gpu is None else SIMULATED,
-        deadline,
-        gpu,
-        args.compile,
-    )
+    return Bench(options, args.shape or default, deadline, given_costs, args.compile)

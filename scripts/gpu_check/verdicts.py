@@ -1,17 +1,15 @@
-"""Block 8: verdicts, each PASS, FAIL or NOT MEASURED with its figure, and the commands of the README's tables."""
+"""Verdicts, each PASS, FAIL or NOT MEASURED with its figure, and the commands of the README's tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from scripts.gpu_check.bench import COMPILED, EAGER, GRAPHS, Bench
-from scripts.gpu_check.findings import FAILED, Findings, Table
+from scripts.gpu_check.bench import COMPILED, EAGER, FAILED, GRAPHS, Bench, Found
 
 PASS, FAIL, NOT_MEASURED = "PASS", "FAIL", "NOT MEASURED"
 # Targets: a tree's step over a plain one, of the copy roofline, recycling over plain decoding and `generate`.
 MOST_TREE, LEAST_ROOFLINE, LEAST_SPEEDUP, LEAST_OVER_GENERATE = 1.2, 0.85, 2.0, 4.0
-DEVICE, METHODS, ATTENTION, PASSES, STEPS, ANSWERS, CAPTURES = range(7)
 COMMANDS = (
     "python -m scripts.download_data spec_bench mbpp",
     'MODEL_PATH=lmsys/vicuna-7b-v1.3 ALLOW_PICKLE=1 BENCH="spec_bench mbpp" bash eval.sh',
@@ -21,7 +19,7 @@ COMMANDS = (
     "python -m scripts.benchmark.results",
 )
 
-Figures = Mapping[int, Mapping[str, Any]]
+Figures = Mapping[str, Mapping[str, Any]]
 
 
 class Verdict(NamedTuple):
@@ -32,13 +30,13 @@ class Verdict(NamedTuple):
     figure: str
 
 
-def verdicts(bench: Bench) -> Findings:
-    """Return a verdict on every question, from what the earlier blocks found."""
-    figures = {number: result.findings.figures for number, result in bench.results.items()}
+def verdicts(bench: Bench, parts: Mapping[str, Found]) -> list[Verdict]:
+    """Return a verdict on every question, from what the parts found; print them, and commands for more."""
+    figures = {name: found.figures for name, found in parts.items()}
     # Times of a simulated device mean nothing.
     timed: Figures = {} if bench.is_simulated else figures
     found = [
-        _judged("tokens and steps equal to the CPU's", _is_equal(figures)),
+        _judged("the device's laws: tokens, steps, waits as on the CPU", _laws(figures)),
         _judged("no bug among differing float16 answers", _num_bugs(figures)),
         _judged("no graph captured within an answer", _num_late(figures)),
         _judged("no attention in use builds plans", _plans(timed)),
@@ -46,14 +44,12 @@ def verdicts(bench: Bench) -> Findings:
         _judged(f"vanilla >= {LEAST_ROOFLINE:.0%} of the copy roofline", _roofline(timed)),
         _judged(f"recycling >= {LEAST_SPEEDUP}x of its own vanilla", _speedup(timed)),
         _judged(f"recycling >= {LEAST_OVER_GENERATE}x of generate", _over_generate(timed)),
-        _judged("no block failed", _failures(bench)),
+        _judged("no part failed", _failures(parts)),
     ]
     rows = [[one.question, one.verdict, one.figure] for one in found]
-    return Findings(
-        figures={"verdicts": [one._asdict() for one in found], "commands": list(COMMANDS)},
-        tables=[Table("verdicts", ("question", "verdict", "figure"), rows)],
-        notes=[f"for the README's tables: {command}" for command in COMMANDS],
-    )
+    bench.show("verdicts", ("question", "verdict", "figure"), rows)
+    print("\nfor the README's tables:", *COMMANDS, sep="\n    ")
+    return found
 
 
 def _judged(question: str, found: tuple[bool, str] | None) -> Verdict:
@@ -62,16 +58,13 @@ def _judged(question: str, found: tuple[bool, str] | None) -> Verdict:
     return Verdict(question, PASS if found[0] else FAIL, found[1])
 
 
-def _is_equal(figures: Figures) -> tuple[bool, str] | None:
-    runs = figures.get(METHODS, {}).get("runs")
-    if not runs:
-        return None
-    num_equal = sum(row["tokens_equal"] and row["steps_equal"] for row in runs)
-    return num_equal == len(runs), f"{num_equal} of {len(runs)} runs"
+def _laws(figures: Figures) -> tuple[bool, str] | None:
+    found = figures.get("laws", {})
+    return (found["passed"], found["closing"]) if "closing" in found else None
 
 
 def _num_bugs(figures: Figures) -> tuple[bool, str] | None:
-    found = figures.get(ANSWERS, {})
+    found = figures.get("answers", {})
     if "differing" not in found or (found["differing"] and not found["judged"]):
         return None
     return (
@@ -81,12 +74,13 @@ def _num_bugs(figures: Figures) -> tuple[bool, str] | None:
 
 
 def _num_late(figures: Figures) -> tuple[bool, str] | None:
-    late = figures.get(CAPTURES, {}).get("late_shapes")
-    return None if late is None else (late == 0, f"{late} captured late")
+    rows = [row for row in figures.get("steps", {}).get("rows", ()) if row["kind"] != EAGER]
+    late = sum(row["late_shapes"] for row in rows)
+    return (late == 0, f"{late} captured late") if rows else None
 
 
 def _plans(figures: Figures) -> tuple[bool, str] | None:
-    found = figures.get(ATTENTION, {})
+    found = figures.get("attention", {})
     if "with_plans" not in found:
         return None
     # cuDNN's is turned off in all commands.
@@ -98,7 +92,7 @@ def _tree_ratio(figures: Figures) -> tuple[bool, str] | None:
     """Judge whole steps as graphs: recycling's tree against plain decoding."""
     steps = {
         row["method"]: row["step"]
-        for row in figures.get(STEPS, {}).get("parts", ())
+        for row in figures.get("steps", {}).get("rows", ())
         if row["kind"] == GRAPHS
     }
     if not {"vanilla", "recycling"} <= set(steps):
@@ -111,7 +105,7 @@ def _roofline(figures: Figures) -> tuple[bool, str] | None:
     """Judge a pass of one node by the fastest kind of target."""
     shares = [
         (row["share_of_copy"], row["kind"], row["context"])
-        for row in figures.get(PASSES, {}).get("rows", ())
+        for row in figures.get("passes", {}).get("rows", ())
         if row["nodes"] == 1 and row["kind"] != EAGER
     ]
     if not shares:
@@ -121,34 +115,32 @@ def _roofline(figures: Figures) -> tuple[bool, str] | None:
 
 
 def _speedup(figures: Figures) -> tuple[bool, str] | None:
-    return _ratio(figures, LEAST_SPEEDUP, "vanilla", lambda kind: kind)
+    return _ratio(figures, LEAST_SPEEDUP, "vanilla")
 
 
 def _over_generate(figures: Figures) -> tuple[bool, str] | None:
-    return _ratio(figures, LEAST_OVER_GENERATE, "generate", lambda kind: EAGER)
+    return _ratio(figures, LEAST_OVER_GENERATE, "generate")
 
 
-def _ratio(
-    figures: Figures, least: float, base: str, kind_of_base: Callable[[str], str]
-) -> tuple[bool, str] | None:
+def _ratio(figures: Figures, least: float, base: str) -> tuple[bool, str] | None:
     """Judge the best of recycling's speeds, tree template or automatic, over another's."""
+    found = figures.get("answers", {})
     speeds = {
         (row["kind"], row["method"]): row["tokens_per_second"]
-        for row in figures.get(ANSWERS, {}).get("rows", ())
+        for row in (*found.get("rows", ()), *found.get("more", ()))
     }
-    ratios = [
-        (speed / speeds[kind_of_base(kind), base], f"{method}, {kind}")
-        for (kind, method), speed in speeds.items()
-        if method.startswith("recycling")
-        and kind in (GRAPHS, COMPILED)
-        and (kind_of_base(kind), base) in speeds
-    ]
+    ratios = []
+    for (kind, method), speed in speeds.items():
+        # Transformers' own ways to decode may have answered eager alone.
+        other = speeds.get((kind, base), speeds.get((EAGER, base)))
+        if method.startswith("recycling") and kind in (GRAPHS, COMPILED) and other:
+            ratios.append((speed / other, f"{method}, {kind}"))
     if not ratios:
         return None
     ratio, name = max(ratios)
     return ratio >= least, f"{ratio:.2f}x ({name})"
 
 
-def _failures(bench: Bench) -> tuple[bool, str]:
-    failed = [str(one.number) for one in bench.results.values() if one.status == FAILED]
-    return not failed, f"failed: {', '.join(failed)}" if failed else f"{len(bench.results)} blocks"
+def _failures(parts: Mapping[str, Found]) -> tuple[bool, str]:
+    failed = [name for name, found in parts.items() if found.status == FAILED]
+    return not failed, f"failed: {', '.join(failed)}" if failed else f"{len(parts)} parts"
