@@ -16,8 +16,8 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 import model.engine.target
-from model.engine import arithmetic
 from model.engine.loop import generate
+from model.engine.passes import arithmetic
 from model.engine.self_test import plain_logits, self_test
 from model.engine.support import ATTENTION
 from model.engine.target import TargetModel, UnsupportedModelError
