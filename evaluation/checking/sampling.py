@@ -31,6 +31,7 @@ from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import Processor, SamplingRule, TokenRule, sampling_processors
 from model.engine.target import TargetModel
+from model.methods.heads.drafter import HeadDrafter
 from model.methods.registry import find_method
 from model.methods.rest.datastore import Datastore
 from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
@@ -195,7 +196,7 @@ class Sampler:
             tokens = torch.randint(vocab_size, (CORPUS,), generator=self._generator())
             options["datastore"] = f"{folder}/datastore.npy"
             Datastore.build([tokens.tolist()]).save(Path(options["datastore"]))
-        if cls.drafts_with() == "heads":
+        if issubclass(cls, HeadDrafter):
             cls.write_untrained_heads(Path(folder), self.target.config)
             options["heads"] = folder
         return cls(cls.config_class(**options), vocab_size, self.target.device)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -89,8 +88,6 @@ class Drafter:
     config_class: ClassVar[type]
     # Options that switch on the automatic node budget, such as {"budget": "auto"}; empty if there is none.
     auto_options: ClassVar[Mapping[str, str]] = {}
-    # The method whose heads it drafts with; empty: heads of its own, or none.
-    heads_of: ClassVar[str] = ""
     # Nodes of the largest tree that `propose` returns, root included; sizes the KV cache.
     max_nodes: int = 1
     needs: Needs = Needs()
@@ -198,11 +195,6 @@ class Drafter:
         """Return the option of `DRAFTS_WITH` that names what drafts; empty if the text alone does."""
         options = {option.name for option in fields(cls.config_class)}
         return next((name for name in DRAFTS_WITH if name in options), "")
-
-    @classmethod
-    def write_untrained_heads(cls, folder: Path, config: Any) -> None:
-        """Write random heads for a model with this text config: what checks of a method with heads draft with."""
-        raise NotImplementedError
 
     @property
     def is_hot(self) -> bool:

@@ -80,7 +80,8 @@ class Method:
     @property
     def heads_of(self) -> str:
         """The method for which heads are trained that this one can draft with."""
-        return self.drafter_class.heads_of or self.name
+        heads_of: str = getattr(self.drafter_class, "heads_of", "")
+        return heads_of or self.name
 
 
 def find_method(name: str) -> Method:

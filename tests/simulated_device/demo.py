@@ -20,7 +20,7 @@ from model.compiled.target import StaticTarget
 from model.engine.drafter import Drafter
 from model.engine.loop import decode
 from model.engine.target import TargetModel
-from model.methods.registry import METHODS, drafter_class
+from model.methods.registry import METHODS, drafter_class, find_method
 from model.methods.rest.datastore import Datastore
 from tests.simulated_device.double.accounts import Accounts
 from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
@@ -78,7 +78,7 @@ def _files_of(method: str) -> dict[str, Any]:
     """Return the options that name what a method drafts with."""
     cls = drafter_class(method)
     if cls.drafts_with() == "heads":
-        return {"heads": str(DEMO / (cls.heads_of or method))}
+        return {"heads": str(DEMO / find_method(method).heads_of)}
     if cls.drafts_with() == "datastore":
         return {"datastore": str(Path(_datastore().name, "datastore.npy"))}
     if cls.drafts_with() == "draft_model":

@@ -33,6 +33,7 @@ from ....engine.target import TargetModel
 from ....engine.tree import DraftTree
 from ....machine.transfer import uploaded
 from ....options import Options, option
+from ..drafter import HeadDrafter
 from ..head_files import required
 from .checkpoint import build_network, open_checkpoint, write_checkpoint
 from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
@@ -83,7 +84,7 @@ def _check_size(num_nodes: int, depth: int, width: int) -> None:
         )
 
 
-class HeadDrafter(Drafter):
+class NetworkDrafter(HeadDrafter):
     """Base of the three: a draft network on the text, from which subclasses grow a tree.
 
     Raises:
@@ -193,7 +194,7 @@ class HeadDrafter(Drafter):
         self._target = target
 
 
-class EagleDrafter(HeadDrafter):
+class EagleDrafter(NetworkDrafter):
     """Drafts EAGLE's fixed tree."""
 
     config_class = EagleConfig
@@ -205,7 +206,7 @@ class EagleDrafter(HeadDrafter):
         return grow_fixed(draft, shape)
 
 
-class LikeliestDrafter(HeadDrafter):
+class LikeliestDrafter(NetworkDrafter):
     """Drafts the most probable nodes."""
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:

@@ -21,16 +21,16 @@ from typing import Any
 import torch
 
 from ....engine.budget import DraftBudget
-from ....engine.drafter import Drafter, Needs, VerifiedStep
-from ....engine.passes.hidden import FINAL
+from ....engine.drafter import Drafter, VerifiedStep
 from ....engine.target import TargetModel
 from ....engine.tree import DraftTree
 from ....kernels.largest_logits import top_k
 from ....machine.transfer import uploaded
 from ....options import Options, option
 from ..decoder_layer import LayerShape, Rows
+from ..drafter import StaticHeadDrafter
 from ..head_files import called, heads_option, required
-from ..tree_choices import NUM_NODES, NUM_RANKS, tree_of
+from ..tree_choices import NUM_NODES
 from ..tree_levels import Level, levels_of
 from .heads import HydraHeads, HydraShape, read_hydra, write_hydra
 
@@ -43,27 +43,19 @@ class HydraConfig(Options):
     num_nodes: int = option(NUM_NODES, "drafted nodes of a tree", least=1, most=NUM_NODES)
 
 
-class HydraDrafter(Drafter):
-    """Drafts a static tree, each level from the one before it.
-
-    Raises:
-        ValueError: if the heads are missing, damaged, or have another vocabulary.
-    """
+class HydraDrafter(StaticHeadDrafter):
+    """Drafts a static tree, each level from the one before it."""
 
     config_class = HydraConfig
+    _heads: HydraHeads | None
 
     def __init__(self, config: HydraConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
-        self._files, self._shape = read_hydra(required(config.heads))
-        self._files.check_vocabulary(self._shape.vocab_size, vocab_size)
-        size = self._files.size_of("hydra_mlp.0.1.linear.weight", 0)
-        self.needs = Needs(hidden_layers=(FINAL,), hidden_size=size)
-        self._tree = tree_of(config.num_nodes, self._shape.num_heads, min(NUM_RANKS, vocab_size))
-        self.max_nodes = self._tree.topology.num_nodes
-        self._heads: HydraHeads | None = None
+        files, self._shape = read_hydra(required(config.heads))
+        hidden_size = files.size_of("hydra_mlp.0.1.linear.weight", 0)
+        self._take(files, self._shape.num_heads, self._shape.vocab_size, hidden_size)
         self._layer: LayerShape | None = None
         self._embed: Any = None
-        self._output: Any = None
         self._rows: Rows | None = None
         self._prefix: torch.Tensor | None = None  # after the text but its last token, [D]
 
@@ -74,23 +66,18 @@ class HydraDrafter(Drafter):
             ValueError: if they do not go together, or a tensor is missing, extra or wrongly shaped.
         """
         super().check_config(config)
+        self._layer = LayerShape.of_config(config)
         with torch.device("meta"):
-            expected = HydraHeads(self._shape, LayerShape.of_config(config)).state_dict()
-        self._files.check(expected)
+            self._files.check(self._new_heads().state_dict())
+
+    def _new_heads(self) -> HydraHeads:
+        assert self._layer is not None
+        return HydraHeads(self._shape, self._layer)
 
     def for_target(self, target: TargetModel) -> Drafter:
         """Load the heads in the target model's dtype, once."""
-        if self._heads is None or next(self._heads.parameters()).dtype != target.dtype:
-            self.check_config(target.config)
-            self._layer = LayerShape.of_config(target.config)
-            with torch.device("meta"):
-                heads = HydraHeads(self._shape, self._layer)
-            self._files.load_into(heads, target.dtype, self.device)
-            self._heads = heads
-            self._rows = None
         self._embed = target.model.get_input_embeddings()
-        self._output = target.model.get_output_embeddings()
-        return self
+        return super().for_target(target)
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
@@ -124,10 +111,6 @@ class HydraDrafter(Drafter):
         """Read the accepted nodes; the bonus token comes after the last one."""
         assert step.hidden is not None
         self._read(step.hidden[uploaded(step.acceptance.path, step.hidden.device)])
-
-    def describe(self) -> str:
-        """Return the number of heads and nodes."""
-        return f"{self._shape.num_heads} heads, a tree of {self.max_nodes - 1} nodes"
 
     @torch.inference_mode()
     def _read(self, hidden: torch.Tensor) -> None:

@@ -21,16 +21,15 @@ from typing import Any
 import torch
 
 from ....engine.budget import DraftBudget
-from ....engine.drafter import Drafter, Needs, VerifiedStep
-from ....engine.passes.hidden import FINAL
-from ....engine.target import TargetModel
+from ....engine.drafter import VerifiedStep
 from ....engine.tree import DraftTree
 from ....kernels.largest_logits import top_k
 from ....machine.transfer import uploaded
 from ....options import Options, option
 from ...growth.tree_template import TreeTemplate
+from ..drafter import StaticHeadDrafter
 from ..head_files import called, heads_option, required
-from ..tree_choices import NUM_NODES, NUM_RANKS, tree_of
+from ..tree_choices import NUM_NODES
 from .heads import MedusaHeads, MedusaShape, read_medusa, write_medusa
 
 
@@ -42,39 +41,24 @@ class MedusaConfig(Options):
     num_nodes: int = option(NUM_NODES, "drafted nodes of a tree", least=1, most=NUM_NODES)
 
 
-class MedusaDrafter(Drafter):
-    """Drafts a static tree of the heads' best guesses.
-
-    Raises:
-        ValueError: if the heads are missing, damaged, or have another vocabulary.
-    """
+class MedusaDrafter(StaticHeadDrafter):
+    """Drafts a static tree of the heads' best guesses."""
 
     config_class = MedusaConfig
+    _heads: MedusaHeads | None
 
     def __init__(self, config: MedusaConfig, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
-        self._files, self._shape = read_medusa(required(config.heads))
-        self._files.check_vocabulary(self._shape.vocab_size, vocab_size)
-        self.needs = Needs(hidden_layers=(FINAL,), hidden_size=self._shape.hidden_size)
-        self._tree = tree_of(config.num_nodes, self._shape.num_heads, min(NUM_RANKS, vocab_size))
+        files, shape = read_medusa(required(config.heads))
+        self._take(files, shape.num_heads, shape.vocab_size, shape.hidden_size)
+        self._shape = shape
         self._num_ranks = 1 + max(self._tree.ranks)
-        self.max_nodes = self._tree.topology.num_nodes
         # Where a node's guess is in the root and, after it, all heads' guesses, by (part of the) tree.
         self._places: dict[TreeTemplate, torch.Tensor] = {}
-        self._heads: MedusaHeads | None = None
-        self._output: Any = None  # the target model's output head, where the heads have none
         self._state: torch.Tensor | None = None
 
-    def for_target(self, target: TargetModel) -> Drafter:
-        """Load the heads in the target model's dtype, once."""
-        if self._heads is None or next(self._heads.parameters()).dtype != target.dtype:
-            with torch.device("meta"):
-                heads = MedusaHeads(self._shape)
-            self._files.load_into(heads, target.dtype, self.device)
-            self._heads = heads
-        if self._shape.vocab_size is None:
-            self._output = target.model.get_output_embeddings()
-        return self
+    def _new_heads(self) -> MedusaHeads:
+        return MedusaHeads(self._shape)
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
@@ -109,17 +93,13 @@ class MedusaDrafter(Drafter):
         assert step.hidden is not None
         self._state = step.hidden[step.acceptance.path[-1]]
 
-    def describe(self) -> str:
-        """Return the number of heads and nodes."""
-        return f"{self._shape.num_heads} heads, a tree of {self.max_nodes - 1} nodes"
-
     @torch.inference_mode()
     def _logits(self, state: torch.Tensor, depth: int) -> torch.Tensor:
         """Return the logits of the first heads, [depth, V]."""
         assert self._heads is not None
         used = list(self._heads)[:depth]
         rows = torch.stack([head(state) for head in used])  # [depth, V], or [depth, D]
-        if self._output is None:
+        if self._shape.vocab_size is not None:
             return rows
         return called(self._output, rows)
 

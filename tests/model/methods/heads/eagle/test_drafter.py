@@ -19,7 +19,12 @@ from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
-from model.methods.heads.eagle.drafter import Eagle2Config, Eagle3Config, EagleConfig, HeadDrafter
+from model.methods.heads.eagle.drafter import (
+    Eagle2Config,
+    Eagle3Config,
+    EagleConfig,
+    NetworkDrafter,
+)
 from model.methods.registry import drafter_class
 from tests.model.decoded import random_ids, referee, target_of
 from tests.model.families.family import VOCAB, Family
@@ -44,12 +49,12 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {method: write_heads(folder / method, method, VOCAB) for method in METHODS}
 
 
-def drafter_of(method: str, heads: str, target: TargetModel, **options: Any) -> HeadDrafter:
+def drafter_of(method: str, heads: str, target: TargetModel, **options: Any) -> NetworkDrafter:
     """A drafter that was checked against its target."""
     cls = drafter_class(method)
     drafter = cls(cls.config_class(heads=heads, **options), target.vocab_size, target.device)
     drafter.check_target(target)
-    assert isinstance(drafter, HeadDrafter)
+    assert isinstance(drafter, NetworkDrafter)
     return drafter
 
 

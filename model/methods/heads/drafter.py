@@ -1,0 +1,66 @@
+"""Bases of drafters with trained heads, which are read at once, and loaded when the target model is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ...engine.drafter import Drafter, Needs
+from ...engine.passes.hidden import FINAL
+from ...engine.target import TargetModel
+from .head_files import HeadFiles
+from .tree_choices import NUM_RANKS, tree_of
+
+
+class HeadDrafter(Drafter):
+    """Base of all drafters with trained heads.
+
+    Raises:
+        ValueError: if the heads are missing, damaged, or have another vocabulary.
+    """
+
+    # The method whose heads it drafts with; empty: heads of its own.
+    heads_of: ClassVar[str] = ""
+
+    @classmethod
+    def write_untrained_heads(cls, folder: Path, config: Any) -> None:
+        """Write random heads for a model with this text config: what checks of the method draft with."""
+        raise NotImplementedError
+
+
+class StaticHeadDrafter(HeadDrafter):
+    """Base of drafters whose heads read the final hidden states, and fill a static tree."""
+
+    _heads: nn.Module | None = None
+    _output: Any = None  # the target model's output head
+
+    def _take(
+        self, files: HeadFiles, num_heads: int, vocab_size: int | None, hidden_size: int
+    ) -> None:
+        """Take a checkpoint, and the part of the tree that its heads reach."""
+        files.check_vocabulary(vocab_size, self.vocab_size)
+        self._files, self._num_heads = files, num_heads
+        self.needs = Needs(hidden_layers=(FINAL,), hidden_size=hidden_size)
+        self._tree = tree_of(self.config.num_nodes, num_heads, min(NUM_RANKS, self.vocab_size))
+        self.max_nodes = self._tree.topology.num_nodes
+
+    def _new_heads(self) -> nn.Module:
+        """Return heads of the checkpoint's shape."""
+        raise NotImplementedError
+
+    def for_target(self, target: TargetModel) -> Drafter:
+        """Load the heads in the target model's dtype, once."""
+        if self._heads is None or next(self._heads.parameters()).dtype != target.dtype:
+            self.check_config(target.config)
+            with torch.device("meta"):
+                heads = self._new_heads()
+            self._heads = self._files.load_into(heads, target.dtype, self.device)
+        self._output = target.model.get_output_embeddings()
+        return self
+
+    def describe(self) -> str:
+        """Return the number of heads and nodes."""
+        return f"{self._num_heads} heads, a tree of {self.max_nodes - 1} nodes"
