@@ -33,7 +33,8 @@ def whole_steps(bench: Bench, found: Found) -> None:
         rows.append({"kind": kind, "method": name, **row})
         if row["late_shapes"]:
             found.problems.append(f"{what}: {row['late_shapes']} calls came first within an answer")
-        if kind != EAGER and not row["graphs"] + row["functions"] and name == METHODS[0]:
+    for kind in {row["kind"] for row in rows} - {EAGER}:
+        if type(bench.target(kind)) is TargetModel:
             found.problems.append(f"{kind}: the model cannot be captured; see standard error")
     found.figures["rows"] = rows
     keys = ("graphs", "functions", "late_shapes")
