@@ -129,7 +129,6 @@ class SuccessorTable:
         return self.num_rows * self._k * (self._ids.itemsize + self._shares.itemsize)
 
     def _make_room(self) -> None:
-        """Let the arrays hold all rows."""
         while len(self._ids) < self.num_rows:
             self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
             self._shares = np.concatenate((self._shares, np.zeros_like(self._shares)))

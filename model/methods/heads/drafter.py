@@ -48,7 +48,6 @@ class StaticHeadDrafter(HeadDrafter):
         self.max_nodes = self._tree.topology.num_nodes
 
     def _new_heads(self) -> nn.Module:
-        """Return heads of the checkpoint's shape."""
         raise NotImplementedError
 
     def for_target(self, target: TargetModel) -> Drafter:

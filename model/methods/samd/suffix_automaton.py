@@ -73,7 +73,6 @@ class SuffixAutomaton:
         return Match(length, self.text[end : end + max_tokens] if length else [])
 
     def _append(self, token: int) -> None:
-        """Append one token."""
         transitions, links, lengths = self.transitions, self.links, self.lengths
         state = self._last
         if self._prefers_latest and state != ROOT:

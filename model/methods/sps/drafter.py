@@ -173,7 +173,6 @@ class SpsDrafter(CostAwareDrafter):
             pass
 
     def _roomy_cache(self, num_rows: int) -> TreeCache:
-        """Return the cache, with room for this many rows."""
         if num_rows > self._cache.capacity:
             larger = self._model.new_cache(num_rows + MORE_ROWS)
             larger.copy_rows(self._cache, self._cache.length)

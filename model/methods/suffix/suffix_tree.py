@@ -179,7 +179,6 @@ class SuffixTree:
         return child
 
     def _add(self, node: Node, token: int, child: Node) -> None:
-        """Add a child of a new token."""
         if not node.children:
             node.children = {}
         node.children[token] = child  # type: ignore[index]
@@ -212,7 +211,6 @@ class SuffixTree:
         return first
 
     def _drop(self, node: Node, child: Node, token: int) -> None:
-        """Remove a leaf."""
         del node.children[token]  # type: ignore[attr-defined]
         if node.parent is not None:
             node.ranked.remove(child)

@@ -114,7 +114,6 @@ class HydraDrafter(StaticHeadDrafter):
 
     @torch.inference_mode()
     def _read(self, hidden: torch.Tensor) -> None:
-        """Append hidden states [n, D] to the prefix."""
         assert self._heads is not None and self._rows is not None
         self._prefix = self._heads.prefix_embeding_layer(hidden, self._rows)[-1]
 
