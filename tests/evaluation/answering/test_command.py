@@ -28,15 +28,10 @@ METHOD_OPTIONS = {
     "pld": "--max-ngram-size --num-pred-tokens",
     "lookahead": "--level --window --guess",
     "samd": "--fallback --threshold --bias --output-id-topk --tree-version",
-    "suffix": "--num-nodes --max-spec-factor --min-token-prob --max-cached-answers",
     "rest": "--datastore --num-nodes --max-token-span",
     "sps": "--draft-model --num-draft-tokens",
-    "racer": "--num-nodes --ngram --max-nodes --max-breadth --start",
-    "logitspec": "--num-nodes --max-ngram-size --num-pred-tokens",
-    "goose": "--num-nodes --max-extended-chain --output-id-topk",
     "medusa": "--heads --num-nodes",
     "hydra": "--heads --num-nodes",
-    "hybrid": "--num-nodes --budget --output-id-topk",
 }
 # Options of methods that are refused without another.
 NEEDS = {("samd", "bias"): {"automaton": "corpus.safetensors"}}

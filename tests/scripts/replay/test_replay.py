@@ -29,16 +29,29 @@ from scripts.replay.target import ReplayTarget, refuse_unrecordable
 from tests.model.decoded import datastore_file
 from tests.model.families.family import Family
 
-# A draft model, trees that do not follow the clock, and no more tokens of a row than are recorded.
-OPTIONS = {
-    "sps": f" --draft-model {ModelOptions().model_path}",
-    "rest": f" --datastore {datastore_file(8192)}",
-    "logitspec": " --num-nodes 7",
-    "hybrid": " --budget fixed --num-nodes 12",
-}
+TOP_K = 12  # tokens of a row that are recorded
+VOCAB = 8192
+
+
+def replayable(method: str) -> str:
+    """Return a method with a draft model or a datastore, and with trees that are the same in each run and
+    read no more tokens of a row than are recorded.
+    """
+    cls = drafter_class(method)
+    if cls.drafts_with() == "draft_model":
+        return f"{method} --draft-model {ModelOptions().model_path}"
+    if cls.drafts_with() == "datastore":
+        return f"{method} --datastore {datastore_file(VOCAB)}"
+    config = cls.config_class()
+    if getattr(config, "budget", "") == "auto":
+        return f"{method} --budget fixed --num-nodes 12"
+    needs = cls(config, VOCAB, torch.device("cpu")).needs
+    return f"{method} --num-nodes 7" if needs.num_candidates > TOP_K else method
+
+
 DRAFTERS = [
     *(
-        method + OPTIONS.get(method, "")
+        replayable(method)
         for method in METHODS
         if drafter_class(method).drafts_with() != "heads"  # which are not recorded
     ),
@@ -60,7 +73,7 @@ def one_thread() -> None:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TargetModel]:
     """A recording of two demo questions that has served every drafter, and its model."""
     file = tmp_path_factory.mktemp("replay") / "demo.replay"
-    words = f"record --out {file} --num-questions 2 --max-new-tokens {LIMIT} --top-k 12"
+    words = f"record --out {file} --num-questions 2 --max-new-tokens {LIMIT} --top-k {TOP_K}"
     recording, target = record(build_parser().parse_args(words.split()))
     for drafter in DRAFTERS:
         replayed(recording, drafter, target)
