@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig
 
 from evaluation.answering import command as cli
 from evaluation.answering import method as method_answerer
 from model.commands.command_line import run_command
 from model.methods.registry import drafter_class
 from tests.model.decoded import datastore_file, heads_folder
+from tests.random_llama import random_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "data" / "demo" / "model"
@@ -40,27 +41,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drafts are accepted, and some answers reach the end-of-text token.
     """
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=8192,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        initializer_range=0.3,
-    )
-    model = LlamaForCausalLM(config)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 2}
+    model = random_llama(8192, max_position_embeddings=CONTEXT, pad_token_id=0, **sizes)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(0.2)
-        winners = torch.zeros(config.vocab_size, 1)
+        winners = torch.zeros(model.config.vocab_size, 1)
         winners[600:630] = 1
-        winners[config.eos_token_id] = 1
+        winners[model.config.eos_token_id] = 1
         model.lm_head.weight.mul_(winners)
     model.save_pretrained(folder)
     for name in TOKENIZER_FILES:

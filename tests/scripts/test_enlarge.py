@@ -12,32 +12,19 @@ from model.commands.command_line import UserError
 from scripts.enlarge import command as scale_model
 from scripts.enlarge.arithmetic import SHAPES, ModelShape, scale_config
 from scripts.enlarge.command import scaled_model, write_scaled
+from tests.random_llama import random_llama
 
 VOCAB = 97
 
 
 def small_model(kv_heads: int = 2, is_tied: bool = True) -> LlamaForCausalLM:
     """A random Llama with large weights, so that a wrong place shows in the logits."""
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        intermediate_size=48,
-        max_position_embeddings=128,
-        tie_word_embeddings=is_tied,
-        initializer_range=0.3,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    model = LlamaForCausalLM(config)
+    options = {"num_key_value_heads": kv_heads, "tie_word_embeddings": is_tied}
+    model = random_llama(VOCAB, 1, max_position_embeddings=128, pad_token_id=0, **options)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    return model.eval()
+    return model
 
 
 def assert_same(small: LlamaForCausalLM, large: LlamaForCausalLM) -> None:

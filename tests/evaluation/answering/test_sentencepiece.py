@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import sentencepiece
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 
 from model.commands import loading
 from model.commands.command_line import UserError
 from model.commands.loading import load_config_and_tokenizer
 from tests.evaluation.conftest import ROOT, read_meta, run, token_ids
+from tests.random_llama import random_llama
 
 VOCAB = 600
 TEXTS = (
@@ -65,11 +66,10 @@ def vicuna(request: pytest.FixtureRequest, tokenizer_files: Path, tmp_path: Path
     folder.mkdir()
     for file in tokenizer_files.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = LlamaConfig(vocab_size=VOCAB, num_attention_heads=4, initializer_range=0.3, **sizes)
-    config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(folder)
-    weights = LlamaForCausalLM(config).half().state_dict()
+    model = random_llama(VOCAB, intermediate_size=64)
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.config.save_pretrained(folder)
+    weights = model.half().state_dict()
     if request.param == "one file":
         torch.save(weights, folder / "pytorch_model.bin")
         return folder

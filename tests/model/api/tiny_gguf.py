@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from gguf import GGUFWriter, TokenType
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
+
+from tests.random_llama import random_llama
 
 SPECIAL = ("<|endoftext|>", "<s>", "</s>")
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
@@ -39,22 +41,17 @@ def tokens() -> list[str]:
 
 def tiny_llama() -> LlamaForCausalLM:
     """A random Llama, of which few tokens win, so that texts repeat themselves."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokens()),
+    model = random_llama(
+        len(tokens()),
         hidden_size=HIDDEN,
         intermediate_size=MLP,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
         max_position_embeddings=CONTEXT,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.3,
     )
-    model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
-        winners = torch.zeros(config.vocab_size, 1)
+        winners = torch.zeros(len(tokens()), 1)
         winners[60:80] = 1
         model.lm_head.weight.mul_(winners)
     return model

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.model.chat.test_dialogue import DEMO
+from tests.random_llama import random_llama
 
 pty = pytest.importorskip("pty", reason="pseudo-terminals need a Unix")
 
@@ -41,18 +41,8 @@ os.execv(sys.executable, [sys.executable, "-m", "model.chat", *sys.argv[1:]])
 def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with the demo tokenizer, that never ends an answer."""
     folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=8192,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=8 * LONG,
-        eos_token_id=None,
-        initializer_range=0.3,
-    )
-    model = LlamaForCausalLM(config)
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2}
+    model = random_llama(8192, max_position_embeddings=8 * LONG, eos_token_id=None, **sizes)
     with torch.no_grad():
         model.lm_head.weight[:100].zero_()  # special tokens and bytes: never the largest logit
     model.save_pretrained(folder)

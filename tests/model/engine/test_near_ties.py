@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import model.engine.rules
 from model.engine.loop import generate
@@ -17,6 +16,7 @@ from model.kernels.attention import AttentionKernels
 from model.kernels.short_pass import short_pass_kernel
 from model.methods.registry import METHODS
 from tests.model.decoded import drafter_for
+from tests.random_llama import random_llama
 
 VOCAB_SIZE = 64
 NUM_TOKENS = 60
@@ -30,19 +30,8 @@ def model_with_twins(
     With `has_kernel` passes use our attention kernel. All logits are lower by `shift`.
     Twins differ by the share `noise`.
     """
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        tie_word_embeddings=False,
-    )
-    llama = LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 2}
+    llama = random_llama(VOCAB_SIZE, seed, max_position_embeddings=512, **sizes)
     with torch.no_grad():
         rows = llama.lm_head.weight
         rows[1::stride] = rows[0::stride] * (1 + noise * torch.randn(VOCAB_SIZE // stride, 64))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from model.commands.command_line import UserError
 from model.commands.model_options import DEMO_MODEL
@@ -26,6 +26,7 @@ from scripts.train_heads import training
 from scripts.train_heads.command import main
 from scripts.train_heads.data import Batch, Document, batches_of_epoch, collate, read_documents
 from scripts.train_heads.trainers import TRAINERS, trainer_class
+from tests.random_llama import random_llama
 
 SIZE, VOCAB = 32, 60
 
@@ -50,15 +51,8 @@ def answers(tmp_path: Path) -> Path:
 
 def tiny(seed: int = 0) -> LlamaForCausalLM:
     """Return a random frozen model."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=SIZE,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+    sizes = {"hidden_size": SIZE, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return random_llama(VOCAB, seed, initializer_range=0.02, **sizes).requires_grad_(False)
 
 
 def options(**changed: Any) -> argparse.Namespace:
