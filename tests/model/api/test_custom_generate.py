@@ -58,10 +58,11 @@ def test_scores_and_logits_are_those_of_generate(method: str, do_sample: bool) -
         "output_scores": True,
         "output_logits": True,
     }
+    decode = method_of(method)  # draws the weights of a draft model or heads, if it is the first
     torch.manual_seed(0)
     expected = llama().generate(IDS, **options)
     torch.manual_seed(0)
-    found = llama().generate(IDS, **options, custom_generate=method_of(method))
+    found = llama().generate(IDS, **options, custom_generate=decode)
     assert torch.equal(found.sequences, expected.sequences)
     for name in ("scores", "logits"):
         rows, wanted = getattr(found, name), getattr(expected, name)
