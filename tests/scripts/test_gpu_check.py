@@ -146,6 +146,14 @@ def real_bench(seconds: float) -> Bench:
     return Bench(ModelOptions(), AS_IT_IS, time.perf_counter() + seconds)
 
 
+@pytest.fixture
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no time pass."""
+    now = time.perf_counter()
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+
+
+@pytest.mark.usefixtures("still_clock")
 def test_a_part_that_would_not_fit_is_skipped_and_says_so() -> None:
     part = Part("slow", 60, planted)
     found = run_part(part, real_bench(30))
@@ -154,6 +162,7 @@ def test_a_part_that_would_not_fit_is_skipped_and_says_so() -> None:
     assert run_part(part, real_bench(90)).status == FAILED
 
 
+@pytest.mark.usefixtures("still_clock")
 def test_cases_without_time_are_left_out_with_a_note() -> None:
     found = Found()
     assert list(real_bench(60).in_time("abc", found)) == ["a", "b", "c"]
