@@ -241,7 +241,7 @@ def test_near_ties_fall_as_in_plain_decoding(name: str) -> None:
 
 def test_without_the_rule_near_ties_fall_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.engine.rules, "TIE_STEPS", 0)
-    assert sum(map(num_differing, SOME)) > 0
+    assert any(map(num_differing, SOME))
 
 
 @pytest.mark.parametrize(
