@@ -17,7 +17,7 @@ from evaluation.answering import command as cli
 from evaluation.answering.command import build_parser, parse
 from evaluation.answering.config import PARTS, RunConfig
 from model.commands.command_line import UserError
-from model.methods.registry import BUILT_IN, METHODS, drafter_class, find_method
+from model.methods.registry import METHODS, drafter_class, find_method
 from tests.evaluation.conftest import ROOT
 
 # The options of Spec-Bench's and TokenRecycling's own scripts.
@@ -219,12 +219,19 @@ def test_only_methods_with_memory_have_matrix_options() -> None:
     assert (matrix.load, matrix.save) == ("a", "b")
 
 
-@pytest.mark.parametrize(
-    ("command", "method"), [*((name, name) for name in BUILT_IN), ("baseline", "vanilla")]
-)
-def test_each_command_runs_its_method(
-    command: str, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+COMMANDS = [
+    file.stem.removeprefix("inference_")
+    for file in sorted((ROOT / "evaluation").glob("inference_*.py"))
+]
+
+
+def test_spec_bench_and_token_recycling_find_their_commands() -> None:
+    assert {"baseline", *METHOD_OPTIONS} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_runs_its_method(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = {"baseline": "vanilla"}.get(command, command)
     called: list[str] = []
     monkeypatch.setattr(cli, "inference_command", called.append)
     runpy.run_module(f"evaluation.inference_{command}", run_name="__main__")
