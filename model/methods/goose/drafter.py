@@ -146,7 +146,6 @@ class GooseDrafter(Drafter):
         self._table.load_memory(tensors, self.vocab_size)
 
     def describe(self) -> str:
-        """Return the number and size of the rows."""
         size = self._table.num_bytes / 2**20
         return f"rows by 1 and 2 tokens: {self._table.num_rows:,}, {size:.2f} MB without their keys"
 

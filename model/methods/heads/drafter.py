@@ -61,5 +61,4 @@ class StaticHeadDrafter(HeadDrafter):
         return self
 
     def describe(self) -> str:
-        """Return the number of heads and nodes."""
         return f"{self._num_heads} heads, a tree of {self.max_nodes - 1} nodes"

@@ -124,7 +124,6 @@ class HybridDrafter(CostAwareDrafter):
         self._pool.reset()
 
     def describe(self) -> str:
-        """Return the size of the tables."""
         size = self._pool.tables.num_bytes / 2**20
         text = f"rows by 1 to 3 tokens: {2**self.config.table_bits:,} slots, {size:.1f} MB"
         if self.needs.sketches:

@@ -77,7 +77,6 @@ class CopiedRows:
         self._rows.clear()
 
     def describe(self) -> str:
-        """Return the number of rows for a log."""
         return f"rows of {self._k} likely tokens: {len(self._rows)} of {self._vocab_size}"
 
     def state(self) -> torch.Tensor:

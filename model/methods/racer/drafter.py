@@ -143,5 +143,4 @@ class RacerDrafter(Drafter):
         self._automaton.load_state(tensors)
 
     def describe(self) -> str:
-        """Return the number of states and of rows."""
         return f"automaton of at most {self.config.max_nodes} nodes; {self._rows.describe()}"

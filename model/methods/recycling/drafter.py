@@ -258,7 +258,6 @@ class RecyclingDrafter(CostAwareDrafter):
         self._matrix[:] = matrix.cpu().numpy()
 
     def describe(self) -> str:
-        """Return the size of the matrix."""
         rows, k = self._matrix.shape
         size, kinds = self._matrix.nbytes, "int32"
         if self._adjacency.shares is not None:

@@ -113,6 +113,5 @@ class RestDrafter(Drafter):
         return self._datastore.find(context[-span:], most)
 
     def describe(self) -> str:
-        """Return the size of the datastore."""
         size = self._datastore.tokens.nbytes + self._datastore.suffixes.nbytes
         return f"datastore of {len(self._datastore.tokens):,} tokens: {size / 2**20:.2f} MB, mapped"

@@ -217,7 +217,6 @@ class SamdDrafter(CostAwareDrafter):
         (self._fallback or Drafter(None, self.vocab_size, self.device)).load_memory(tensors)
 
     def describe(self) -> str:
-        """Return the size of the corpus's automaton and of the fallback's memory."""
         parts = [self._fallback.describe()] if self._fallback else []
         if self._corpus is not None:
             size = self._corpus.num_bytes / 2**20

@@ -152,7 +152,6 @@ class SpsDrafter(CostAwareDrafter):
         return step_costs(self._model)
 
     def describe(self) -> str:
-        """Return the size of the draft model."""
         parameters = sum(part.numel() for part in self._model.model.parameters())
         return f"draft model of {parameters / 1e6:.1f}M parameters, {self._model.dtype}"
 

@@ -187,7 +187,6 @@ class SuffixDrafter(Drafter):
             raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {self.vocab_size - 1}")
 
     def describe(self) -> str:
-        """Return the size of the tree of answers, and its bound."""
         num_answers = len(self._answers) + bool(self._answer)
         size = NODE_BYTES * self._answer_tree.num_nodes / 2**20
         return (

@@ -174,7 +174,6 @@ class NetworkDrafter(HeadDrafter):
             self._text.read(step.acceptance.tokens, step.hidden[path])
 
     def describe(self) -> str:
-        """Return the size of the draft network."""
         parameters = sum(tensor.numel() for tensor in self._checkpoint.files.tensors.values())
         return f"draft network of {parameters / 1e6:.1f}M parameters"
 
