@@ -40,6 +40,7 @@ SLOW = (
     *("evaluation/answering/test_kill_and_resume.py", "evaluation/answering/test_workers.py"),
     *("simulated_device/test_workers.py", "model/chat/test_chat_process.py"),
     *("test_package.py", "test_recipe.py", "test_shell.py"),
+    "model/methods/test_other_packages.py",
 )
 
 
