@@ -101,11 +101,7 @@ def find_method(name: str) -> Method:
 
 
 def drafter_class(method: str) -> type[Drafter]:
-    """Return the drafter of a method.
-
-    Raises:
-        ValueError: as `find_method`.
-    """
+    """Return the drafter of a method; errors as of `find_method`."""
     return find_method(method).drafter_class
 
 

@@ -39,8 +39,6 @@ SMOOTHING = 0.3
 
 @dataclass(frozen=True, slots=True)
 class GooseConfig(Options):
-    """Options of Goose."""
-
     num_nodes: int = option(
         59, "drafted nodes of a step without confidence in the chain", least=1, most=MAX_DRAFT
     )
@@ -91,7 +89,6 @@ class GooseDrafter(Drafter):
         self._rate = FIRST_RATE
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        """Write rows for a chunk of the prompt, C tokens and logits [C, V]."""
         values, top_ids = top_k(logits, self.needs.num_candidates)  # [C, k]
         before = [self._before_chunk, *token_ids[:-1]]
         self._table.write(before, token_ids, top_ids.tolist(), values.tolist())
@@ -130,19 +127,12 @@ class GooseDrafter(Drafter):
         self._text.extend(acceptance.tokens)
 
     def reset(self) -> None:
-        """Forget the rows."""
         self._table.clear()
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the rows by their keys."""
         return self._table.memory()
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load saved rows.
-
-        Raises:
-            ValueError: if names, types, shapes or values do not fit.
-        """
         self._table.load_memory(tensors, self.vocab_size)
 
     def describe(self) -> str:

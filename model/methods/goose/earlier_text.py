@@ -45,7 +45,6 @@ class EarlierText:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the text."""
         self.tokens: list[int] = []
         self._occurrences: dict[tuple[int, ...], _Occurrences] = {}
 

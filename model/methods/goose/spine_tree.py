@@ -38,18 +38,7 @@ class Limits(NamedTuple):
 
 
 class SpineTree:
-    """A draft under construction.
-
-    Args:
-        table: source of the branches.
-        before: the token before the root.
-        root: the last committed token.
-        limits: of the tree.
-
-    Attributes:
-        tokens, parents: of its nodes.
-        num_spine: nodes of the spine, which are nodes 1 to `num_spine`.
-    """
+    """A draft under construction, with the token `before` its root; nodes 1 to `num_spine` are the spine."""
 
     def __init__(self, table: SuccessorTable, before: int, root: int, limits: Limits) -> None:
         self._table, self._before, self._limits = table, before, limits

@@ -19,18 +19,13 @@ Successors = list[tuple[int, float]]
 
 
 class SuccessorTable:
-    """The k likeliest successors of tokens, with their shares: probabilities among the k.
-
-    Args:
-        k: successors kept in a row.
-    """
+    """The k likeliest successors of tokens, with their shares: probabilities among the k."""
 
     def __init__(self, k: int) -> None:
         self._k = k
         self.clear()
 
     def clear(self) -> None:
-        """Forget all rows."""
         self._places: dict[tuple[int, int], int] = {}  # (token before or NONE, token) -> row
         self._ids = np.zeros((FIRST_CAPACITY, self._k), dtype=np.int32)
         self._shares = np.zeros((FIRST_CAPACITY, self._k), dtype=np.float32)
@@ -47,13 +42,9 @@ class SuccessorTable:
         ids: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
     ) -> None:
-        """Write the rows of tokens, and of pairs with the token before; of equal keys the last one wins.
+        """Write rows of tokens, and of pairs with the token before (NONE: none); of equal keys the last one wins.
 
-        Args:
-            before: the token before each; NONE leaves its pair out.
-            tokens: the tokens.
-            ids: likeliest tokens after each, k or more.
-            logits: of these.
+        `ids` are the likeliest tokens after each, k or more, and `logits` theirs.
         """
         if not tokens:
             return
@@ -95,11 +86,7 @@ class SuccessorTable:
         return {"keys": keys, "ids": ids, "shares": shares}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor], vocab_size: int) -> None:
-        """Load a `memory`.
-
-        Raises:
-            ValueError: if names, types, shapes or values do not fit.
-        """
+        """Load a `memory`, or raise ValueError if it does not fit."""
         if set(tensors) != {"keys", "ids", "shares"}:
             raise ValueError(wrong_tensors(tensors, self.memory()))
         keys, ids, shares = (tensors[name].cpu() for name in ("keys", "ids", "shares"))

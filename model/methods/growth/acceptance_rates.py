@@ -36,7 +36,6 @@ class AcceptanceRates:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all observations."""
         self.array[:] = self._prior, [self._strength] * len(self._prior)
 
     def learn(self, kind: int, came_true: bool) -> None:
@@ -50,11 +49,7 @@ class AcceptanceRates:
         return torch.from_numpy(self.array.copy())
 
     def load_state(self, state: torch.Tensor) -> None:
-        """Load a `state`.
-
-        Raises:
-            ValueError: if the number of kinds differs, or a value is not allowed.
-        """
+        """Load a `state`, or raise ValueError if it does not fit."""
         expected = (2, len(self._prior))
         if tuple(state.shape) != expected or state.dtype != torch.float64:
             raise ValueError(

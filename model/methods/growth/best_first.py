@@ -48,11 +48,7 @@ def loaded(source: Path, what: str) -> ctypes.CDLL:
 
 
 class Growth:
-    """The last tree grown by a C++ source.
-
-    Args:
-        grow: a C++ function that grows a tree, such as `pool_grow`.
-        source: its first argument.
+    """The last tree that a C++ function, such as `pool_grow`, has grown from its first argument, the source.
 
     Attributes:
         tokens, parents: of the tree's nodes; later entries are meaningless.
@@ -72,11 +68,8 @@ class Growth:
     ) -> DraftTree:
         """Return the tree of the most probable nodes: as many as are worth their cost, at most `num_drafted`.
 
-        Args:
-            root: the last committed token.
-            num_drafted: most drafted nodes.
-            budget: limits; without a cost curve the tree grows to `num_drafted`.
-            sources: the source of each kind of guess; None if there is only one.
+        Without a cost curve it grows to `num_drafted`. `sources` has the source of each kind of guess, if there
+        are several.
         """
         if len(self.tokens) <= num_drafted:
             zeros = bytes((1 + num_drafted) * self.tokens.itemsize)

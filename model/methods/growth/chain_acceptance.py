@@ -40,7 +40,6 @@ class ChainAcceptance:
                 break
 
     def reset(self) -> None:
-        """Forget everything learned."""
         self._rates.reset()
 
     def _first(self, kind: int) -> int:

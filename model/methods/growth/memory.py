@@ -18,13 +18,7 @@ def check_topk(k: int, vocab_size: int) -> None:
 
 
 def check_size(options: str, num_rows: int, k: int) -> None:
-    """Raise ValueError if a table of rows of k tokens, int32, takes too much memory.
-
-    Args:
-        options: the options that make it so large, for the error.
-        num_rows: its rows.
-        k: tokens in a row.
-    """
+    """Raise ValueError, naming the options, if rows of k tokens, int32, take too much memory."""
     if 4 * num_rows * k > MAX_BYTES:
         raise ValueError(
             f"{options}: got {num_rows} rows of {k} tokens, {4 * num_rows * k / 2**30:.1f} GiB; "

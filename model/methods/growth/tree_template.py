@@ -88,11 +88,7 @@ def _checked_paths(paths: Sequence[Sequence[int]], name: str) -> list[tuple[int,
 
 
 def read_template(file: Path, name: str) -> TreeTemplate:
-    """Read a template from a JSON file; arguments and errors as `read_rank_paths`.
-
-    Raises:
-        ValueError: if a path in it is wrong, too.
-    """
+    """Read a template from a JSON file; arguments and errors as of `read_rank_paths` and `TreeTemplate`."""
     return TreeTemplate(read_rank_paths(file, name), name)
 
 

@@ -20,15 +20,7 @@ from ...machine.transfer import uploaded
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Shape of a layer.
-
-    Attributes:
-        hidden_size: D.
-        intermediate_size: width of the feed-forward part.
-        num_heads, num_key_value_heads, head_dim: of the attention.
-        norm_eps: epsilon of the norms.
-        rope_theta: base of the rotary positions.
-    """
+    """Shape of a layer, in the terms of Llama's config."""
 
     hidden_size: int
     intermediate_size: int
@@ -40,11 +32,7 @@ class LayerShape:
 
     @classmethod
     def of_config(cls, config: Any) -> LayerShape:
-        """Return the shape of a target model's layers.
-
-        Raises:
-            ValueError: if the config is not that of a Llama with plain rotary positions.
-        """
+        """Return the shape of a target model's layers, or raise ValueError if they are not Llama's."""
         size, num_heads = config.hidden_size, config.num_attention_heads
         # transformers 4 knows the rotary base under its own name only.
         rope = getattr(config, "rope_parameters", None) or {}
@@ -77,7 +65,6 @@ class RMSNorm(nn.Module):
         self._eps = eps
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the normed states [..., D]."""
         wide = states.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
         scaled: torch.Tensor = self.weight * normed.to(states.dtype)
@@ -93,13 +80,7 @@ class Projected(NamedTuple):
 
 
 class Attention(nn.Module):
-    """The projections of an attention layer; what they attend to is the caller's choice.
-
-    Args:
-        shape: of the layer.
-        width: of the rows that it reads.
-        has_bias: whether queries, keys and values have one.
-    """
+    """The projections of an attention layer; what they attend to is the caller's choice."""
 
     def __init__(self, shape: LayerShape, width: int, has_bias: bool) -> None:
         super().__init__()
@@ -138,7 +119,6 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(wide, size, bias=False)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the transformed states [..., D]."""
         gated = F.silu(self.gate_proj(states)) * self.up_proj(states)
         lowered: torch.Tensor = self.down_proj(gated)
         return lowered

@@ -27,24 +27,14 @@ MAX_BYTES = 2**20
 
 
 class HeadFiles(NamedTuple):
-    """The content of a checkpoint.
-
-    Attributes:
-        folder: where it is.
-        config: its `config.json`.
-        tensors: by name, on the CPU, as they were saved.
-    """
+    """The content of a checkpoint: its `config.json`, and tensors by name, on the CPU, as they were saved."""
 
     folder: Path
     config: Mapping[str, Any]
     tensors: dict[str, torch.Tensor]
 
     def number(self, key: str) -> int:
-        """Return a number of the config, 1 or more.
-
-        Raises:
-            ValueError: if it is missing, or something else.
-        """
+        """Return a number of the config, or raise ValueError if it is not an integer of 1 or more."""
         value = self.config.get(key)
         if type(value) is not int or value < 1:
             raise ValueError(
@@ -53,11 +43,7 @@ class HeadFiles(NamedTuple):
         return value
 
     def size_of(self, name: str, dimension: int) -> int:
-        """Return a dimension of a matrix.
-
-        Raises:
-            ValueError: if it is missing, or no matrix.
-        """
+        """Return a dimension of a matrix, or raise ValueError if it is missing, or no matrix."""
         tensor = self.tensors.get(name)
         if tensor is None or tensor.ndim != 2:
             found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
@@ -65,11 +51,7 @@ class HeadFiles(NamedTuple):
         return tensor.shape[dimension]
 
     def check(self, expected: Mapping[str, torch.Tensor]) -> None:
-        """Check that the tensors are these, in name and shape.
-
-        Raises:
-            ValueError: naming the first that is missing, extra or wrongly shaped.
-        """
+        """Raise ValueError, naming the first that is missing, extra or wrongly shaped, unless the tensors fit."""
         for name in sorted(expected.keys() - self.tensors.keys()):
             raise ValueError(f"heads {self.folder}: the tensor {name} is missing")
         for name in sorted(self.tensors.keys() - expected.keys()):
@@ -84,11 +66,7 @@ class HeadFiles(NamedTuple):
                 )
 
     def check_vocabulary(self, found: int | None, vocab_size: int) -> None:
-        """Check the heads' vocabulary, if they have one, against the target model's.
-
-        Raises:
-            ValueError: if it is another.
-        """
+        """Raise ValueError if the heads have a vocabulary, and it is not the target model's."""
         if found is not None and found != vocab_size:
             raise ValueError(
                 f"heads {self.folder}: have a vocabulary of {found} tokens; allowed: {vocab_size}, as the "
@@ -132,11 +110,7 @@ def heads_option(name: str) -> Any:
 
 
 def required(heads: str | None) -> str:
-    """Return the folder that was given.
-
-    Raises:
-        ValueError: if none was.
-    """
+    """Return the folder that was given, or raise ValueError if none was."""
     if heads is None:
         raise ValueError(
             "heads: got none; give the folder of heads that were trained for this model"

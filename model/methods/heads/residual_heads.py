@@ -14,10 +14,6 @@ class ResidualBlock(nn.Module):
     """x + silu(W x + b); with several inputs side by side, R x takes the place of x.
 
     Names of the weights are those of the published checkpoints.
-
-    Args:
-        size: hidden size D.
-        num_inputs: vectors of that size that are read, C.
     """
 
     def __init__(self, size: int, num_inputs: int = 1) -> None:

@@ -16,10 +16,7 @@ NUM_NODES, NUM_RANKS = 63, 10
 def tree_of(num_nodes: int, num_heads: int, num_ranks: int) -> TreeTemplate:
     """Return the first nodes of the tree, as far as heads and ranks reach; the same object on every call.
 
-    Args:
-        num_nodes: drafted nodes.
-        num_heads: depth that the heads reach.
-        num_ranks: guesses after a node; a tiny vocabulary has fewer than the tree's 10.
+    A tiny vocabulary has fewer guesses after a node than the tree's 10 ranks.
     """
     first = read_rank_paths(FILE, NAME)[:num_nodes]
     kept = [path for path in first if len(path) <= num_heads and max(path) < num_ranks]

@@ -71,14 +71,7 @@ def library_of_pool() -> ctypes.CDLL:
 
 
 class CandidatePool:
-    """All sources, and the learned acceptance of their guesses.
-
-    Args:
-        num_slots: slots of the table of rows.
-        k: tokens in a row.
-        vocab_size: V.
-        num_neighbours: number of records compared for a node; 0: none.
-    """
+    """All sources, and their learned acceptance; a node is compared with `num_neighbours` records."""
 
     def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
         self._vocab_size = vocab_size
@@ -124,7 +117,6 @@ class CandidatePool:
         self._growth = Growth(library.pool_grow, self._pool)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Begin a text: index the prompt."""
         tokens = array("i", prompt_ids)
         self._library.pool_start(self._pool, address(tokens), len(tokens))
 
@@ -145,9 +137,7 @@ class CandidatePool:
         )
 
     def grow(self, root: int, num_nodes: int, budget: DraftBudget) -> DraftTree:
-        """Return the tree of the most probable nodes: as many as are worth their cost, at most
-        `num_nodes` drafted.
-        """
+        """Return the tree of the most probable nodes, as `Growth.grow`."""
         return self._growth.grow(root, num_nodes, budget, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
@@ -169,7 +159,6 @@ class CandidatePool:
         self._library.pool_append(self._pool, address(new), len(new))
 
     def reset(self) -> None:
-        """Forget the rows, the states and the learned acceptance."""
         self.tables.reset()
         self.neighbours.reset()
         self._rates.reset()
@@ -182,11 +171,7 @@ class CandidatePool:
         return {**self.tables.memory(), **self.neighbours.memory(), **learned}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load a `memory`, as a whole or, if anything does not fit, not at all.
-
-        Raises:
-            ValueError: if shapes or values do not fit.
-        """
+        """Load a `memory` as a whole or, with a ValueError if anything does not fit, not at all."""
         self.tables.check_memory(tensors, self._vocab_size)
         self.neighbours.check_memory(tensors)
         self._frequent.check_state(tensors["counts"])

@@ -40,8 +40,6 @@ MAX_DEPTH = 24
 
 @dataclass(frozen=True, slots=True)
 class HybridConfig(Options):
-    """Options of the hybrid."""
-
     num_nodes: int = option(
         MAX_MEASURED_NODES - 1, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT
     )
@@ -92,12 +90,10 @@ class HybridDrafter(CostAwareDrafter):
         self._before: tuple[int, ...] = ()  # last tokens of the prompt chunks read so far
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Index the prompt."""
         self._pool.start(prompt_ids)
         self._before = ()
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        """Write rows for a chunk of the prompt."""
         values, top_ids = top_k(logits, self.needs.num_candidates)
         text = (*self._before, *token_ids)
         sketches = state_sketch(logits).cpu() if self.needs.sketches else None
@@ -106,7 +102,6 @@ class HybridDrafter(CostAwareDrafter):
         self._before = text[1 - LONGEST_KEY :]
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Grow the tree of the most probable nodes."""
         depth = min(budget.max_depth, MAX_DEPTH)
         limits = DraftBudget(depth, budget.chain_only, budget.cost_curve)
         return self._pool.grow(context[-1], self.config.num_nodes, limits)
@@ -116,11 +111,9 @@ class HybridDrafter(CostAwareDrafter):
         self._pool.learn(step.tree, step.acceptance)
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Index the new tokens."""
         self._pool.append(tokens)
 
     def reset(self) -> None:
-        """Forget the rows, the states and the learned acceptance."""
         self._pool.reset()
 
     def describe(self) -> str:
@@ -132,15 +125,9 @@ class HybridDrafter(CostAwareDrafter):
         return f"{text}; counts of tokens: {counts:.1f} MB"
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the rows, the states, the learned acceptance and the counts of tokens."""
         return self._pool.memory()
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load saved tables.
-
-        Raises:
-            ValueError: if names, shapes or values do not fit.
-        """
         if set(tensors) != set(self.memory()):
             raise ValueError(wrong_tensors(tensors, self.memory()))
         self._pool.load_memory(tensors)

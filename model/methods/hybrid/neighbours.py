@@ -39,12 +39,8 @@ NAMES = ("states_before", "states_after", "state_tokens", "state_rows")
 class Neighbours:
     """Records of verified nodes: token, states before and after it, and row.
 
-    Records are numbered in order; each is stored at its number modulo E.
-
-    Args:
-        num_compared: how many of a token's newest records are compared; 0 keeps none.
-        k: entries in a row.
-        vocab_size: V.
+    Records are numbered in order; each is stored at its number modulo E. Of a token the newest `num_compared` are
+    compared; 0 keeps none.
     """
 
     def __init__(self, num_compared: int, k: int, vocab_size: int) -> None:

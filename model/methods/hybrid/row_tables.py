@@ -34,12 +34,7 @@ def check_entries(rows: torch.Tensor, vocab_size: int) -> None:
 
 
 class RowTables:
-    """The rows for keys of all three lengths, in one table.
-
-    Args:
-        num_slots: number of slots S, a power of two.
-        k: entries in a row.
-    """
+    """The rows for keys of all three lengths, in one table; S is a power of two."""
 
     def __init__(self, num_slots: int, k: int) -> None:
         self._last_slot = num_slots - 1

@@ -35,8 +35,6 @@ LAST_LENGTH = 1
 
 @dataclass(frozen=True, slots=True)
 class LogitSpecConfig(Options):
-    """Options of LogitSpec."""
-
     num_nodes: int = option(63, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
     max_ngram_size: int = option(3, "longest n-gram looked up", least=1, most=256)
     num_pred_tokens: int = option(
@@ -70,7 +68,6 @@ class LogitSpecDrafter(Drafter):
         self._likely = ()
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        """Keep the likeliest tokens after a chunk of the prompt, C tokens and logits [C, V]."""
         _, top_ids = top_k(logits[-1:], self.needs.num_candidates)
         self._likely = top_ids[0].tolist()
 

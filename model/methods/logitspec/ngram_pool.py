@@ -10,12 +10,7 @@ from collections.abc import Iterable, Sequence
 
 
 class NgramPool:
-    """The n-grams of a growing text.
-
-    Args:
-        max_ngram_size: longest n-gram kept.
-        length: tokens of a whole continuation.
-    """
+    """The n-grams of a growing text; a whole continuation has `length` tokens."""
 
     def __init__(self, max_ngram_size: int, length: int) -> None:
         self._sizes = range(max_ngram_size, 0, -1)
@@ -25,7 +20,6 @@ class NgramPool:
         self._starts: dict[tuple[int, ...], int] = {}
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the text."""
         text, starts = self._text, self._starts
         for token in tokens:
             begun = len(text)  # a continuation begins with this token,

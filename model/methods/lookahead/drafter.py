@@ -34,8 +34,6 @@ FIRST_GAIN, MEMORY = 1.0, 32
 
 @dataclass(frozen=True, slots=True)
 class LookaheadConfig(Options):
-    """Options of lookahead decoding."""
-
     level: int = option(5, "length N of the n-grams", least=2)
     window: int = option(7, "columns W of the Jacobi window", least=1)
     guess: int = option(7, "n-grams G verified in a step, and kept for each token", least=1)

@@ -29,8 +29,6 @@ MAX_NGRAM_SIZE = 256
 
 @dataclass(frozen=True, slots=True)
 class PldConfig(Options):
-    """Options of prompt lookup."""
-
     max_ngram_size: int = option(3, "longest suffix n-gram looked up", least=1, most=MAX_NGRAM_SIZE)
     num_pred_tokens: int = option(10, "length of the proposed chain", least=1, most=MAX_DRAFT)
     match: str = option(
@@ -59,7 +57,6 @@ class PldDrafter(CostAwareDrafter):
         self._continuation: dict[tuple[int, ...], int] = {}
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Index the prompt."""
         self._text = []
         self._continuation = {}
         self._append(prompt_ids)
@@ -85,11 +82,9 @@ class PldDrafter(CostAwareDrafter):
         self._append(step.acceptance.tokens)
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Index the new tokens."""
         self._append(tokens)
 
     def reset(self) -> None:
-        """Forget how often guesses were right."""
         self._rates.reset()
 
     def _append(self, tokens: Sequence[int]) -> None:

@@ -77,7 +77,6 @@ class Automaton:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all n-grams."""
         self.tokens, self.parents = [NOTHING], [NOTHING]
         self.counts, self.depths, self.links = [0], [0], [ROOT]
         self.children: list[dict[int, int]] = [{}]
@@ -247,11 +246,7 @@ class Automaton:
         }
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load a `state`.
-
-        Raises:
-            ValueError: if types, shapes or values do not fit.
-        """
+        """Load a `state`, or raise ValueError if it does not fit."""
         nodes, edges, touched = (state[name] for name in ("nodes", "edges", "touched"))
         count = len(touched)
         if not _are_nodes(nodes, edges, touched) or count > self._max_nodes:

@@ -21,11 +21,7 @@ from .path_tree import PathTree
 class CopiedRows:
     """For each token, the k likeliest tokens after it when it was last read.
 
-    A token that was never read has k times token 0, as in the authors' code.
-
-    Args:
-        vocab_size: V; tokens past it have no row.
-        k: tokens of a row.
+    A token that was never read has k times token 0, as in the authors' code; one past V has no row.
     """
 
     def __init__(self, vocab_size: int, k: int) -> None:
@@ -73,7 +69,6 @@ class CopiedRows:
         _add_paths(tree, top, tokens, parents, leaves)
 
     def clear(self) -> None:
-        """Forget all rows."""
         self._rows.clear()
 
     def describe(self) -> str:
@@ -87,11 +82,7 @@ class CopiedRows:
         return state
 
     def load_state(self, state: torch.Tensor) -> None:
-        """Load a `state`.
-
-        Raises:
-            ValueError: if shape, type or values do not fit.
-        """
+        """Load a `state`, or raise ValueError if it does not fit."""
         shape = (self._vocab_size, self._k)
         if tuple(state.shape) != shape or state.dtype != torch.int32:
             raise ValueError(

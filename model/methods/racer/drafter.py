@@ -35,8 +35,6 @@ ROWS = "adjacency"
 
 @dataclass(frozen=True, slots=True)
 class RacerConfig(Options):
-    """Options of RACER."""
-
     num_nodes: int = option(63, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
     ngram: int = option(
         10, "tokens of the n-grams that are looked up; 0: no retrieval", least=0, most=256
@@ -91,7 +89,6 @@ class RacerDrafter(Drafter):
             self._automaton.build_links()
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        """Write the rows of a chunk of the prompt, C tokens and logits [C, V]."""
         _, top_ids = top_k(logits, self.config.max_breadth)
         self._rows.write(token_ids, top_ids.tolist())
 
@@ -123,7 +120,6 @@ class RacerDrafter(Drafter):
             self._automaton.advance(accepted)
 
     def reset(self) -> None:
-        """Forget n-grams and rows."""
         self._automaton.clear()
         self._rows.clear()
 
@@ -132,11 +128,6 @@ class RacerDrafter(Drafter):
         return {**self._automaton.state(), ROWS: self._rows.state()}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load a saved memory.
-
-        Raises:
-            ValueError: if names, types, shapes or values do not fit.
-        """
         if set(tensors) != set(self.memory()):
             raise ValueError(wrong_tensors(tensors, self.memory()))
         self._rows.load_state(tensors[ROWS])

@@ -15,9 +15,6 @@ class Nodes(NamedTuple):
 class PathTree:
     """Paths from one root, merged: no node has two children with the same token.
 
-    Args:
-        root: the root's token.
-
     Attributes:
         tokens: of the nodes in the order in which they were added; node 0 is the root.
     """

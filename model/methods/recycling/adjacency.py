@@ -22,13 +22,7 @@ MOST_AVERAGED = 4
 
 
 class MirroredArray:
-    """An array kept on the side that wrote last, and copied when the other side reads it.
-
-    Args:
-        shape: of the array; filled with zeros.
-        dtype: of its numbers.
-        device: device of the target model; a CPU shares the host's memory.
-    """
+    """Zeros, kept on the side that wrote last and copied when the other one reads; a CPU shares the host's."""
 
     def __init__(self, shape: tuple[int, int], dtype: type, device: torch.device) -> None:
         self._host: np.ndarray = np.zeros(shape, dtype=dtype)
@@ -65,9 +59,6 @@ class AdjacencyMatrix:
     rows. Their shares are 0.
 
     Args:
-        vocab_size: V.
-        k: successors kept for a token.
-        device: device of the target model.
         is_average: whether a written row is half the old and half the new one; else the new one replaces it.
 
     Attributes:
@@ -85,13 +76,7 @@ class AdjacencyMatrix:
         rows: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
     ) -> None:
-        """Write the k successors after each token, in this order, on the host.
-
-        Args:
-            tokens: R tokens.
-            rows: likeliest tokens after each, [R, k].
-            logits: of these.
-        """
+        """Write the k likeliest tokens after each of R tokens, with their logits, in this order, on the host."""
         successors = self.successors.host
         if self.shares is None:
             for token, row in zip(tokens, rows, strict=True):
@@ -111,11 +96,7 @@ class AdjacencyMatrix:
         return {} if self.shares is None else {"shares": torch.from_numpy(self.shares.host.copy())}
 
     def load_shares(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the shares of a `memory_of_shares`, if rows are averaged.
-
-        Raises:
-            ValueError: if shape, type or values do not fit.
-        """
+        """Load the shares of a `memory_of_shares`, if rows are averaged; raise ValueError if they do not fit."""
         if self.shares is None:
             return
         shares, host = tensors["shares"], self.shares.host
@@ -129,7 +110,6 @@ class AdjacencyMatrix:
         host[:] = shares.cpu().numpy()
 
     def clear(self) -> None:
-        """Forget all rows."""
         self.successors.host.fill(0)
         if self.shares is not None:
             self.shares.host.fill(0)
@@ -170,13 +150,7 @@ def _rounds(tokens: Sequence[int]) -> list[list[int]]:
 
 
 class DeviceTemplate:
-    """Token Recycling on the device, for `model.compiled.device_step`: fills the template and writes rows.
-
-    Args:
-        matrix: the drafter's matrix.
-        template: shape of every draft.
-        device: of the target model.
-    """
+    """Token Recycling on the device, for `model.compiled.device_step`: fills the template and writes rows."""
 
     def __init__(
         self, matrix: AdjacencyMatrix, template: TreeTemplate, device: torch.device

@@ -40,12 +40,7 @@ def library_of_guesses() -> ctypes.CDLL:
 
 
 class AutoTree:
-    """Coded probabilities beside the matrix, and their learned acceptance.
-
-    Args:
-        matrix: the adjacency matrix, int32 [V, k], which is written here too.
-        is_average: whether a written row is half the old and half the new one; else the new one replaces it.
-    """
+    """Coded probabilities beside the matrix, int32 [V, k], which is written here too; how often they hold."""
 
     def __init__(self, matrix: np.ndarray, is_average: bool) -> None:
         self._matrix = matrix
@@ -131,7 +126,6 @@ class AutoTree:
             raise IndexError(f"rows: got token {max(tokens)}; allowed: 0 to {num_rows - 1}")
 
     def reset(self) -> None:
-        """Forget everything."""
         self._codes.fill(0)
         self._rates.reset()
 
@@ -140,11 +134,7 @@ class AutoTree:
         return {"codes": torch.from_numpy(self._codes.copy()), "rates": self._rates.state()}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load a `memory`.
-
-        Raises:
-            ValueError: if shapes, types or values do not fit.
-        """
+        """Load a `memory`, or raise ValueError if it does not fit."""
         codes = tensors["codes"]
         if tuple(codes.shape) != self._codes.shape or codes.dtype != torch.uint8:
             raise ValueError(

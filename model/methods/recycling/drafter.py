@@ -164,7 +164,6 @@ class RecyclingDrafter(CostAwareDrafter):
         return super().draft_sizes if self.wants_costs else (1, self.max_nodes)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Begin a text."""
         if self._guesses:
             self._guesses.start(prompt_ids)
 
@@ -215,12 +214,10 @@ class RecyclingDrafter(CostAwareDrafter):
         self._adjacency.write([tokens[node] for node in order], rows, logits_of_rows)
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Append new tokens of the text."""
         if self._guesses:
             self._guesses.append(tokens)
 
     def reset(self) -> None:
-        """Clear the matrix."""
         self._adjacency.clear()
         if self._guesses:
             self._guesses.reset()
@@ -233,11 +230,6 @@ class RecyclingDrafter(CostAwareDrafter):
         return {"adjacency": torch.from_numpy(self._matrix.copy()), **extra}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load a saved matrix.
-
-        Raises:
-            ValueError: if vocabulary, k, type or token ids do not fit.
-        """
         if set(tensors) != set(self.memory()):
             raise ValueError(
                 f"{wrong_tensors(tensors, self.memory())} (--tree-version auto, --policy average and the "

@@ -83,12 +83,7 @@ class Datastore:
         return range(first, bisect_right(self.suffixes, pattern, first, last, key=beginning))
 
     def following(self, places: range, skipped: int, length: int) -> np.ndarray:
-        """Return the tokens after the strings that begin at these places.
-
-        Args:
-            places: M neighbours in the suffix array.
-            skipped: tokens of the string.
-            length: L.
+        """Return the L tokens after the strings of `skipped` tokens that begin at M neighbouring places.
 
         Returns:
             Tokens, int32 [M, L], sorted; -1 after the end of a document.

@@ -30,8 +30,6 @@ MAX_SPAN, MAX_MATCHES = 1024, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RestConfig(Options):
-    """Options of REST."""
-
     datastore: str | None = option(None, "file of scripts.build_datastore (required)")
     num_nodes: int = option(64, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
     max_token_span: int = option(

@@ -159,7 +159,6 @@ class SamdDrafter(CostAwareDrafter):
             self._fallback.start(prompt_ids)
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        """Let the fallback learn from a chunk of the prompt, C tokens and logits [C, V]."""
         if self._fallback:
             self._fallback.observe_prompt(token_ids, logits)
 
@@ -188,7 +187,6 @@ class SamdDrafter(CostAwareDrafter):
             self._fallback.observe(step)
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Append the new tokens."""
         self._extend(tokens)
         if isinstance(self._fallback, CostAwareDrafter):
             self._fallback.skip(tokens)
@@ -201,19 +199,12 @@ class SamdDrafter(CostAwareDrafter):
 
     @property
     def is_hot(self) -> bool:
-        """Whether the fallback's memory lives on from question to question in a run."""
         return self._fallback is not None and self._fallback.is_hot
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return the fallback's memory."""
         return self._fallback.memory() if self._fallback else {}
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the fallback's memory.
-
-        Raises:
-            ValueError: if it does not fit the fallback, or there is none.
-        """
         (self._fallback or Drafter(None, self.vocab_size, self.device)).load_memory(tensors)
 
     def describe(self) -> str:

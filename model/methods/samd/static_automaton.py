@@ -65,7 +65,6 @@ class StaticAutomaton:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
     def step(self, state: int, token: int) -> int:

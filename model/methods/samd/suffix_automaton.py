@@ -59,7 +59,6 @@ class SuffixAutomaton:
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
         for token in tokens:
             self._append(token)
 

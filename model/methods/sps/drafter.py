@@ -45,8 +45,6 @@ MOST_UNREAD = 2
 
 @dataclass(frozen=True, slots=True)
 class SpsConfig(Options):
-    """Options of speculative sampling."""
-
     draft_model: str | None = option(None, "folder or hub name of the draft model (required)")
     num_draft_tokens: int = option(
         5, "tokens that the draft model writes in a step", least=1, most=MAX_DRAFT
@@ -111,7 +109,6 @@ class SpsDrafter(CostAwareDrafter):
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Continue the text greedily."""
         # The draft model reads the text and its guesses but the last.
         room = self._context_limit + 1 - len(context)
         length = int(min(self.config.num_draft_tokens, budget.max_depth, room))
@@ -143,7 +140,6 @@ class SpsDrafter(CostAwareDrafter):
             self._cache.keep(self._cache.length - (num_rejected - 1), ())
 
     def reset(self) -> None:
-        """Forget how often guesses were right."""
         self._rates.reset()
         self._backoff.reset()
 

@@ -42,8 +42,6 @@ NODE_BYTES, TOKEN_BYTES = 265, 340
 
 @dataclass(frozen=True, slots=True)
 class SuffixConfig(Options):
-    """Options of SuffixDecoding."""
-
     num_nodes: int = option(64, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
     shape: str = option(
         "path",
@@ -83,7 +81,6 @@ class SuffixDrafter(Drafter):
         self.reset()
 
     def reset(self) -> None:
-        """Forget all answers."""
         self._text_tree = SuffixTree(self.config.max_tree_depth)
         self._answer_tree = SuffixTree(self.config.max_tree_depth)
         self._answers: deque[list[int]] = deque()  # the oldest first
@@ -134,7 +131,6 @@ class SuffixDrafter(Drafter):
         return max(0, min(by_match, self.max_nodes - 1, max_depth))
 
     def observe(self, step: VerifiedStep) -> None:
-        """Append the new tokens to the text and to the answer."""
         tokens = step.acceptance.tokens
         self._text_tree.extend(tokens)
         if self.config.max_cached_answers:
@@ -151,11 +147,7 @@ class SuffixDrafter(Drafter):
         }
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Read saved answers; their order decides between equally frequent tokens.
-
-        Raises:
-            ValueError: if names, types, lengths or tokens do not fit, or there are too many answers.
-        """
+        """Load saved answers; their order decides between equally frequent tokens."""
         if set(tensors) != set(self.memory()):
             raise ValueError(wrong_tensors(tensors, self.memory()))
         answers, lengths = tensors["answers"], tensors["lengths"]

@@ -73,9 +73,6 @@ class Place(NamedTuple):
 class SuffixTree:
     """Counts of all strings of up to `depth` tokens in several texts.
 
-    Args:
-        depth: tokens of the longest string.
-
     Attributes:
         num_nodes: nodes without the root.
     """
@@ -95,7 +92,6 @@ class SuffixTree:
         return self._text
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text in progress."""
         for token in tokens:
             self._text.append(token)
             longest = len(self._ends) - 1
@@ -156,15 +152,7 @@ class SuffixTree:
         return Place(node, end)
 
     def _moved(self, node: Node, token: int, start: int) -> Node | None:
-        """Return where a suffix ends that ended at `node`, with the text's new token.
-
-        None if it occurs nowhere else.
-
-        Args:
-            node: the end of the suffix so far.
-            token: the new token.
-            start: where the suffix begins.
-        """
+        """Return where the suffix from `start`, which ended at `node`, ends now; None if it occurs nowhere else."""
         text, end = self._text, len(self._text)
         child = node.children.get(token)
         if child is None:

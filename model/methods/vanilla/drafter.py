@@ -23,5 +23,4 @@ class VanillaDrafter(Drafter):
     needs = Needs(reads_rejected=False)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
-        """Return the root alone."""
         return DraftTree.chain([context[-1]])

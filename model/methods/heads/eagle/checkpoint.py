@@ -36,8 +36,6 @@ class Checkpoint:
     """A checked checkpoint.
 
     Attributes:
-        kind: of network.
-        shape: of its network.
         files: its folder, config and tensors, those of the network alone.
         embedding: the target's embedding [V, D] as stored; None if it is not.
     """
@@ -48,11 +46,7 @@ class Checkpoint:
     embedding: torch.Tensor | None
 
     def check_embedding(self, own: torch.Tensor) -> None:
-        """Check that the stored embedding is the target's, so that these heads were trained for it.
-
-        Raises:
-            ValueError: if it is another.
-        """
+        """Raise ValueError if the stored embedding is not the target's: other heads were trained for it."""
         if self.embedding is None:
             return
         some = slice(None, None, max(1, len(own) // 256))
@@ -68,12 +62,8 @@ class Checkpoint:
 def open_checkpoint(name: str, kind: type[DraftNetwork]) -> Checkpoint:
     """Open and check a checkpoint; the last ones stay open while the files in their folders are unchanged.
 
-    Args:
-        name: of its folder.
-        kind: of network that is wanted.
-
     Raises:
-        ValueError: if it does not exist, cannot be read, or holds another network.
+        ValueError: if it does not exist, cannot be read, or holds another kind of network.
     """
     key: Any = kind  # mypy takes a module's __hash__ for its class's
     opened: Checkpoint = _opened(name, key, written_state(name))

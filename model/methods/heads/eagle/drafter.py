@@ -52,16 +52,12 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig(Options):
-    """Options of EAGLE."""
-
     heads: str | None = option(None, HEADS)
     num_nodes: int = option(len(PATHS), NODES, least=1, most=len(PATHS))
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle2Config(Options):
-    """Options of EAGLE-2."""
-
     heads: str | None = option(None, HEADS)
     num_nodes: int = option(59, NODES, least=1, most=MAX_DRAFT)
     depth: int = option(6, DEPTH, least=1, most=MAX_DEPTH)
@@ -70,8 +66,6 @@ class Eagle2Config(Options):
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config(Eagle2Config):
-    """Options of EAGLE-3."""
-
     depth: int = option(8, DEPTH, least=1, most=MAX_DEPTH)
 
 
@@ -109,7 +103,6 @@ class NetworkDrafter(HeadDrafter):
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
-        """Write random heads for a model with this text config."""
         size, vocab_size = config.hidden_size, config.vocab_size
         is_fused = cls.kind is Eagle3Network
         shape = NetworkShape(
@@ -125,11 +118,7 @@ class NetworkDrafter(HeadDrafter):
         write_checkpoint(folder, cls.kind(shape))
 
     def check_target(self, target: TargetModel) -> None:
-        """Check the model, its embedding included, and take its embedding and output head.
-
-        Raises:
-            ValueError: if the heads were trained for another model.
-        """
+        """Check the model, its embedding included, and take its embedding and output head."""
         super().check_target(target)
         self._bind(target)
 
@@ -139,7 +128,6 @@ class NetworkDrafter(HeadDrafter):
         return self
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Forget the last text."""
         self._prompt_ids, self._num_read = prompt_ids, 0
         if self._text is not None:
             self._text.clear()
@@ -199,7 +187,6 @@ class EagleDrafter(NetworkDrafter):
     config_class = EagleConfig
 
     def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
-        """Return the fixed tree, or what the budget allows of it."""
         depth = min(budget.max_depth, max(map(len, PATHS)))
         shape = fixed_shape(self.config.num_nodes, depth, budget.chain_only)
         return grow_fixed(draft, shape)
@@ -234,11 +221,7 @@ class Eagle3Drafter(LikeliestDrafter):
     hidden_layers = (FINAL,) * NUM_FUSED  # until the number of the model's layers is known
 
     def check_config(self, config: Any) -> None:
-        """Choose the layers whose inputs are fused, by the number of the model's layers.
-
-        Raises:
-            ValueError: if the hidden size is another, or the model has too few layers.
-        """
+        """Choose the layers whose inputs are fused, by the number of the model's layers, and check them."""
         super().check_config(config)
         count = config.num_hidden_layers
         named = self._checkpoint.shape.hidden_layers

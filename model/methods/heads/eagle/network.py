@@ -89,7 +89,6 @@ class EagleNetwork(DraftNetwork):
 
     @property
     def layer(self) -> DecoderLayer:
-        """The decoder layer."""
         layer = self.layers[0]
         assert isinstance(layer, DecoderLayer)
         return layer
@@ -137,7 +136,6 @@ class Eagle3Network(DraftNetwork):
 
     @property
     def layer(self) -> DecoderLayer:
-        """The decoder layer."""
         return self.midlayer
 
     def fused(self, hidden: torch.Tensor) -> torch.Tensor:

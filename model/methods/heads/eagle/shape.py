@@ -41,11 +41,7 @@ class NetworkShape(LayerShape):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str) -> NetworkShape:
-        """Read the shape from a checkpoint's config.
-
-        Args:
-            config: the content of its `config.json`.
-            name: of the checkpoint, for errors.
+        """Read the shape from the `config.json` of the checkpoint `name`.
 
         Raises:
             ValueError: if an entry is missing, of another kind, or not supported.

@@ -22,14 +22,7 @@ from .network import DraftNetwork
 
 
 class DraftText:
-    """The rows of a text.
-
-    Args:
-        network: the draft network.
-        embedding: the target's input embedding.
-        head: the target's output head.
-        device: of token ids and hidden states.
-    """
+    """The rows of a text; embedding and head are the target's, the device that of its token ids."""
 
     def __init__(
         self, network: DraftNetwork, embedding: nn.Module, head: nn.Module, device: torch.device
@@ -41,7 +34,6 @@ class DraftText:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the text."""
         self._rows = Rows(self.network.shape, self._network_device, self._dtype)
         self._num_read = 0
         self._last: torch.Tensor | None = None  # the state after the last row [1, D]

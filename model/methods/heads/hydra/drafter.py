@@ -37,8 +37,6 @@ from .heads import HydraHeads, HydraShape, read_hydra, write_hydra
 
 @dataclass(frozen=True, slots=True)
 class HydraConfig(Options):
-    """Options of Hydra."""
-
     heads: str | None = heads_option("hydra_lm_head")
     num_nodes: int = option(NUM_NODES, "drafted nodes of a tree", least=1, most=NUM_NODES)
 
@@ -60,11 +58,7 @@ class HydraDrafter(StaticHeadDrafter):
         self._prefix: torch.Tensor | None = None  # after the text but its last token, [D]
 
     def check_config(self, config: Any) -> None:
-        """Check the sizes of the target model, and all tensors by them.
-
-        Raises:
-            ValueError: if they do not go together, or a tensor is missing, extra or wrongly shaped.
-        """
+        """Check the sizes of the target model, and all tensors by them."""
         super().check_config(config)
         self._layer = LayerShape.of_config(config)
         with torch.device("meta"):
@@ -75,13 +69,11 @@ class HydraDrafter(StaticHeadDrafter):
         return HydraHeads(self._shape, self._layer)
 
     def for_target(self, target: TargetModel) -> Drafter:
-        """Load the heads in the target model's dtype, once."""
         self._embed = target.model.get_input_embeddings()
         return super().for_target(target)
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
-        """Write four random heads."""
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
             shape = HydraShape(4, 1, config.vocab_size)
@@ -89,14 +81,12 @@ class HydraDrafter(StaticHeadDrafter):
         write_hydra(folder, heads, "untrained")
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Forget the last text."""
         self._prefix = None
         if self._layer is not None and self._heads is not None:
             dtype = next(self._heads.parameters()).dtype
             self._rows = Rows(self._layer, self.device, dtype)
 
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
-        """Read a chunk of the prompt."""
         self._read(hidden)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:

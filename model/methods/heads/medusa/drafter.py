@@ -35,8 +35,6 @@ from .heads import MedusaHeads, MedusaShape, read_medusa, write_medusa
 
 @dataclass(frozen=True, slots=True)
 class MedusaConfig(Options):
-    """Options of Medusa."""
-
     heads: str | None = heads_option("medusa_lm_head")
     num_nodes: int = option(NUM_NODES, "drafted nodes of a tree", least=1, most=NUM_NODES)
 
@@ -62,18 +60,15 @@ class MedusaDrafter(StaticHeadDrafter):
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
-        """Write four random heads."""
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
             heads = MedusaHeads(MedusaShape(4, 1, config.hidden_size, config.vocab_size))
         write_medusa(folder, heads, "untrained")
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Forget the last text's state."""
         self._state = None
 
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
-        """Keep the last state."""
         self._state = hidden[-1]
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
