@@ -329,11 +329,7 @@ def _refuse(
 
 
 def _num_padding(arguments: dict[str, Any], length: int) -> int:
-    """Return the number of padding tokens before the text, from the attention mask.
-
-    Raises:
-        ValueError: if mask or positions are not those of one text after its padding.
-    """
+    """Return the number of padding tokens before the text, from the mask; refuse other masks and positions."""
     mask = arguments.get("attention_mask")
     padding = 0 if mask is None else num_padding(mask[0].tolist(), length)
     positions = arguments.get("position_ids")

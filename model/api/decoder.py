@@ -271,11 +271,6 @@ class SpeculativeDecoder:
         return self.__copy__()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled.
-
-        Raises:
-            TypeError: always.
-        """
         raise TypeError(
             "decoder: cannot be pickled, since its kernels belong to this process; allowed: "
             "save_matrix here, and load_matrix in a new decoder there"
@@ -342,11 +337,6 @@ def _option_names(method: str) -> list[str]:
 
 
 def _config_of(method: str, options: Mapping[str, Any]) -> Any:
-    """Return a method's config with these options.
-
-    Raises:
-        ValueError: if the method or an option is unknown, or a value is not allowed.
-    """
     names = _option_names(method)
     for name in options:
         if name not in names:
@@ -355,11 +345,7 @@ def _config_of(method: str, options: Mapping[str, Any]) -> Any:
 
 
 def _base_of(model: Any) -> PreTrainedModel:
-    """Return the model without peft's wrapper; its adapters are in the layers.
-
-    Raises:
-        ValueError: if an adapter is not in the layers (a learned prompt), or the model is in training mode.
-    """
+    """Return the model without peft's wrapper; its adapters are in the layers."""
     if model.training:
         raise ValueError(IN_TRAINING)
     if not hasattr(model, "get_base_model"):

@@ -32,11 +32,7 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def check_gguf(path: str | Path) -> None:
-    """Refuse a file that is no GGUF file, or that the installed packages cannot read.
-
-    Raises:
-        ValueError: if it is refused; says why.
-    """
+    """Raise ValueError if a file is no GGUF file, or the installed packages cannot read it."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"got {path}; allowed: a GGUF file that is there, a folder or a hub name")
@@ -48,11 +44,7 @@ def check_gguf(path: str | Path) -> None:
 
 
 def check_packages() -> None:
-    """Check that the packages that read GGUF files are installed and new enough.
-
-    Raises:
-        ValueError: if one is missing or too old.
-    """
+    """Raise ValueError if a package that reads GGUF files is missing or too old."""
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ValueError(
             f"GGUF files need {' and '.join(missing)}; pip install {' '.join(missing)}"
@@ -64,12 +56,7 @@ def check_packages() -> None:
 
 
 def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
-    """Load by an auto class of transformers from a GGUF file, a folder or a hub name.
-
-    Args:
-        auto_class: such as `AutoConfig`.
-        path: the model.
-        words: further arguments of its `from_pretrained`.
+    """Load by an auto class of transformers, such as `AutoConfig`, from a GGUF file, a folder or a hub name.
 
     Raises:
         ValueError: if the name is that of a GGUF file, and it cannot be read.

@@ -13,10 +13,7 @@ class TextStream:
     """Decodes a growing list of tokens, piece by piece; the pieces together are the whole text.
 
     A piece is what the new tokens add to the text of the last piece. So a tokenizer that treats a
-    text's first token specially (a leading space) always sees a token before.
-
-    Args:
-        tokenizer: decodes token ids; None makes every piece empty.
+    text's first token specially (a leading space) always sees a token before. Without a tokenizer all are empty.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -18,15 +18,7 @@ from .gguf import read
 
 
 def read_tokenizer(path: str | Path, **words: Any) -> Any:
-    """Return the tokenizer of a folder, a GGUF file or a hub name.
-
-    Args:
-        path: the model.
-        words: further arguments of transformers' `from_pretrained`.
-
-    Raises:
-        ValueError: as `gguf.read`.
-    """
+    """Return the tokenizer of a folder, a GGUF file or a hub name; errors as of `gguf.read`."""
     tokenizer = read(AutoTokenizer, path, **words)
     is_sentencepiece = str(getattr(tokenizer, "vocab_file", "")).endswith("tokenizer.model")
     if is_sentencepiece and getattr(tokenizer, "legacy", None) is False:

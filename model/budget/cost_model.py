@@ -30,12 +30,7 @@ OUTLIER = 1.5
 
 @dataclass(slots=True)
 class SizeCorrection:
-    """The time of steps of one size relative to the expected time.
-
-    Attributes:
-        total: sum of the observed factors.
-        count: number of observations; both fade.
-    """
+    """The time of steps of one size relative to the expected time: a sum of factors and their number, fading."""
 
     total: float = 0.0
     count: float = 0.0
@@ -45,7 +40,6 @@ class SizeCorrection:
         return (STRENGTH + self.total) / (STRENGTH + self.count)
 
     def learn(self, factor: float) -> None:
-        """Learn from a step."""
         self.total += min(max(factor, self.factor / OUTLIER), self.factor * OUTLIER)
         self.count += 1.0
 
@@ -84,8 +78,7 @@ class CostModel:
     def fresh(self, drafting: CostModel | None = None) -> CostModel:
         """Return the same curve without anything learned, for another drafter, whose steps differ.
 
-        Args:
-            drafting: costs of a draft model that runs a pass of one node for every drafted node.
+        A draft model runs a pass of one node, by its costs `drafting`, for every drafted node.
         """
         if drafting is None:
             return type(self)(self.sizes, self.near, self.far)

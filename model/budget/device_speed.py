@@ -40,11 +40,7 @@ class DeviceSpeed:
         return math.exp(self._extra)
 
     def learn(self, factor: float, is_drafting: bool) -> float:
-        """Learn from a step that took `factor` times what the curve says.
-
-        Returns:
-            Its time relative to the expected time.
-        """
+        """Learn from a step that took `factor` times the curve's time; return its time relative to the expected."""
         self._speeds += SPEED_STEP**2
         self._extras += EXTRA_STEP**2
         shows = float(is_drafting)

@@ -115,7 +115,6 @@ class Measurement:
 
     @property
     def is_steady(self) -> bool:
-        """Whether it may be kept."""
         return self.spread <= MOST_SPREAD and self.lost <= MOST_LOST
 
 
@@ -178,13 +177,7 @@ def _times(target: TargetModel) -> dict[tuple[int, int], list[float]]:
 def _timer(
     target: TargetModel, sizes: Collection[int], farthest: int
 ) -> Callable[[int, int], float]:
-    """Return the function that times a pass by (index of the context, nodes), ready for these sizes.
-
-    Args:
-        target: the model.
-        sizes: with 1.
-        farthest: largest index of a context.
-    """
+    """Return the function that times a pass by (index of the context, nodes), for these sizes, 1 among them."""
     contexts = _contexts(target)
     target.shapes.warm_up(contexts[farthest], set(sizes))
     cache = target.new_cache(contexts[1] + MAX_MEASURED_NODES)

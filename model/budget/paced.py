@@ -37,12 +37,7 @@ class CostAwareDrafter(Drafter):
 
 
 class PacedDrafter(Drafter):
-    """Wraps a drafter: gives it the costs of a step, learns them from every step, and rests if drafting loses.
-
-    Args:
-        drafter: a drafter that wants costs.
-        target: the model that verifies its drafts.
-    """
+    """Wraps a drafter: gives it the costs of a step, learns them from every step, and rests if drafting loses."""
 
     def __init__(self, drafter: CostAwareDrafter, target: TargetModel) -> None:
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
@@ -53,15 +48,12 @@ class PacedDrafter(Drafter):
         self._costs = drafter.costs
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Let the drafter begin a sequence."""
         self._drafter.start(prompt_ids)
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        """Let the drafter learn from a chunk of the prompt."""
         self._drafter.observe_prompt(token_ids, logits)
 
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
-        """Let the drafter read the hidden states of a chunk of the prompt."""
         self._drafter.observe_prompt_hidden(token_ids, hidden)
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:

@@ -38,7 +38,6 @@ class ThreadChoice(NamedTuple):
 
 
 def numbers_to_try(most: int) -> list[int]:
-    """Return one thread, half of them, all of them."""
     return sorted({1, max(1, most // 2), most})
 
 
@@ -53,8 +52,7 @@ def choose(milliseconds: dict[int, float]) -> ThreadChoice:
 def use_fastest_threads(target: TargetModel) -> ThreadChoice | None:
     """Set torch's threads to the number that a pass is fastest with, up to the number set now.
 
-    Returns:
-        The choice; None if there is nothing to choose, as on a GPU.
+    Returns None if there is nothing to choose, as on a GPU.
     """
     most = torch.get_num_threads()
     if target.device.type != "cpu" or most == 1:

@@ -65,9 +65,6 @@ def main() -> NoReturn:
 def run(argv: Sequence[str] | None = None) -> int:
     """Chat, or answer one prompt, or show a saved matrix; return the exit code.
 
-    Args:
-        argv: arguments; None takes sys.argv.
-
     Raises:
         UserError: if something given cannot be used; one line says why.
     """
@@ -93,11 +90,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options; `model` and `sampling` are the configs made of them.
-
-    Raises:
-        UserError: if a value is not allowed.
-    """
+    """Return the options; `model` and `sampling` are the configs made of them."""
     parser = OptionParser(
         prog=f"python -m {__package__}",
         description=f"Chat with a model in the terminal.\n\nin the chat:\n{HELP}",
@@ -229,7 +222,6 @@ class Chat:
         return reason
 
     def note(self, text: str) -> None:
-        """Write a note to stderr."""
         print(self._paint_note(printable(text), DIM), file=sys.stderr, flush=True)
 
     def _obey(self, line: str) -> None:

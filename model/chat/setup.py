@@ -44,11 +44,6 @@ class ChatSetup:
         self._token_id = self._shown_token()
 
     def load(self) -> Dialogue:
-        """Load the weights and the saved matrix.
-
-        Raises:
-            UserError: if the weights cannot be loaded, or the model is not supported.
-        """
         target = load_target(self._options.model, self._model)
         decoder = SpeculativeDecoder(target, self._tokenizer, self._options.method)
         if self._memory:
@@ -63,11 +58,7 @@ class ChatSetup:
         return [note for note in (chain, bare) if note]
 
     def matrix_report(self, dialogue: Dialogue | None = None) -> str:
-        """Return the matrix row of the token asked for, one successor a line.
-
-        Args:
-            dialogue: the conversation whose matrix to show; None shows the saved matrix.
-        """
+        """Return the row of the token asked for, one successor a line; without a dialogue of the saved matrix."""
         if dialogue is None:
             memory = self._memory
         else:
@@ -83,11 +74,6 @@ class ChatSetup:
         return "\n".join([head + "what may follow, by rank, id and piece", *rows])
 
     def save(self, dialogue: Dialogue) -> None:
-        """Save the matrix, if it was asked for.
-
-        Raises:
-            UserError: if the file cannot be written.
-        """
         if not self._options.save_matrix:
             return
         dialogue.use(self._options.method)

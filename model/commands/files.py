@@ -36,11 +36,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file so that readers see the old content or all of the new one.
-
-    Args:
-        path: the file.
-        content: bytes, or a text, written as UTF-8 with its line ends as they are.
+    """Write bytes, or a text as UTF-8 with its line ends; readers see the old content or all of the new one.
 
     Raises:
         UserError: if the file cannot be written.
@@ -77,15 +73,10 @@ def refuse_outputs(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) 
 
 
 def read_text(path: Path, what: str, max_bytes: int) -> str:
-    """Return the text of a file of at most `max_bytes`.
-
-    Args:
-        path: an ordinary file; a pipe or a device could have no end.
-        what: its name in errors.
-        max_bytes: more than any valid file of its kind has.
+    """Return the text of an ordinary file of at most `max_bytes`; a pipe or a device could have no end.
 
     Raises:
-        UserError: if it does not exist, is not UTF-8, not an ordinary file, or too large.
+        UserError: naming `what`, if it does not exist, is not UTF-8, not an ordinary file, or too large.
     """
     check_file(path, what, max_bytes)
     try:
@@ -113,11 +104,7 @@ def check_file(path: Path, what: str, max_bytes: int) -> None:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Parse JSON from an untrusted file.
-
-    Args:
-        text: one JSON value.
-        where: file and line, for errors.
+    """Parse JSON from an untrusted file; `where` is file and line, for errors.
 
     Raises:
         UserError: if it is not JSON, nests too deep, repeats a key, or holds a lone surrogate, which

@@ -13,16 +13,10 @@ FINISHING = "interrupted: finishing this question; Ctrl-C again to stop at once"
 
 
 class Interrupt:
-    """Within its block the first Ctrl-C is noted, and the second raises KeyboardInterrupt.
+    """Within its block the first Ctrl-C is noted, with a line on stderr, and the second raises KeyboardInterrupt.
 
     So an answer stops between two steps, when the decoder's state is consistent, and a run between
     two questions. In other threads than the main one, which get no signals, nothing is noted.
-
-    Args:
-        message: line that the first Ctrl-C writes to stderr.
-
-    Attributes:
-        is_noted: whether Ctrl-C was pressed.
     """
 
     def __init__(self, message: str = "") -> None:

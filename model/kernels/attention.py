@@ -211,14 +211,7 @@ def attention_kernels(
     is_compiled: bool,
     is_replayed: bool = False,
 ) -> AttentionKernels:
-    """Return the attention of a model's passes on this machine.
-
-    Args:
-        model: the model.
-        shapes: heads of keys and of values.
-        is_compiled: whether passes are compiled.
-        is_replayed: whether they are replayed as CUDA graphs of the model's own kernels.
-    """
+    """Return the attention of a model's passes on this machine, for the heads of its keys and values."""
     config = model.config.get_text_config(decoder=True)
     num_heads = getattr(config, "num_attention_heads", 0)
     is_plain = is_compiled or not is_exact(model.dtype)

@@ -80,16 +80,7 @@ def measured_choice(
     synchronize: Callable[[], object],
     is_replayed: bool = False,
 ) -> Choice:
-    """Return the fastest candidate for each number of queries and of keys.
-
-    Args:
-        candidates: by name; the first is the usual one.
-        heads: of a layer.
-        dtype: of queries, keys and values.
-        device: where they are.
-        synchronize: waits for the device.
-        is_replayed: whether passes are replayed as CUDA graphs.
-    """
+    """Return the fastest candidate for each number of queries and of keys; the first one is the usual one."""
     key = _waves((1, heads.num_key_heads, KEYS[-1], heads.key_size), dtype, device)
     value = _waves((1, heads.num_key_heads, KEYS[-1], heads.value_size), dtype, device)
 

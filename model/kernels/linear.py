@@ -92,13 +92,7 @@ class LinearKernels(PassKernels):
 
 
 def linear_kernels(model: nn.Module, dtype: torch.dtype, is_compiled: bool) -> LinearKernels:
-    """Return the kernels of a model's linear layers on this machine.
-
-    Args:
-        model: the model.
-        dtype: dtype of its weights.
-        is_compiled: whether passes are compiled.
-    """
+    """Return the kernels of a model's linear layers on this machine."""
     layers = suitable_layers(model)
     num_weights = sum(layer.weight.numel() for layer in layers)
     if num_weights < FEWEST_WEIGHTS or dtype not in DTYPES or not short_pass_kernel():

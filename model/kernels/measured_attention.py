@@ -73,14 +73,7 @@ def registered(names: tuple[str, ...]) -> str:
 def choice_on_gpu(
     heads: LayerHeads, dtype: torch.dtype, device: torch.device, is_replayed: bool
 ) -> Choice:
-    """Return the fastest attention on a GPU: measured once a process; () if nothing can be folded.
-
-    Args:
-        heads: of the model's first attention layer.
-        dtype: of its weights.
-        device: the GPU.
-        is_replayed: whether passes are replayed as CUDA graphs.
-    """
+    """Return the fastest attention on a GPU: measured once a process; () if nothing can be folded."""
     if not heads.num_heads or heads.num_heads % heads.num_key_heads:
         return ()
     num_groups = heads.num_heads // heads.num_key_heads

@@ -106,12 +106,7 @@ class FusedNorm:
 
 
 class FusedNorms(PassKernels):
-    """The norms of a model's passes.
-
-    Args:
-        norms: those that torch's functions compute.
-        dtype: of the model.
-    """
+    """The norms of a model's passes that torch's functions compute."""
 
     def __init__(self, norms: Mapping[nn.Module, FusedNorm], dtype: torch.dtype) -> None:
         super().__init__("fused" if norms else "as-they-are", not norms or not is_exact(dtype))
@@ -121,7 +116,6 @@ class FusedNorms(PassKernels):
         return len(self._norms)
 
     def exchanged(self) -> AbstractContextManager[None]:
-        """Return the block to run a pass in."""
         is_used = self._norms and not self._is_off
         return exchanged_forwards(self._norms) if is_used else nullcontext()
 
@@ -136,13 +130,7 @@ class FusedNorms(PassKernels):
 
 
 def fused_norms(model: nn.Module, dtype: torch.dtype, is_compiled: bool) -> FusedNorms:
-    """Return the norms of a model's passes: exchanged on a GPU, in passes that are not compiled.
-
-    Args:
-        model: the model.
-        dtype: of its weights.
-        is_compiled: whether passes are compiled.
-    """
+    """Return the norms of a model's passes: exchanged on a GPU, in passes that are not compiled."""
     is_left_alone = is_compiled or hasattr(model, "_orig_mod") or not has_fused_rms_norm()
     return FusedNorms({} if is_left_alone else find_norms(model, dtype, "cuda"), dtype)
 
@@ -160,12 +148,7 @@ def find_norms(
 
     A candidate is a module without children or buffers, with one weight of one dimension or none, and
     with an epsilon. It is a norm if a copy of it, with random weights, and one of the functions agree
-    on random rows, in the model's dtype and in float32.
-
-    Args:
-        model: the model.
-        dtype: of its weights.
-        device_type: where weights must be for their module to count.
+    on random rows, in the model's dtype and in float32. Modules with weights on other devices do not count.
     """
     found = {}
     for module in model.modules():

@@ -131,11 +131,7 @@ def _library() -> Path:
 
 
 def _instructions() -> tuple[str, ...]:
-    """Return the compiler options for this processor.
-
-    Raises:
-        BuildError: if the kernels do not support it.
-    """
+    """Return the compiler options for this processor; raise BuildError if the kernels do not support it."""
     capability = torch.backends.cpu.get_cpu_capability()
     if sys.platform != "linux" or capability not in INSTRUCTIONS:
         raise BuildError(
