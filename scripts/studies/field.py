@@ -13,7 +13,7 @@ from pathlib import Path
 
 from evaluation.answering.entrants import entrant_of
 from evaluation.answers.progress import progress
-from model.commands.command_line import UserError
+from model.commands.command_line import UserError, user_errors
 from model.methods.registry import METHODS
 from model.options import unknown_name
 from scripts.replay.scores import figures
@@ -38,51 +38,36 @@ OUTSIDE = ("vanilla", "sps")
 LOOKAHEAD = {8: (2, 4, 4), 16: (2, 8, 8), 32: (3, 8, 7), 64: (3, 16, 15)}
 
 ENTRANTS = (
-    Entrant("hybrid", "hybrid --budget fixed --num-nodes {n}", "hybrid --budget fixed", False),
-    Entrant("recycling, averages", "recycling {tree}", "recycling", False),
-    Entrant(
-        "recycling, as published",
-        "recycling --policy original {tree}",
-        "recycling --policy original",
-    ),
-    Entrant("pld", "pld --num-pred-tokens {n}", "pld"),
-    Entrant("lookahead", "lookahead {lookahead}", "lookahead"),
-    Entrant(
-        "samd alone",
-        "samd --fallback none --num-pred-tokens {n}",
-        "samd --fallback none --match first",
-    ),
-    Entrant("samd and averages", "samd --num-pred-tokens {n} {tree}", "samd --match first", False),
+    Entrant("hybrid", "hybrid --budget fixed", "--num-nodes {n}", is_published=False),
+    Entrant("recycling, averages", "recycling", "{tree}", is_published=False),
+    Entrant("recycling, as published", "recycling --policy original", "{tree}"),
+    Entrant("pld", "pld", "--num-pred-tokens {n}"),
+    Entrant("lookahead", "lookahead", "{lookahead}"),
+    Entrant("samd alone", "samd --fallback none", "--num-pred-tokens {n}", "--match first"),
+    Entrant("samd and averages", "samd", "--num-pred-tokens {n} {tree}", "--match first", False),
     Entrant(
         "samd and recycling, as published",
-        "samd --match first --policy original --num-pred-tokens {n} {tree}",
         "samd --match first --policy original",
+        "--num-pred-tokens {n} {tree}",
     ),
     Entrant(
         "samd and a corpus",
-        "samd --fallback none --automaton {automaton} --num-pred-tokens {n}",
-        "samd --fallback none --automaton {automaton} --match first",
+        "samd --fallback none --automaton {automaton}",
+        "--num-pred-tokens {n}",
+        "--match first",
     ),
-    Entrant("suffix", "suffix --num-nodes {n}", "suffix"),
-    Entrant("suffix, trees", "suffix --shape tree --num-nodes {n}", "suffix --shape tree"),
-    Entrant(
-        "rest",
-        "rest --datastore {datastore} --num-nodes {n}",
-        "rest --datastore {datastore}",
-    ),
-    Entrant("logitspec", "logitspec --num-nodes {n}", "logitspec"),
-    Entrant("racer", "racer --num-nodes {n}", "racer"),
-    Entrant("goose", "goose --num-nodes {n} --max-extended-chain {n}", "goose"),
-    Entrant(
-        "goose, hot",
-        "goose --start hot --num-nodes {n} --max-extended-chain {n}",
-        "goose --start hot",
-    ),
-    Entrant("medusa", "medusa --heads {medusa} --num-nodes {fit}", "medusa --heads {medusa}"),
-    Entrant("hydra", "hydra --heads {hydra} --num-nodes {fit}", "hydra --heads {hydra}"),
-    Entrant("eagle", "eagle --heads {eagle} --num-nodes {fit}", "eagle --heads {eagle}"),
-    Entrant("eagle2", "eagle2 --heads {eagle} --num-nodes {n}", "eagle2 --heads {eagle}"),
-    Entrant("eagle3", "eagle3 --heads {eagle3} --num-nodes {n}", "eagle3 --heads {eagle3}"),
+    Entrant("suffix", "suffix", "--num-nodes {n}"),
+    Entrant("suffix, trees", "suffix --shape tree", "--num-nodes {n}"),
+    Entrant("rest", "rest --datastore {datastore}", "--num-nodes {n}"),
+    Entrant("logitspec", "logitspec", "--num-nodes {n}"),
+    Entrant("racer", "racer", "--num-nodes {n}"),
+    Entrant("goose", "goose", "--num-nodes {n} --max-extended-chain {n}"),
+    Entrant("goose, hot", "goose --start hot", "--num-nodes {n} --max-extended-chain {n}"),
+    Entrant("medusa", "medusa --heads {medusa}", "--num-nodes {n}"),
+    Entrant("hydra", "hydra --heads {hydra}", "--num-nodes {n}"),
+    Entrant("eagle", "eagle --heads {eagle}", "--num-nodes {n}"),
+    Entrant("eagle2", "eagle2 --heads {eagle}", "--num-nodes {n}"),
+    Entrant("eagle3", "eagle3 --heads {eagle3}", "--num-nodes {n}"),
 )
 
 
@@ -100,7 +85,8 @@ def check_entrants(files: Mapping[str, str]) -> None:
             raise UserError(f"files: got {name}={file}; there is no such file or folder")
     for entrant in compared(files):
         for nodes in (*NODES, None):
-            entrant_of(_options(entrant, nodes, files))
+            with user_errors():
+                entrant_of(_options(entrant, nodes, files))
 
 
 def compared(files: Mapping[str, str]) -> list[Entrant]:
@@ -173,8 +159,8 @@ def _options(entrant: Entrant, nodes: int | None, files: Mapping[str, str], tree
         return entrant.defaults.format(**quoted)
     level, window, guess = LOOKAHEAD.get(nodes, (0, 0, 0))
     lookahead = f"--level {level} --window {window} --guess {guess}"
-    fit = min(nodes, entrant.most_nodes) if "{fit}" in entrant.at else nodes
-    return entrant.at.format(n=nodes, fit=fit, tree=tree, lookahead=lookahead, **quoted)
+    fitting = min(nodes, entrant.most_nodes)
+    return entrant.at.format(n=fitting, tree=tree, lookahead=lookahead, **quoted)
 
 
 def _run(
@@ -186,13 +172,14 @@ def _run(
     """Run an entrant over all turns, each with a tree that was not ranked on it."""
     if entrant.has_heads:
         scores, num_bytes = lab.answer_and_weigh(_options(entrant, nodes, lab.files))
-    elif nodes is None or "{tree}" not in entrant.at:
-        scores, num_bytes = lab.run_and_weigh(_options(entrant, nodes, lab.files))
     else:
-        trees = [lab.template(f"field{nodes}-{half}", ranked[1 - half][:nodes]) for half in (0, 1)]
-        scores, num_bytes = lab.run_by_half(
-            [_options(entrant, nodes, lab.files, tree) for tree in trees]
-        )
+        trees = [""]
+        if nodes is not None and "{tree}" in entrant.size:
+            trees = [
+                lab.template(f"field{nodes}-{half}", ranked[1 - half][:nodes]) for half in (0, 1)
+            ]
+        words = [_options(entrant, nodes, lab.files, tree) for tree in trees]
+        scores, num_bytes = lab.run_and_weigh(words)
     most = max(count - 1 for score in scores for count in score.num_nodes)
     if nodes is not None and most > nodes:
         raise RuntimeError(

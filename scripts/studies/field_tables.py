@@ -22,26 +22,30 @@ OURS = "hybrid"
 
 
 class Entrant(NamedTuple):
-    """A line of the field.
+    """A line of the field; {name} in its options is a file or folder that must be given."""
 
-    Attributes:
-        title: its name in tables.
-        at: method and options at n drafted nodes: {n}, {tree} a template of the paper's best n nodes,
-            {lookahead} the options of lookahead, {fit} n or as many nodes as the method's tree has, any
-            other name a file or folder that must be given.
-        defaults: method and options of its paper, its budget fixed.
-        is_published: whether a paper has it so; else it is this project's.
-    """
+    title: str  # its name in tables
+    options: str  # the method, its budget fixed, with its options
+    # At n drafted nodes (as many as the method's tree has) further options: {n}, {tree} a template of the paper's
+    # best n nodes, {lookahead} the options of lookahead.
+    size: str
+    as_published: str = ""  # at its paper's defaults further options
+    is_published: bool = True  # whether a paper has it so; else it is this project's
 
-    title: str
-    at: str
-    defaults: str
-    is_published: bool = True
+    @property
+    def at(self) -> str:
+        """Method and options at n drafted nodes."""
+        return f"{self.options} {self.size}".strip()
+
+    @property
+    def defaults(self) -> str:
+        """Method and options of its paper."""
+        return f"{self.options} {self.as_published}".strip()
 
     @property
     def method(self) -> str:
         """Name of the method."""
-        return self.at.split()[0]
+        return self.options.split()[0]
 
     @property
     def has_heads(self) -> bool:
@@ -58,8 +62,7 @@ class Entrant(NamedTuple):
     @property
     def needs(self) -> list[str]:
         """Names of the files without which it cannot run."""
-        names = {name for _, name, _, _ in Formatter().parse(self.at + self.defaults) if name}
-        return sorted(names - {"n", "tree", "lookahead", "fit"})
+        return sorted(name for _, name, _, _ in Formatter().parse(self.options) if name)
 
 
 class Run(NamedTuple):

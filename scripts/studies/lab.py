@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle, groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from evaluation.reporting.tables import Table
 from model.commands.command_line import user_errors
-from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.methods.recycling.tree_template import load_template
-from scripts.replay.recording import RecordedTurn, Recording
+from scripts.replay.recording import Recording
 from scripts.replay.scores import (
     Figures,
     TurnScore,
@@ -52,20 +51,13 @@ class Study:
 
 @dataclass(slots=True)
 class Lab:
-    """A recording with its model.
+    """A recording with its model."""
 
-    Attributes:
-        recording: grows with every drafter that is run.
-        model: the model.
-        folder: for templates, which drafters read from files.
-        files: files by name, for the lines of a field that need one.
-        save: saves the recording where it has a file, so that a long study that is cut off does not begin anew.
-    """
-
-    recording: Recording
+    recording: Recording  # grows with every drafter that is run
     model: TargetModel
-    folder: Path
-    files: Mapping[str, str] = field(default_factory=dict)
+    folder: Path  # for templates, which drafters read from files
+    files: Mapping[str, str] = field(default_factory=dict)  # by name, for lines that need one
+    # Saves the recording where it has a file, so that a long study that is cut off does not begin anew.
     save: Callable[[], None] = lambda: None
     _target: ReplayTarget = field(init=False)
 
@@ -85,29 +77,28 @@ class Lab:
         else:
             check_replayable(drafter, words, self.recording.source.top_k)
 
-    def run_and_weigh(self, words: str) -> tuple[list[TurnScore], int]:
-        """Run a drafter over all turns; return its scores and the bytes that it holds then."""
-        drafter = self._drafter(words)
-        scores = score(self._target, drafter, self.recording.turns)
-        return scores, held_bytes(drafter)
-
-    def run_by_half(self, words: Sequence[str]) -> tuple[list[TurnScore], int]:
-        """Run a drafter with options of their own for every other question; what it knows
-        goes on from question to question. Return the scores of all turns, and the bytes held after the last.
+    def run_and_weigh(self, words: Sequence[str]) -> tuple[list[TurnScore], int]:
+        """Run a drafter over all turns, with the next of these options for each next question, and what it
+        knows going on from question to question; return its scores and the bytes that it holds then.
         """
-        drafters = [self._drafter(each) for each in words]
+        drafters = [drafter_from(each, self.recording.source.vocab_size) for each in words]
         questions = groupby(self.recording.turns, key=lambda turn: turn.question_id)
-        before, scores = None, list[TurnScore]()
+        before, scores = drafters[0], list[TurnScore]()
         for (_, turns), drafter in zip(questions, cycle(drafters), strict=False):
-            if before:
+            if drafter is not before:
                 drafter.load_memory(before.memory())
             scores += score(self._target, drafter, turns)
             before = drafter
         return scores, held_bytes(before)
 
     def ranked(self, half: int) -> list[RankPath]:
-        """Return the paper's rank paths, those first that are right most often on a half of the questions."""
-        found = learn(self._target, self._half(half), NUM_RANKED, num_rounds=1)
+        """Return the paper's rank paths, those first that are right most often on every other question:
+        half 0 begins with the first, half 1 with the second.
+        """
+        questions = list(dict.fromkeys(turn.question_id for turn in self.recording.turns))
+        chosen = set(questions[half::2])
+        turns = [turn for turn in self.recording.turns if turn.question_id in chosen]
+        found = learn(self._target, turns, NUM_RANKED, num_rounds=1)
         places = {path: place for place, path in enumerate(found)}
         paths = load_template(FIRST_TEMPLATE).paths
         return sorted(paths, key=lambda path: (places.get(path, NUM_RANKED), len(path)))
@@ -125,15 +116,8 @@ class Lab:
         Raises:
             RuntimeError: if an answer is not the recorded one.
         """
-        drafter = drafter_from(words, self.recording.source.vocab_size)
-        scores = self._answer(drafter)
-        for found, recorded in zip(scores, self.recording.turns, strict=True):
-            check_text(found.turn.answer_ids, recorded, drafter, self.recording.source)
-        return scores, held_bytes(drafter, apart_from=self.model)
-
-    def _answer(self, drafter: Drafter) -> list[TurnScore]:
-        """Answer all prompts on the model itself."""
         source = self.recording.source
+        drafter = drafter_from(words, source.vocab_size)
         scores = []
         for turn in self.recording.turns:
             answer = generate(
@@ -143,19 +127,7 @@ class Lab:
                 max_new_tokens=source.max_new_tokens,
                 eos_ids=source.eos_ids,
             )
-            told = replace(turn, answer_ids=tuple(answer.token_ids))
+            check_text(answer.token_ids, turn, drafter, source)
             counts = tuple(step.num_nodes for step in answer.steps)
-            scores.append(TurnScore(told, tuple(answer.accept_lengths), counts))
-        return scores
-
-    def _drafter(self, words: str) -> Drafter:
-        source = self.recording.source
-        drafter = drafter_from(words, source.vocab_size)
-        check_replayable(drafter, words, source.top_k)
-        return drafter
-
-    def _half(self, half: int) -> list[RecordedTurn]:
-        """Return the turns of every other question: half 0 begins with the first, half 1 with the second."""
-        questions = list(dict.fromkeys(turn.question_id for turn in self.recording.turns))
-        chosen = set(questions[half::2])
-        return [turn for turn in self.recording.turns if turn.question_id in chosen]
+            scores.append(TurnScore(turn, tuple(answer.accept_lengths), counts))
+        return scores, held_bytes(drafter, apart_from=self.model)

@@ -62,7 +62,7 @@ def run(title: str, method: str, lengths: dict[str, list[list[int]]]) -> Run:
         for category, questions in lengths.items()
         for number, question in enumerate(questions)
     ]
-    return Run(Entrant(title, method, method), scores, 3 * 2**20)
+    return Run(Entrant(title, method, ""), scores, 3 * 2**20)
 
 
 FAST = run("hybrid", "hybrid", {"writing": [[4, 2], [3]], "qa": [[1, 2]]})
@@ -123,7 +123,7 @@ def test_the_lines_are_of_train_free_methods() -> None:
 def test_a_line_of_no_method_is_an_error_and_a_method_of_no_line_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(studies_field, "ENTRANTS", (*ENTRANTS, Entrant("a", "echo {n}", "echo")))
+    monkeypatch.setattr(studies_field, "ENTRANTS", (*ENTRANTS, Entrant("a", "echo", "{n}")))
     with pytest.raises(UserError, match="echo"):
         main(["field"])
     monkeypatch.setattr(studies_field, "ENTRANTS", ENTRANTS[1:])
@@ -214,7 +214,7 @@ def test_heads_of_another_model_are_refused_before_anything_runs(tmp_path: Path)
 def test_rows_too_short_for_a_line_are_refused_before_any_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = Entrant("wide", "goose --output-id-topk 66 --num-nodes {n}", "goose")
+    wide = Entrant("wide", "goose --output-id-topk 66", "--num-nodes {n}")
     monkeypatch.setattr(studies_field, "ENTRANTS", (*ENTRANTS[:1], wide))
     monkeypatch.setattr(Lab, "ranked", lambda lab, half: pytest.fail("something ran"))
     words = f"field --mix demo=2 --max-new-tokens 4 --top-k 65 --out {tmp_path / 'out'}"
@@ -230,7 +230,7 @@ def test_a_study_that_is_cut_off_keeps_what_the_model_was_asked(
     assert replay_command.main(words.split()) == 0
     known = Recording.load(file).num_texts
     monkeypatch.setattr(studies_field, "NODES", (8, 16))
-    lines = (Entrant("r", "goose --num-nodes 8 --max-extended-chain {n}", "goose"),)
+    lines = (Entrant("r", "goose --num-nodes 8", "--max-extended-chain {n}"),)
     monkeypatch.setattr(studies_field, "ENTRANTS", lines)
     monkeypatch.setattr(Lab, "ranked", lambda lab, half: [])
     monkeypatch.setattr(studies_field, "_run", cut_off(studies_field._run, after=1))
@@ -255,7 +255,7 @@ def test_options_that_exceed_their_nodes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(studies_field, "NODES", (8,))
-    monkeypatch.setattr(studies_field, "ENTRANTS", (Entrant("r", "recycling", "recycling"),))
+    monkeypatch.setattr(studies_field, "ENTRANTS", (Entrant("r", "recycling", ""),))
     words = f"field --mix demo=2 --max-new-tokens 4 --top-k 65 --out {tmp_path / 'out'}"
     with pytest.raises(RuntimeError, match="'recycling' drafted 80 nodes; allowed: 8"):
         main(words.split())
