@@ -37,7 +37,7 @@ from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
 from model.methods.recycling.tree_template import load_template
 from scripts.replay.command import load_recorded_model
 from scripts.replay.recording import RecordedTurn, Recording
-from scripts.replay.scores import Figures, check_replayable, figures, score
+from scripts.replay.scores import TurnScore, check_replayable, figures, score
 from scripts.replay.target import ReplayTarget
 
 FIRST_TEMPLATE = "2.2.2"
@@ -116,32 +116,33 @@ def learn(
         The paths, the most probable first: the first n are the best template of n nodes.
     """
     paths = first_paths(num_ranks)
-    with TemporaryDirectory() as folder:
-        for number in range(num_rounds):
-            file = Path(folder) / f"{number}.json"
-            write_template(file, paths, "learning")
-            config = RecyclingConfig(output_id_topk=num_ranks, tree_version=str(file))
-            drafter = TracingDrafter(config, target.vocab_size, turns, max_depth)
-            check_replayable(drafter, "recycling", target.recording.source.top_k)
-            score(target, drafter, turns)
-            counts = drafter.counts + Counter({(): drafter.num_steps})
-            paths = most_probable(counts, num_nodes, num_ranks, max_depth)
+    for _ in range(num_rounds):
+        drafter, _ = traced(target, turns, paths, num_ranks, max_depth)
+        counts = drafter.counts + Counter({(): drafter.num_steps})
+        paths = most_probable(counts, num_nodes, num_ranks, max_depth)
     return paths
+
+
+def traced(
+    target: ReplayTarget,
+    turns: Sequence[RecordedTurn],
+    paths: Sequence[RankPath],
+    num_ranks: int,
+    max_depth: int = 12,
+) -> tuple[TracingDrafter, list[TurnScore]]:
+    """Run a template over turns; return its drafter, which has counted the right paths, and the scores."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tree.json"
+        write_template(file, paths, "traced")
+        config = RecyclingConfig(output_id_topk=num_ranks, tree_version=str(file))
+        drafter = TracingDrafter(config, target.vocab_size, turns, max_depth)
+    check_replayable(drafter, "recycling", target.recording.source.top_k)
+    return drafter, score(target, drafter, turns)
 
 
 def first_paths(num_ranks: int) -> list[RankPath]:
     """Return the paths of the paper's template that go by the first successors alone."""
     return [path for path in load_template(FIRST_TEMPLATE).paths if max(path) < num_ranks]
-
-
-def figures_of(target: ReplayTarget, paths: Sequence[RankPath], num_ranks: int) -> Figures:
-    """Return the figures of a template on all turns of a recording."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "tree.json"
-        write_template(file, paths, "scored")
-        config = RecyclingConfig(output_id_topk=num_ranks, tree_version=str(file))
-        drafter = RecyclingDrafter(config, target.vocab_size, torch.device("cpu"))
-    return figures(score(target, drafter, target.recording.turns))
 
 
 def most_probable(
@@ -226,7 +227,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     paths = learn(target, recording.turns, args.nodes, args.ranks, num_rounds=args.rounds)
     write_template(Path(args.out), paths, f"learned from {source.title}, k {args.ranks}")
     first = first_paths(args.ranks)
-    found, base = (figures_of(target, tree, args.ranks) for tree in (paths, first))
+    found, base = (
+        figures(traced(target, recording.turns, tree, args.ranks)[1]) for tree in (paths, first)
+    )
     if args.extend:
         recording.save(Path(args.recording))
     print(

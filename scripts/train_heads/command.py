@@ -23,10 +23,20 @@ from model.commands.files import write_whole
 from model.commands.loading import check_model
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
 from model.commands.options import add_options, config_of
+from model.options import unknown_name
 from scripts.train_heads.data import read_documents
-from scripts.train_heads.trainers import TRAINERS, HeadTrainer, trainer_class
+from scripts.train_heads.eagle import Eagle3Trainer, EagleTrainer
+from scripts.train_heads.hydra import HydraTrainer
+from scripts.train_heads.medusa import MedusaTrainer
+from scripts.train_heads.trainers import HeadTrainer
 from scripts.train_heads.training import LOG, Budget, Run
 
+TRAINERS: dict[str, type[HeadTrainer]] = {
+    "medusa": MedusaTrainer,
+    "hydra": HydraTrainer,
+    "eagle": EagleTrainer,
+    "eagle3": Eagle3Trainer,
+}
 # Must be the same when a training goes on.
 SETTINGS = (
     *("method", "model_path", "text", "minutes", "learning_rate", "batch_tokens", "max_length"),
@@ -67,8 +77,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     args = build_parser().parse_args(argv)
-    with user_errors():
-        make = trainer_class(args.method)
+    if args.method not in TRAINERS:
+        raise UserError(unknown_name("method", args.method, list(TRAINERS)))
+    make = TRAINERS[args.method]
     _complete(args, make)
     for name in (*make.options, "minutes", "learning_rate", "batch_tokens"):
         value = getattr(args, name)

@@ -13,10 +13,10 @@ drafted, W hidden states side by side, H heads, d head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +36,6 @@ NUM_STEPS = 4
 INITIAL_STD = 0.02
 # Muon's learning rate by AdamW's: its updates are of one size for every matrix.
 MUON = 20.0
-NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class _NetworkTrainer(HeadTrainer):
@@ -47,7 +46,6 @@ class _NetworkTrainer(HeadTrainer):
         model: the frozen model.
     """
 
-    options: ClassVar[Mapping[str, Any]] = NO_OPTIONS
     module: DraftNetwork
 
     def __init__(self, network: DraftNetwork, model: Any) -> None:

@@ -19,12 +19,13 @@ from torch.nn import functional as F
 from model.methods.heads.decoder_layer import LayerShape
 from model.methods.heads.hydra.heads import HydraHeads, HydraShape, write_hydra
 from scripts.train_heads.data import Batch
-from scripts.train_heads.trainers import HeadTrainer, Loss
+from scripts.train_heads.trainers import HEADS_OPTIONS, HeadTrainer, Loss, loss_of_heads
 
 
 class HydraTrainer(HeadTrainer):
     """Trains prefix layer and heads; without output layers of their own they go through the model's."""
 
+    options = HEADS_OPTIONS
     module: HydraHeads
 
     def __init__(self, model: Any, options: Any) -> None:
@@ -51,27 +52,19 @@ class HydraTrainer(HeadTrainer):
         """Return the sum of the heads' cross entropies."""
         prefix = self.module.prefix_embeding_layer(hidden)  # [B, T, D]
         embedded = self._embed(batch.token_ids)  # [B, T, D]
-        total, figures = torch.zeros(()), {}
-        for index in range(self.module.shape.num_heads):
-            ahead = 2 + index  # the model's own head guesses one ahead
-            chosen = batch.is_learned[:, ahead:]
-            if not chosen.any():
-                continue
+        length = batch.token_ids.shape[1]
+
+        def logits_of(index: int, chosen: torch.Tensor) -> torch.Tensor:
+            ahead = 2 + index
             parts = [prefix[:, :-ahead][chosen]]
-            end = batch.token_ids.shape[1]
             for known in range(1, ahead):
-                parts.append(embedded[:, known : end - ahead + known][chosen])
+                parts.append(embedded[:, known : length - ahead + known][chosen])
             states = self.module.states(index, torch.cat(parts, dim=-1))  # [n, D]
             if self.module.shape.vocab_size is None:
-                logits = F.linear(states, self._output)
-            else:
-                logits = self.module.logits(index, states)
-            wanted = batch.token_ids[:, ahead:][chosen]
-            loss = F.cross_entropy(logits.float(), wanted)
-            total = total + loss
-            figures[f"loss_{1 + index}"] = loss.item()
-            figures[f"top1_{1 + index}"] = (logits.argmax(-1) == wanted).float().mean().item()
-        return Loss(total, figures)
+                return F.linear(states, self._output)
+            return self.module.logits(index, states)
+
+        return loss_of_heads(batch, logits_of, self.module.shape.num_heads)
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint in float16."""

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from model.methods.heads.medusa.heads import MedusaHeads, MedusaShape, write_medusa
 from scripts.train_heads.data import Batch
-from scripts.train_heads.trainers import HeadTrainer, Loss
+from scripts.train_heads.trainers import HEADS_OPTIONS, HeadTrainer, Loss, loss_of_heads
 
 DECAY = 0.8  # of the weights of later heads
 
@@ -26,6 +26,7 @@ DECAY = 0.8  # of the weights of later heads
 class MedusaTrainer(HeadTrainer):
     """Trains the heads; without output layers of their own they go through the model's."""
 
+    options = HEADS_OPTIONS
     module: MedusaHeads
 
     def __init__(self, model: Any, options: Any) -> None:
@@ -43,20 +44,12 @@ class MedusaTrainer(HeadTrainer):
 
     def loss(self, batch: Batch, hidden: torch.Tensor) -> Loss:
         """Return the weighted sum of the heads' cross entropies."""
-        total, figures = torch.zeros(()), {}
-        for index, head in enumerate(self.heads):
-            ahead = 2 + index  # the model's own head guesses one ahead
-            chosen = batch.is_learned[:, ahead:]
-            if not chosen.any():
-                continue
-            states = head(hidden[:, :-ahead][chosen])  # [n, D], or [n, V]
-            logits = states if self._shape.vocab_size else F.linear(states, self._output)
-            wanted = batch.token_ids[:, ahead:][chosen]
-            loss = F.cross_entropy(logits.float(), wanted)
-            total = total + DECAY ** (1 + index) * loss
-            figures[f"loss_{1 + index}"] = loss.item()
-            figures[f"top1_{1 + index}"] = (logits.argmax(-1) == wanted).float().mean().item()
-        return Loss(total, figures)
+
+        def logits_of(index: int, chosen: torch.Tensor) -> torch.Tensor:
+            states = self.heads[index](hidden[:, : -(2 + index)][chosen])  # [n, D], or [n, V]
+            return states if self._shape.vocab_size else F.linear(states, self._output)
+
+        return loss_of_heads(batch, logits_of, len(self.heads), DECAY)
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint in float16."""

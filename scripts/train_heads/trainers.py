@@ -1,32 +1,28 @@
 """Trainers of heads, one a method: what is learned, its loss, and its checkpoint.
 
-To add one, write a module with a subclass of `HeadTrainer` and a line here.
+To add one, write a module with a subclass of `HeadTrainer` and a line in `command.TRAINERS`.
 
-Shapes: B documents, T tokens, W hidden states wanted, D hidden size.
+Shapes: B documents, T tokens, n learned tokens, W hidden states wanted, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from model.options import unknown_name
 from scripts.train_heads.data import Batch, Document
 
-# Module and class of each method's trainer.
-TRAINERS = {
-    "medusa": "scripts.train_heads.medusa:MedusaTrainer",
-    "hydra": "scripts.train_heads.hydra:HydraTrainer",
-    "eagle": "scripts.train_heads.eagle:EagleTrainer",
-    "eagle3": "scripts.train_heads.eagle:Eagle3Trainer",
-}
+# Options of trainers whose heads guess one place each, with their defaults.
+HEADS_OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {"num_heads": 4, "num_layers": 1, "own_outputs": True}
+)
 
 
 class Loss(NamedTuple):
@@ -45,9 +41,7 @@ class HeadTrainer(ABC):
     """
 
     # Options of the command that this trainer reads beside those of every training, with their defaults.
-    options: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"num_heads": 4, "num_layers": 1, "own_outputs": True}
-    )
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     # Hidden states that `loss` gets, as `Needs.hidden_layers`.
     hidden_layers: tuple[int, ...] = (-1,)
     module: nn.Module  # its parameters are learned, and saved for resuming
@@ -74,14 +68,29 @@ class HeadTrainer(ABC):
         """Write the checkpoint in its published form, in float16."""
 
 
-def trainer_class(method: str) -> type[HeadTrainer]:
-    """Return the trainer of a method.
+def loss_of_heads(
+    batch: Batch,
+    logits_of: Callable[[int, torch.Tensor], torch.Tensor],
+    num_heads: int,
+    decay: float = 1.0,
+) -> Loss:
+    """Return the weighted sum of the cross entropies of heads that guess one place each.
 
-    Raises:
-        ValueError: if it has none; names those that have.
+    Args:
+        batch: the texts.
+        logits_of: the logits [n, V] of a head at the places chosen [B, T - 2 - head].
+        num_heads: how many there are; head 0 guesses two places on, for the model's own guesses one.
+        decay: weight of a head relative to the one before.
     """
-    if method not in TRAINERS:
-        raise ValueError(unknown_name("method", method, list(TRAINERS)))
-    module, name = TRAINERS[method].split(":")
-    found: type[HeadTrainer] = getattr(importlib.import_module(module), name)
-    return found
+    total, figures = torch.zeros(()), {}
+    for index in range(num_heads):
+        chosen = batch.is_learned[:, 2 + index :]
+        if not chosen.any():
+            continue
+        logits = logits_of(index, chosen)
+        wanted = batch.token_ids[:, 2 + index :][chosen]
+        loss = F.cross_entropy(logits.float(), wanted)
+        total = total + decay ** (1 + index) * loss
+        figures[f"loss_{1 + index}"] = loss.item()
+        figures[f"top1_{1 + index}"] = (logits.argmax(-1) == wanted).float().mean().item()
+    return Loss(total, figures)

@@ -23,9 +23,8 @@ from model.commands.model_options import DEMO_MODEL
 from model.engine.target import TargetModel
 from model.methods.registry import find_method
 from scripts.train_heads import training
-from scripts.train_heads.command import main
+from scripts.train_heads.command import TRAINERS, main
 from scripts.train_heads.data import Batch, Document, batches_of_epoch, collate, read_documents
-from scripts.train_heads.trainers import TRAINERS, trainer_class
 from tests.random_llama import random_llama
 
 SIZE, VOCAB = 32, 60
@@ -138,7 +137,7 @@ def random_batch() -> tuple[Batch, torch.Tensor]:
 
 def test_medusas_head_k_learns_the_token_k_places_after_the_next() -> None:
     model = tiny()
-    trainer = trainer_class("medusa")(model, options(num_layers=2))
+    trainer = TRAINERS["medusa"](model, options(num_layers=2))
     batch, hidden = random_batch()
     heads: Any = trainer.module
     with torch.no_grad():
@@ -166,7 +165,7 @@ def test_medusas_head_k_learns_the_token_k_places_after_the_next() -> None:
 @pytest.mark.parametrize("own_outputs", [True, False])
 def test_what_is_trained_is_drafted_with(method: str, own_outputs: bool, tmp_path: Path) -> None:
     model = tiny()
-    trainer = trainer_class(method)(model, options(own_outputs=own_outputs))
+    trainer = TRAINERS[method](model, options(own_outputs=own_outputs))
     batch, hidden = random_batch()
     optimizer = torch.optim.Adam(trainer.module.parameters(), lr=0.01)
     losses = []
