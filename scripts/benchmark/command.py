@@ -7,7 +7,7 @@ what one token reads. How fast methods answer is what `evaluation.compare` measu
 Examples:
     python -m scripts.benchmark
     python -m scripts.benchmark --shape 150m --dtype bfloat16 --out costs.json
-    python -m scripts.benchmark --model-path smollm2-135m --contexts 512 4096 --nodes 1 81 --attention
+    python -m scripts.benchmark --model-path smollm2-135m --contexts 512 4096 --nodes 1 81
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from model.commands.loading import CheckedModel, check_model, load_target, targe
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.target import TargetModel
-from scripts.benchmark.context_cost import attention_table, context_costs
 from scripts.benchmark.device_costs import (
     CONTEXTS,
     choose_contexts,
@@ -64,11 +63,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nodes", type=int, nargs="+", default=NODES, help="sizes of trees (default: %(default)s)"
     )
-    parser.add_argument(
-        "--attention",
-        action="store_true",
-        help="time the kernels of attention apart, too: nothing else should grow with the context",
-    )
     parser.add_argument("--out", metavar="JSON", help="write the last line, the report, here too")
     return parser
 
@@ -100,14 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cost_curve": [point._asdict() for point in curve],
         "roofline": roof._asdict(),
     }
-    apart = context_costs(target, nodes, contexts) if args.attention else []
-    if apart:
-        report["attention_apart"] = [cost._asdict() for cost in apart]
     if args.out:  # before anything is printed: a reader such as `head` may leave
         write_whole(args.out, json_line(report) + "\n")
     print_costs(curve, roof)
-    if apart:
-        print(f"\nattention apart\n\n{attention_table(apart)}")
     print(json_line(report))
     return 0
 

@@ -3,10 +3,14 @@
 Passes are timed after contexts of several lengths, in rounds over all of them. Whatever grows with the
 text beside attention (copies of the cache, masks) is a fault of the engine, and shows here as a rest
 that rises.
+
+Example:
+    python -m scripts.benchmark.context_cost --model-path smollm2-135m --contexts 512 4096 --nodes 1 81
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +22,17 @@ from torch.nn import functional
 
 from evaluation.reporting.tables import markdown_table
 from model.budget.measure import draft_of, has_room
+from model.commands.command_line import OptionParser, run_command
+from model.commands.loading import check_model, load_target
+from model.commands.model_options import ModelOptions
+from model.commands.options import add_options, config_of
 from model.engine.cache import TreeCache
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels import short_pass
 from model.machine.timing import seconds_of
+from scripts.benchmark.command import NODES
+from scripts.benchmark.device_costs import choose_contexts
 
 NUM_ROUNDS = 7
 
@@ -115,3 +125,23 @@ def attention_table(costs: Sequence[ContextCost]) -> str:
         for cost in costs
     ]
     return markdown_table(header, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Time passes of a model, and print them as a table and as JSON."""
+    parser = OptionParser(prog="python -m scripts.benchmark.context_cost", description=__doc__)
+    add_options(parser, ModelOptions, ("model_path", "dtype", "device", "threads"))
+    parser.add_argument("--contexts", type=int, nargs="+", help="cached tokens")
+    parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="sizes of trees")
+    args = parser.parse_args(argv)
+    options = config_of(ModelOptions, vars(args))
+    model = check_model(options)
+    contexts = choose_contexts(args.contexts, model.hf_config.get_text_config(decoder=True))
+    costs = context_costs(load_target(options, model), args.nodes, contexts)
+    print(attention_table(costs))
+    print(json.dumps([cost._asdict() for cost in costs]))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -31,11 +31,14 @@ from tests.model.decoded import known
         ("--out no/folder/x.json", "out: got no/folder/x.json; allowed: a file in a folder"),
         ("--contexts 16 0", "contexts: got 0; allowed: 1 or more"),
         ("--contexts 16 3071", "contexts: got 3071; allowed: 1 to 3070 with this model"),
+        ("--nodes -1", "nodes: got -1"),
+        ("--threads 0", "threads: got 0"),
     ],
 )
 def test_options_that_measure_nothing_are_refused(words: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
         main(words.split())
+    assert "\n" not in str(error.value)
 
 
 def test_models_that_verify_chains_alone_have_a_cost_curve() -> None:
