@@ -36,21 +36,13 @@ NO_MEASUREMENT = "simulated device: times and speeds are not a measurement"
 
 @dataclass
 class Found:
-    """What a part of the check found.
+    """The outcome of a part of the check; notes and problems are a line each."""
 
-    Attributes:
-        status: passed, FAILED or skipped.
-        seconds: it took.
-        figures: for the JSON report and for the verdicts.
-        notes: remarks, a line each.
-        problems: what is wrong, a line each; with any, the part has failed.
-    """
-
-    status: str = PASSED
+    status: str = PASSED  # or FAILED or SKIPPED
     seconds: float = 0.0
-    figures: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)  # for the JSON report and the verdicts
     notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # with any, the part has failed
 
     def attempt(self, what: str, call: Callable[[], T]) -> T | None:
         """Return the result of one measurement of several; an error is a problem, and the others go on."""
@@ -63,21 +55,14 @@ class Found:
 
 @dataclass
 class Bench:
-    """The device under test.
+    """The device under test."""
 
-    Attributes:
-        options: the model and its device.
-        shape: to which the demo model is enlarged.
-        deadline: of the whole check, on the clock of `time.perf_counter`.
-        given_costs: makes the costs of a step where measuring them means nothing, on a simulated device.
-        use_compile: whether compiled passes are measured, too.
-    """
-
-    options: ModelOptions
-    shape: str
-    deadline: float
+    options: ModelOptions  # the model and its device
+    shape: str  # to which the demo model is enlarged
+    deadline: float  # of the whole check, on the clock of `time.perf_counter`
+    # Makes the costs of a step where measuring them means nothing, on a simulated device.
     given_costs: Callable[[], CostModel] | None = None
-    use_compile: bool = False
+    use_compile: bool = False  # whether compiled passes are measured, too
     _targets: dict[str, TargetModel] = field(default_factory=dict)
 
     @property
@@ -173,17 +158,12 @@ def cell(value: float | None, digits: int = 2) -> str:
 
 
 class Times(NamedTuple):
-    """Median milliseconds of a call.
+    """Median milliseconds of a call."""
 
-    Attributes:
-        host: until the call returned.
-        device: between events before and after it; what launches take is in it where the device waits for them.
-        total: until the device had finished.
-    """
-
-    host: float
+    host: float  # until the call returned
+    # Between events before and after it; what launches take is in it where the device waits for them.
     device: float
-    total: float
+    total: float  # until the device had finished
 
 
 def times_of(

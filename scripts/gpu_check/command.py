@@ -60,19 +60,12 @@ DEFAULT_MINUTES = 10.0
 
 
 class Part(NamedTuple):
-    """A part of the check.
-
-    Attributes:
-        name: what `--parts` chooses it by.
-        seconds: what it may take on a GPU; with less time left it is skipped.
-        run: adds to what was found.
-        needs_model: whether it runs the model that was asked for.
-    """
+    """A part of the check."""
 
     name: str
-    seconds: float
-    run: Callable[[Bench, Found], None]
-    needs_model: bool = True
+    seconds: float  # what it may take on a GPU; with less time left it is skipped
+    run: Callable[[Bench, Found], None]  # adds to what was found
+    needs_model: bool = True  # whether it runs the model that was asked for
 
 
 # Estimates are for one H100, and have never been measured.

@@ -42,8 +42,14 @@ def verdicts(bench: Bench, parts: Mapping[str, Found]) -> list[Verdict]:
         _judged("no attention in use builds plans", _plans(timed)),
         _judged(f"tree step / vanilla step <= {MOST_TREE}", _tree_ratio(timed)),
         _judged(f"vanilla >= {LEAST_ROOFLINE:.0%} of the copy roofline", _roofline(timed)),
-        _judged(f"recycling >= {LEAST_SPEEDUP}x of its own vanilla", _speedup(timed)),
-        _judged(f"recycling >= {LEAST_OVER_GENERATE}x of generate", _over_generate(timed)),
+        _judged(
+            f"recycling >= {LEAST_SPEEDUP}x of its own vanilla",
+            _ratio(timed, LEAST_SPEEDUP, "vanilla"),
+        ),
+        _judged(
+            f"recycling >= {LEAST_OVER_GENERATE}x of generate",
+            _ratio(timed, LEAST_OVER_GENERATE, "generate"),
+        ),
         _judged("no part failed", _failures(parts)),
     ]
     rows = [[one.question, one.verdict, one.figure] for one in found]
@@ -112,14 +118,6 @@ def _roofline(figures: Figures) -> tuple[bool, str] | None:
         return None
     share, kind, context = max(shares)
     return share >= LEAST_ROOFLINE, f"{share:.0%} ({kind}, {context} cached)"
-
-
-def _speedup(figures: Figures) -> tuple[bool, str] | None:
-    return _ratio(figures, LEAST_SPEEDUP, "vanilla")
-
-
-def _over_generate(figures: Figures) -> tuple[bool, str] | None:
-    return _ratio(figures, LEAST_OVER_GENERATE, "generate")
 
 
 def _ratio(figures: Figures, least: float, base: str) -> tuple[bool, str] | None:

@@ -32,28 +32,18 @@ FIRST_CAPACITY = 1024
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Origin of a recording: the model, its questions and the limits.
-
-    Attributes:
-        model_path, model_fingerprint, dtype, git_commit: what the rows come from.
-        vocab_size: tokens V that the model's output tells apart.
-        top_k: likeliest tokens K kept of every row.
-        chain_only: whether the model verifies chains only.
-        max_new_tokens: limit of the recorded answers.
-        eos_ids: token ids that end a text.
-        questions: name of the question file.
-    """
+    """Origin of a recording: the model, its questions and the limits."""
 
     model_path: str
     model_fingerprint: str
     dtype: str
     git_commit: str | None
-    vocab_size: int
-    top_k: int
-    chain_only: bool
+    vocab_size: int  # tokens V that the model's output tells apart
+    top_k: int  # likeliest tokens K kept of every row
+    chain_only: bool  # whether the model verifies chains only
     max_new_tokens: int
-    eos_ids: tuple[int, ...]
-    questions: str
+    eos_ids: tuple[int, ...]  # token ids that end a text
+    questions: str  # name of the question file
 
     @property
     def title(self) -> str:
@@ -68,17 +58,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """One prompt and its greedy answer.
+    """One prompt and its greedy answer."""
 
-    Attributes:
-        question_id, category: of the question; turns of one question follow each other.
-        context: most tokens (prompt and answer) that the model allows; None if it sets no limit.
-        prompt_ids, answer_ids: token ids.
-    """
-
-    question_id: int | str
+    question_id: int | str  # turns of one question follow each other
     category: str
-    context: int | None
+    context: int | None  # most tokens (prompt and answer) that the model allows; None: no limit
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
 

@@ -39,17 +39,13 @@ PRIOR_STRENGTH, MEMORY = 8.0, 400.0
 
 
 class Chains(NamedTuple):
-    """The likeliest chain of each request.
-
-    Attributes:
-        tokens: [B, K].
-        probabilities: that a token and all before it are emitted, [B, K]; 0 where there is no guess.
-        kinds: kind of each guess, [B, K].
-    """
+    """The likeliest chain of each request, arrays [B, K]."""
 
     tokens: np.ndarray
-    probabilities: np.ndarray
-    kinds: np.ndarray
+    probabilities: (
+        np.ndarray
+    )  # that a token and all before it are emitted; 0 where there is no guess
+    kinds: np.ndarray  # of the guesses
 
 
 class GuessRates:

@@ -9,17 +9,13 @@ import torch
 
 
 class TopRows(NamedTuple):
-    """The k likeliest tokens after each row of a step.
+    """The k likeliest tokens after each row of a step."""
 
-    Attributes:
-        successors: [R, k], the likeliest first.
-        shares: probabilities among these, [R, k].
-        fed: token that each row was computed from, [R], for checks; None if not looked at.
-    """
-
-    successors: np.ndarray
-    shares: np.ndarray
-    fed: np.ndarray | None
+    successors: np.ndarray  # the likeliest first, [R, k]
+    shares: np.ndarray  # probabilities among these, [R, k]
+    fed: (
+        np.ndarray | None
+    )  # token that each row was computed from, [R], for checks; None if not looked at
 
 
 class LogitsHook:

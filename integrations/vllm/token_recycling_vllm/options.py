@@ -15,30 +15,22 @@ DEPTHS = ("auto", "full")
 class PluginOptions:
     """Options of the drafter.
 
-    Attributes:
-        top_k: successors kept in a row.
-        table_bits: log2 of the rows kept for the last two and three tokens.
-        share: whether requests draft from each other's rows and texts. If not, what one request
-            says can never appear in another's drafts.
-        history_tokens: tokens of ended requests that are kept for suffix matches; 0: none.
-        depth: auto drafts as many tokens as pay at the current batch size, possibly none; full
-            always drafts `num_speculative_tokens`.
-        load_matrix: file of a saved adjacency matrix to begin with.
-        save_matrix: file that the adjacency matrix is saved to when the engine ends.
-        debug: whether the token of every learned row is compared with what the model was fed
-            (eager execution only).
-
     Raises:
         ValueError: if a value is not allowed.
     """
 
-    top_k: int = 8
-    table_bits: int = 18
+    top_k: int = 8  # successors kept in a row
+    table_bits: int = 18  # log2 of the rows kept for the last two and three tokens
+    # Whether requests draft from each other's rows and texts. If not, what one request says can never appear
+    # in another's drafts.
     share: bool = True
-    history_tokens: int = 2**20
+    history_tokens: int = 2**20  # of ended requests that are kept for suffix matches; 0: none
+    # auto drafts as many tokens as pay at the current batch size, possibly none; full always drafts
+    # `num_speculative_tokens`.
     depth: str = "auto"
-    load_matrix: str | None = None
-    save_matrix: str | None = None
+    load_matrix: str | None = None  # file of a saved adjacency matrix to begin with
+    save_matrix: str | None = None  # file that it is saved to when the engine ends
+    # Whether the token of every learned row is compared with what the model was fed (eager execution only).
     debug: bool = False
 
     def __post_init__(self) -> None:

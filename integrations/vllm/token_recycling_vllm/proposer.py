@@ -30,43 +30,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Counters:
-    """Counts since the engine began.
+    """Counts since the engine began."""
 
-    Attributes:
-        steps: calls of `propose`.
-        drafted: tokens drafted.
-        rows: rows of logits seen.
-        learned: rows whose token was known, and which were learned.
-        checked, wrong: with the option debug, learned rows compared with the token that the model
-            was fed, and those that differ.
-        seconds: spent in `propose`.
-    """
-
-    steps: int = 0
-    drafted: int = 0
-    rows: int = 0
-    learned: int = 0
+    steps: int = 0  # calls of `propose`
+    drafted: int = 0  # tokens
+    rows: int = 0  # of logits, seen
+    learned: int = 0  # rows whose token was known, and which were learned
+    # With the option debug: learned rows compared with the token that the model was fed, and those that differ.
     checked: int = 0
     wrong: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # spent in `propose`
 
 
 class _Turn(NamedTuple):
-    """A request that emitted tokens in the step that ended.
+    """A request that emitted tokens in the step that ended."""
 
-    Attributes:
-        place: its row in the batch.
-        text: all its tokens, the emitted ones included.
-        emitted: the tokens of this step.
-        request: what was drafted for this step, and what is known of it.
-        is_new: whether nothing was drafted for it, because it is seen for the first time.
-    """
-
-    place: int
-    text: np.ndarray
-    emitted: list[int]
-    request: RequestState
-    is_new: bool
+    place: int  # its row in the batch
+    text: np.ndarray  # all its tokens, the emitted ones included
+    emitted: list[int]  # the tokens of this step
+    request: RequestState  # what was drafted for this step, and what is known of it
+    is_new: bool  # whether nothing was drafted for it, because it is seen for the first time
 
 
 class RecyclingProposer:
@@ -160,10 +143,9 @@ class RecyclingProposer:
 
     def _turn(self, place: int, text: np.ndarray, emitted: list[int]) -> _Turn:
         before = text[: len(text) - len(emitted)]
-        request = self._requests.take(before)
-        if request is None:
-            return _Turn(place, text, emitted, self._requests.begin(before), is_new=True)
-        return _Turn(place, text, emitted, request, is_new=False)
+        known = self._requests.take(before)
+        request = known or self._requests.begin(before)
+        return _Turn(place, text, emitted, request, is_new=known is None)
 
     def _learn_rows(self, turns: list[_Turn], num_emitted: list[int], top: TopRows) -> None:
         """Write the row of every token that is known to have one, those of the text last."""

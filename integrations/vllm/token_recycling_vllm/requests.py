@@ -17,23 +17,14 @@ Key = tuple[int, bytes]
 
 @dataclass
 class RequestState:
-    """A request between two steps.
+    """A request between two steps."""
 
-    Attributes:
-        text_number: from 1; 0 for all requests that share their rows.
-        index: its text.
-        tokens: the likeliest chain after its text.
-        kinds: kinds of these guesses.
-        num_drafted: how many of them were drafted.
-        last_step: when it was last in a batch.
-    """
-
-    text_number: int
-    index: TextIndex
-    tokens: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    num_drafted: int = 0
-    last_step: int = 0
+    text_number: int  # from 1; 0 for all requests that share their rows
+    index: TextIndex  # its text
+    tokens: list[int] = field(default_factory=list)  # the likeliest chain after its text
+    kinds: list[int] = field(default_factory=list)  # of these guesses
+    num_drafted: int = 0  # how many of them were drafted
+    last_step: int = 0  # when it was last in a batch
 
     @property
     def drafted(self) -> list[int]:
@@ -103,13 +94,10 @@ class Requests:
         ended = [key for key, found in self._known.items() if found[0].last_step < oldest]
         for key in ended:
             for request in self._known.pop(key):
-                self._remember(request.index.text)
-
-    def _remember(self, text: np.ndarray) -> None:
-        if self.history is not None:
-            text = text[-self._longest_kept :]
-            self.history.begin(len(text))
-            self.history.append(text)
+                if self.history is not None:
+                    text = request.index.text[-self._longest_kept :]
+                    self.history.begin(len(text))
+                    self.history.append(text)
 
 
 def _key_of(text: np.ndarray) -> Key:

@@ -21,17 +21,11 @@ TESTED = ("0.32.0",)
 
 
 class Hook(NamedTuple):
-    """A function of vLLM that the drafter is called by, or calls.
-
-    Attributes:
-        module: where it is.
-        name: its name, with its class.
-        parameters: names that it must have.
-    """
+    """A function of vLLM that the drafter is called by, or calls."""
 
     module: str
-    name: str
-    parameters: tuple[str, ...]
+    name: str  # with its class
+    parameters: tuple[str, ...]  # names that it must have
 
 
 HOOKS = (
