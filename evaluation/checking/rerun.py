@@ -197,6 +197,11 @@ def _drafter(meta: Mapping[str, Any], target: TargetModel) -> Drafter:
         name: tuple(value) if isinstance(value, list) else value
         for name, value in (meta.get("options") or {}).items()
     }
+    if ":" in str(meta["method"]):  # a file of somebody else's says what to import
+        raise UserError(
+            f"model_path: the answers are of {meta['method']}, a class that only the file names; allowed: "
+            "methods by name; name it in the entry points of its package"
+        )
     try:
         method = find_method(meta["method"])
         config = method.config_class(**options)
