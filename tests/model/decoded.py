@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -68,6 +69,11 @@ def required_options(method: str, config: Any) -> dict[str, Any]:
         return {"datastore": datastore_file(config.vocab_size)}
     has_model = drafter_class(method).drafts_with() == "draft_model"
     return {"draft_model": draft_folder(config.vocab_size).name} if has_model else {}
+
+
+def option_names(config_class: Any) -> set[str]:
+    """Return the options of a method as its command spells them: "--num-nodes"."""
+    return {f"--{item.name.replace('_', '-')}" for item in dataclasses.fields(config_class)}
 
 
 _HEADS: dict[tuple[str, str], tempfile.TemporaryDirectory[str]] = {}

@@ -23,6 +23,7 @@ from model.engine.verification import Acceptance
 from model.methods.goose.drafter import GooseConfig, GooseDrafter
 from model.methods.goose.spine_tree import LEAST_SHARE, falling_shares
 from model.methods.goose.successors import NONE, SuccessorTable
+from tests.model.decoded import option_names
 
 CPU = torch.device("cpu")
 VOCAB = 50
@@ -220,3 +221,9 @@ def test_rows_that_do_not_fit_are_refused(name: str, tensor: torch.Tensor, messa
     goose.load_memory(memory)
     with pytest.raises(ValueError, match=message):
         goose.load_memory(memory | {name: tensor})
+
+
+def test_its_documented_options_keep_their_names() -> None:
+    assert set(["--num-nodes", "--max-extended-chain", "--output-id-topk"]) <= option_names(
+        GooseConfig
+    )

@@ -16,7 +16,7 @@ from model.engine.loop import generate
 from model.methods.hybrid import drafter as module
 from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import HybridConfig, HybridDrafter
-from tests.model.decoded import drafter_for, random_ids, referee, target_of
+from tests.model.decoded import drafter_for, option_names, random_ids, referee, target_of
 from tests.model.methods.hybrid.reference_candidate_pool import ReferencePool
 from tests.model.methods.hybrid.reference_suffix_index import LONGEST_MATCH, Match, SuffixIndex
 
@@ -225,3 +225,8 @@ def test_more_tokens_in_a_row_than_there_are_are_refused() -> None:
         HybridDrafter(HybridConfig(output_id_topk=8), 8, torch.device("cpu")).needs.num_candidates
         == 8
     )
+
+
+def test_its_documented_options_keep_their_names() -> None:
+    documented = {"--num-nodes", "--budget", "--output-id-topk"}
+    assert documented <= option_names(HybridConfig)

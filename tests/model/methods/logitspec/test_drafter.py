@@ -16,7 +16,7 @@ from model.engine.loop import generate
 from model.engine.tree import DraftTree, TreeTopology
 from model.engine.verification import verify
 from model.methods.logitspec.drafter import LogitSpecConfig, LogitSpecDrafter
-from tests.model.decoded import drafter_for, random_ids, referee, target_of
+from tests.model.decoded import drafter_for, option_names, random_ids, referee, target_of
 
 VOCAB = 100
 LLAMA = "Llama, grouped heads"
@@ -150,3 +150,9 @@ def test_a_text_leaves_nothing_for_the_next() -> None:
 def test_bad_options_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: got 0; allowed: 1 to"):
         drafter_of(**{name: 0})
+
+
+def test_its_documented_options_keep_their_names() -> None:
+    assert set(["--num-nodes", "--max-ngram-size", "--num-pred-tokens"]) <= option_names(
+        LogitSpecConfig
+    )

@@ -17,7 +17,7 @@ from model.engine.read_out import Candidates
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
 from model.methods.racer.drafter import RacerConfig, RacerDrafter
-from tests.model.decoded import drafter_for, random_ids, referee, target_of
+from tests.model.decoded import drafter_for, option_names, random_ids, referee, target_of
 
 VOCAB = 12
 LLAMA = "Llama, grouped heads"
@@ -171,3 +171,8 @@ def test_n_grams_and_rows_live_across_texts_until_reset() -> None:
 def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         drafter_of(**options)
+
+
+def test_its_documented_options_keep_their_names() -> None:
+    documented = {"--num-nodes", "--ngram", "--max-nodes", "--max-breadth", "--start"}
+    assert documented <= option_names(RacerConfig)

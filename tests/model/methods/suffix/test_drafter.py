@@ -18,6 +18,7 @@ from model.engine.read_out import Candidates
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
 from model.methods.suffix.drafter import SuffixConfig, SuffixDrafter
+from tests.model.decoded import option_names
 from tests.model.methods.suffix.reference_tree import SlowTree
 
 CPU = torch.device("cpu")
@@ -181,3 +182,8 @@ def test_answers_that_do_not_fit_are_refused(
 def test_numbers_that_are_none_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}: got .*allowed"):
         SuffixConfig(**{name: value})
+
+
+def test_its_documented_options_keep_their_names() -> None:
+    documented = {"--num-nodes", "--max-spec-factor", "--min-token-prob", "--max-cached-answers"}
+    assert documented <= option_names(SuffixConfig)
