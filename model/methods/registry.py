@@ -110,10 +110,7 @@ def words_of(name: str) -> Words:
     try:
         module_name = METHODS[name].partition(":")[0]
         package = _module_of(name, module_name.rpartition(".")[0] or module_name)
-    except (
-        KeyError,
-        ValueError,
-    ):  # a method that is not installed, or an entry point that is wrong
+    except (KeyError, ValueError):  # a method that is not installed, or a wrong entry point
         return Words(name)
     words: Words = getattr(package, "WORDS", {}).get(name, Words(name))
     return words
