@@ -22,7 +22,6 @@ from scripts.build_datastore import load_tokenizer, tokenised
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.build_automaton", description=__doc__)
     parser.add_argument("corpus", help="JSONL file, one document a line, or a text file")
     parser.add_argument(
@@ -37,7 +36,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build and save an automaton."""
     args = build_parser().parse_args(argv)
     if args.max_tokens < 1:
         raise UserError(f"max_tokens: got {args.max_tokens}; allowed: 1 or more")

@@ -43,7 +43,6 @@ def documents(corpus: Path, field: str) -> Iterator[str]:
 
 
 def _rows(lines: Iterable[str], corpus: Path, field: str) -> Iterator[str]:
-    """Yield the texts of a JSONL file's lines."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -106,7 +105,6 @@ def tokenised(
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.build_datastore", description=__doc__)
     parser.add_argument(
         "--text", required=True, nargs="+", metavar="FILE", help="JSONL or text files"
@@ -123,7 +121,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build and save a datastore."""
     args = build_parser().parse_args(argv)
     if not 1 <= args.max_tokens <= MOST_TOKENS:
         raise UserError(f"max_tokens: got {args.max_tokens}; allowed: 1 to {MOST_TOKENS}")

@@ -191,12 +191,6 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Raises:
-        NetworkError: a file cannot be fetched (exit code 1).
-        UserError: bad input.
-    """
     args = _build_parser().parse_args(argv)
     try:
         _check_arguments(args.bench, args.from_dir)

@@ -197,12 +197,6 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Raises:
-        NetworkError: a package cannot be fetched (exit code 1).
-        UserError: bad input.
-    """
     args = _build_parser().parse_args(argv)
     _check_arguments(args.model)
     folder = known_models.MODELS_FOLDER

@@ -66,7 +66,6 @@ def export(out: Path, overwrite: bool = False) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
     parser = OptionParser(prog="python -m scripts.export_custom_generate", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of a model, or a new one")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")

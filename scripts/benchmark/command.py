@@ -44,7 +44,6 @@ AS_IT_IS = "demo"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.benchmark", description=__doc__)
     names = ("model_path", "dtype", "device", "threads", "compile", "graphs", "allow_pickle")
     add_options(parser, ModelOptions, names)
@@ -68,7 +67,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark."""
     args = build_parser().parse_args(argv)
     if args.out:
         check_output(args.out, "out")
@@ -102,7 +100,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(shape: str, options: ModelOptions, model: CheckedModel) -> TargetModel:
-    """Load the model, enlarged in memory if a shape was asked for."""
     if shape == AS_IT_IS:
         return load_target(options, model)
     with user_errors():

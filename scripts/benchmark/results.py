@@ -100,7 +100,6 @@ def _column(row: Row) -> str:
 
 
 def _conditions(report: Sequence[Row]) -> str:
-    """Return the conditions of a report."""
     row = report[0]
     runs = f" x {row['runs']}" if row["runs"] > 1 else ""
     threads = f"{row['threads']} thread{'s' * (row['threads'] != '1')}"
@@ -117,7 +116,6 @@ def _floor(report: Sequence[Row]) -> str:
 
 
 def _cell(row: Row) -> str:
-    """Return tokens/s, speed-up with its interval, and mean accepted tokens."""
     parts = [f"{row['exact_tokens_per_second']:.1f} tokens/s", f"{row['exact_speedup']:.2f}x"]
     low, high = row["exact_speedup_low"], row["exact_speedup_high"]
     if not row["is_baseline"] and low and high:
@@ -126,11 +124,6 @@ def _cell(row: Row) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the table, or check it; returns 1 if a check finds another one.
-
-    Raises:
-        UserError: if the page or a report is not as it should be.
-    """
     parser = OptionParser(prog="python -m scripts.benchmark.results", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit code 1 if it differs"

@@ -51,12 +51,10 @@ class ModelShape:
 
     @property
     def num_kv_heads(self) -> int:
-        """Number of key-value heads, resolved."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Size of a head."""
         return self.hidden // self.heads
 
     @property
@@ -73,7 +71,6 @@ SHAPES = {
 
 
 def shape_of(config: LlamaConfig) -> ModelShape:
-    """Return the sizes of a config."""
     return ModelShape(
         config.num_hidden_layers,
         config.hidden_size,
@@ -106,7 +103,6 @@ def scale_config(config: LlamaConfig, shape: ModelShape) -> LlamaConfig:
 
 
 def _check_fits(old: ModelShape, new: ModelShape) -> None:
-    """Refuse a shape that cannot hold the old one."""
     for name in ("layers", "hidden", "heads", "intermediate"):
         if getattr(new, name) < getattr(old, name):
             raise ValueError(
@@ -127,7 +123,6 @@ def _check_fits(old: ModelShape, new: ModelShape) -> None:
 
 
 def _check_source(config: LlamaConfig) -> None:
-    """Refuse what the mapping does not cover."""
     if config.model_type != "llama":
         raise ValueError(f"model type: got {config.model_type}; allowed: llama")
     if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
@@ -167,7 +162,6 @@ class Enlarger:
         self.rotary = torch.cat((half, half + self.new.head_dim // 2))
 
     def noise(self, *shape: int) -> Tensor:
-        """Return random numbers of this shape."""
         size = torch.Size(shape).numel()
         return self.bank.repeat(-(-size // NOISE_LENGTH))[:size].view(shape)
 

@@ -162,7 +162,6 @@ def _write_shards(
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
     parser = OptionParser(prog="python -m scripts.enlarge", description=__doc__)
     parser.add_argument(
         "--model-path", "--model", type=Path, required=True, help="folder of the small model"
@@ -200,7 +199,6 @@ def chosen_shape(options: argparse.Namespace) -> ModelShape:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
     options = parse_arguments(argv)
     with user_errors(OSError, SafetensorError):
         if not (options.model_path / "config.json").is_file():

@@ -102,7 +102,6 @@ def answers(bench: Bench, found: Found) -> None:
 
 
 def _benchmark(found: Found) -> str:
-    """Return the benchmark whose questions are here."""
     try:
         question_file_of(BENCHMARK)
     except UserError as error:

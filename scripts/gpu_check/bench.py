@@ -72,7 +72,6 @@ class Bench:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline."""
         return self.deadline - time.perf_counter()
 
     @cached_property
@@ -82,17 +81,14 @@ class Bench:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of targets that are measured."""
         return (EAGER, GRAPHS, COMPILED) if self.use_compile else (EAGER, GRAPHS)
 
     @cached_property
     def checked(self) -> CheckedModel:
-        """The model's config and tokenizer, its dtype and device."""
         return check_model(self.options)
 
     @cached_property
     def conversation(self) -> Conversation:
-        """The template of the model's prompts."""
         return choose_conversation("auto", self.options.model_path, self.checked.tokenizer)
 
     def prompts(self, count: int) -> list[list[int]]:
@@ -101,7 +97,6 @@ class Bench:
         return [self.conversation.prompt_ids([], question.turns[0]) for question in questions]
 
     def options_of(self, kind: str) -> ModelOptions:
-        """Return the options of a kind of target."""
         graphs = "off" if kind == EAGER else "auto"
         return replace(self.options, graphs=graphs, compile=kind == COMPILED)
 
@@ -137,13 +132,11 @@ class Bench:
         self.show_text(title, markdown_table(header, rows, 2))
 
     def show_text(self, title: str, text: str) -> None:
-        """Print a text below its title."""
         mark = f" ({NO_MEASUREMENT})" if self.is_simulated else ""
         print(f"\n{title}{mark}\n\n{text}", flush=True)
 
     @staticmethod
     def say(line: str) -> None:
-        """Tell people what is going on."""
         print(line, file=sys.stderr, flush=True)
 
 

@@ -60,8 +60,6 @@ DEFAULT_MINUTES = 10.0
 
 
 class Part(NamedTuple):
-    """A part of the check."""
-
     name: str
     seconds: float  # what it may take on a GPU; with less time left it is skipped
     run: Callable[[Bench, Found], None]  # adds to what was found
@@ -80,7 +78,6 @@ PARTS = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.gpu_check", description=__doc__)
     parser.add_argument(
         "--device",
@@ -113,14 +110,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the check.
-
-    Returns:
-        0, or 1 if a part failed.
-
-    Raises:
-        UserError: if something given cannot be used.
-    """
     start = time.perf_counter()
     args = build_parser().parse_args(argv)
     chosen = _checked(args)
@@ -209,11 +198,6 @@ def _with_parts(
 
 
 def _checked(args: argparse.Namespace) -> list[Part]:
-    """Return the chosen parts.
-
-    Raises:
-        UserError: if an option cannot be used.
-    """
     known = [part.name for part in PARTS]
     for name in args.parts or ():
         if name not in known:
@@ -234,11 +218,7 @@ def _checked(args: argparse.Namespace) -> list[Part]:
 
 
 def _simulated() -> tuple[AbstractContextManager[object], Callable[[], CostModel]]:
-    """Return a simulated device, and what makes the costs of a step on it.
-
-    Raises:
-        UserError: if the tests, which have it, are not here.
-    """
+    """Return the simulated device of the tests, and what makes the costs of a step on it."""
     try:
         from tests.simulated_device.device import SimulatedCuda
         from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
@@ -250,7 +230,6 @@ def _simulated() -> tuple[AbstractContextManager[object], Callable[[], CostModel
 
 
 def _need_gpu() -> None:
-    """Raise UserError if torch has no GPU here."""
     if torch.cuda.is_available():
         return
     driver = nvidia_driver()

@@ -23,8 +23,6 @@ Figures = Mapping[str, Mapping[str, Any]]
 
 
 class Verdict(NamedTuple):
-    """The answer to a question."""
-
     question: str
     verdict: str
     figure: str

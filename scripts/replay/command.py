@@ -45,7 +45,6 @@ REACH = 256
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.replay", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     record = commands.add_parser("record", help="answer questions and keep the rows")
@@ -189,7 +188,6 @@ def _size(recording: Recording, file: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
     args = build_parser().parse_args(argv)
     if args.command == "run":
         run(Path(args.recording), args.drafters, args.extend, getattr(args, "threads", None))

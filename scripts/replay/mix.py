@@ -96,7 +96,6 @@ def mixed(parts: Sequence[str]) -> list[Question]:
 
 
 def question_files(args: argparse.Namespace) -> list[Path]:
-    """Return the files that are read."""
     if args.mix:
         return [Part.of(words).file for words in args.mix]
     return [_file(args)]

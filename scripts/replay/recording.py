@@ -91,7 +91,6 @@ class Recording:
 
     @property
     def num_questions(self) -> int:
-        """Questions of the turns."""
         return len({turn.question_id for turn in self.turns})
 
     @property

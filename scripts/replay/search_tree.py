@@ -73,7 +73,6 @@ class TracingDrafter(RecyclingDrafter):
         self._max_depth = max_depth
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        """Look the answer up."""
         super().start(prompt_ids)
         self._answer = self._answers[tuple(prompt_ids)]
         self._prompt_length = len(prompt_ids)
@@ -191,7 +190,6 @@ def write_template(file: Path, paths: Sequence[RankPath], source: str) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.replay.search_tree", description=__doc__)
     parser.add_argument("recording", help="file of scripts.replay record")
     parser.add_argument("--out", required=True, help="JSON file to write")
@@ -204,7 +202,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Learn a template and write it."""
     args = build_parser().parse_args(argv)
     limits = {"nodes": MAX_DRAFT, "ranks": None, "rounds": None}
     for name, most in limits.items():

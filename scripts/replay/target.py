@@ -159,7 +159,6 @@ class ReplayTarget:
         return read_out(tree, logits, num_candidates, with_sketches)
 
     def _chain(self, tokens: Sequence[int], cache: ReplayCache) -> torch.Tensor:
-        """Append tokens and return the logits after each."""
         return self.forward(DraftTree.chain(tokens), cache)
 
     def _append(self, tree: DraftTree, cache: ReplayCache) -> list[int]:

@@ -87,7 +87,6 @@ def page(name: str, study: Study, title: str, num_turns: int) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.studies", description=__doc__)
     parser.add_argument("study", choices=(NAME,), help="the study to run")
     parser.add_argument("--out", default="studies", help="folder to write to (%(default)s)")
@@ -106,11 +105,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _files_of(given: Sequence[str] | None) -> dict[str, str]:
-    """Return the files by name.
-
-    Raises:
-        UserError: if a file is not given as NAME=FILE, has no use or is not there.
-    """
     files = {}
     for words in given or ():
         name, found, file = words.partition("=")
@@ -122,11 +116,6 @@ def _files_of(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _refuse_options_beside_a_recording(args: argparse.Namespace) -> None:
-    """Refuse options that a recording has already answered.
-
-    Raises:
-        UserError: naming the option.
-    """
     defaults = vars(build_parser().parse_args([NAME]))
     for name, value in vars(args).items():
         if name not in BESIDE_RECORDING and value != defaults.get(name):
@@ -136,11 +125,6 @@ def _refuse_options_beside_a_recording(args: argparse.Namespace) -> None:
 
 
 def _check_sizes(num_questions: int, top_k: int) -> None:
-    """Refuse rows that are too short, and a single question.
-
-    Raises:
-        UserError: naming the option.
-    """
     if top_k < NUM_READ:
         raise UserError(f"top_k: got {top_k}; allowed: {NUM_READ} or more, which the study reads")
     if num_questions < 2:
@@ -151,7 +135,6 @@ def _check_sizes(num_questions: int, top_k: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the study."""
     args = build_parser().parse_args(argv)
     files = _files_of(args.files)
     out = Path(args.out)

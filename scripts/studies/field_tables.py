@@ -44,7 +44,6 @@ class Entrant(NamedTuple):
 
     @property
     def method(self) -> str:
-        """Name of the method."""
         return self.options.split()[0]
 
     @property
@@ -148,7 +147,6 @@ def memories(columns: Mapping[str, Runs]) -> Table:
 
 
 def by_task(name: str, runs: Runs) -> Table:
-    """Return MAT by task."""
     scores = next(iter(runs.values())).scores
     tasks = list(dict.fromkeys(task_of(score.turn.category) for score in scores))
     rows = []
@@ -164,7 +162,6 @@ def by_task(name: str, runs: Runs) -> Table:
 
 
 def _titles(columns: Mapping[str, Runs]) -> list[str]:
-    """Return the titles of the runs."""
     return list(next(iter(columns.values())))
 
 

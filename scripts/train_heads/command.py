@@ -47,7 +47,6 @@ OWN_OPTIONS = ("num_heads", "num_layers", "own_outputs", "draft_vocab")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.train_heads", description=__doc__)
     add = parser.add_argument
     add("--method", required=True, help=f"one of {', '.join(TRAINERS)}")
@@ -75,7 +74,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
     args = build_parser().parse_args(argv)
     if args.method not in TRAINERS:
         raise UserError(unknown_name("method", args.method, list(TRAINERS)))
@@ -117,11 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complete(args: argparse.Namespace, make: type[HeadTrainer]) -> None:
-    """Give the trainer's own options their defaults.
-
-    Raises:
-        UserError: if an option of other trainers is given.
-    """
+    """Give the trainer's own options their defaults; refuse those of other trainers."""
     for name in OWN_OPTIONS:
         value = getattr(args, name)
         if value is not None and name not in make.options:

@@ -19,15 +19,11 @@ POOL = 512
 
 
 class Document(NamedTuple):
-    """One text."""
-
     token_ids: list[int]  # prompt and answer, or plain text
     begin: int  # first token that is learned; what comes before it is read only
 
 
 class Batch(NamedTuple):
-    """One step's texts."""
-
     token_ids: torch.Tensor  # int64 [B, T], padded at the end
     is_learned: torch.Tensor  # bool [B, T], whether a token is one to predict
 
@@ -118,7 +114,6 @@ def batches_of_epoch(
 
 
 def collate(documents: Sequence[Document], device: torch.device) -> Batch:
-    """Return documents as a batch."""
     length = max(len(each.token_ids) for each in documents)
     token_ids = torch.zeros(len(documents), length, dtype=torch.long)
     is_learned = torch.zeros(len(documents), length, dtype=torch.bool)

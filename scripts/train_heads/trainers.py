@@ -26,8 +26,6 @@ HEADS_OPTIONS: Mapping[str, Any] = MappingProxyType(
 
 
 class Loss(NamedTuple):
-    """The loss of a batch."""
-
     total: torch.Tensor  # what is minimised, a scalar
     figures: dict[str, float]  # numbers for the log, by name
 

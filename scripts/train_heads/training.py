@@ -132,7 +132,6 @@ class Run:
         self._note({"loss": loss.total.item(), **loss.figures})
 
     def _note(self, figures: dict[str, float]) -> None:
-        """Add a step to the log."""
         self._recent.append(figures)
         if len(self._recent) < LOG_STEPS:
             return

@@ -68,7 +68,6 @@ class Requests:
         return request
 
     def begin(self, text: np.ndarray) -> RequestState:
-        """Return a new request with a text so far."""
         self._num_seen += 1
         return RequestState(0 if self._share else self._num_seen, _index_of(text))
 
