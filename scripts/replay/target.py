@@ -37,15 +37,11 @@ class MissingRowError(LookupError):
 
 
 class ReplayCache:
-    """Stands for a KV cache: for every row the text that it ends.
-
-    Attributes:
-        nodes: texts of the recording, one a row.
-        live: the model's own cache; it holds rows of the same text, and lags behind while the recording suffices.
-    """
+    """Stands for a KV cache: for every row the text that it ends."""
 
     def __init__(self, live: TreeCache | None) -> None:
-        self.nodes: list[int] = []
+        self.nodes: list[int] = []  # texts of the recording, one a row
+        # The model's own cache; it holds rows of the same text, and lags behind while the recording suffices.
         self.live = live
 
     @property
@@ -72,11 +68,6 @@ class ReplayTarget:
     Args:
         recording: rows that are known; grows where there is a model.
         target: the model, None to use the recording alone.
-
-    Attributes:
-        turn: the recorded turn that is replayed; it knows the limit of its context.
-        reads_rejected: whether the drafter reads rows of rejected nodes. If not, such a node has no row
-            unless it is known: the nodes of the answer are, and nobody looks at the others.
     """
 
     def __init__(self, recording: Recording, target: TargetModel | None = None) -> None:
@@ -87,7 +78,9 @@ class ReplayTarget:
         self.vocab_size = source.vocab_size
         self.chain_only = source.chain_only
         self.shapes = ANY_SHAPE
-        self.turn: RecordedTurn | None = None
+        self.turn: RecordedTurn | None = None  # that is replayed; it knows the limit of its context
+        # Whether the drafter reads rows of rejected nodes. If not, such a node has no row unless it is known: the
+        # nodes of the answer are, and nobody looks at the others.
         self.reads_rejected = True
         self._target = target
         self._live: dict[RecordedTurn, TreeCache] = {}  # the newest last
@@ -140,7 +133,7 @@ class ReplayTarget:
         read = prompt_ids[:-1]
         for begin in range(cache.length, len(read), PREFILL_CHUNK):
             chunk = read[begin : begin + PREFILL_CHUNK]
-            logits = self._chain(chunk, cache)
+            logits = self.forward(DraftTree.chain(chunk), cache)
             yield PromptChunk(chunk, logits if with_logits else None)
 
     def forward(self, tree: DraftTree, cache: ReplayCache) -> torch.Tensor:
@@ -157,9 +150,6 @@ class ReplayTarget:
     ) -> ReadOut:
         """Read the last pass out, as `TargetModel.read_out`."""
         return read_out(tree, logits, num_candidates, with_sketches)
-
-    def _chain(self, tokens: Sequence[int], cache: ReplayCache) -> torch.Tensor:
-        return self.forward(DraftTree.chain(tokens), cache)
 
     def _append(self, tree: DraftTree, cache: ReplayCache) -> list[int]:
         """Append a tree's nodes to the cache; return their texts, -1 for those without a row."""

@@ -46,38 +46,28 @@ class Place:
     batch: int = 0
 
 
+@dataclass
 class Run:
     """A training that can be broken off at any time.
-
-    Args:
-        trainer: what is learned.
-        model: the frozen model.
-        documents: what is learned from.
-        budget: how long.
-        work: folder of state and log.
-        settings: what must be the same when a training goes on.
 
     Raises:
         UserError: if the folder has the state of a training with other settings.
     """
 
-    def __init__(
-        self,
-        trainer: HeadTrainer,
-        model: Any,
-        documents: Sequence[Document],
-        budget: Budget,
-        work: Path,
-        settings: dict[str, Any],
-    ) -> None:
-        self._trainer, self._model, self._documents = trainer, model, documents
-        self._budget, self._work, self._settings = budget, work, settings
-        self._optimizers = trainer.optimizers(budget.learning_rate)
+    trainer: HeadTrainer
+    model: Any  # frozen
+    documents: Sequence[Document]
+    budget: Budget
+    work: Path  # folder of state and log
+    settings: dict[str, Any]  # must be the same when a training goes on
+
+    def __post_init__(self) -> None:
+        self._optimizers = self.trainer.optimizers(self.budget.learning_rate)
         self._highest = [one.param_groups[0]["lr"] for one in self._optimizers]
         self.place = Place()
         self._recent: list[dict[str, float]] = []
         self._arguments: dict[str, Any] = {"output_hidden_states": True, "use_cache": False}
-        if "logits_to_keep" in forward_parameters(model):
+        if "logits_to_keep" in forward_parameters(self.model):
             self._arguments["logits_to_keep"] = 1  # the model's own logits are not read
         self._batches: list[list[int]] = []  # of the epoch
         self._resume()
@@ -85,7 +75,7 @@ class Run:
     @property
     def share(self) -> float:
         """Share of the budget that is spent."""
-        return min(1.0, self.place.seconds / (60 * self._budget.minutes))
+        return min(1.0, self.place.seconds / (60 * self.budget.minutes))
 
     def train(self) -> None:
         """Train to the end of the budget."""
@@ -94,34 +84,34 @@ class Run:
             while self.share < 1.0:
                 self._step()
                 bar.update(int(100 * self.share) - bar.n)
-                if time.monotonic() - saved > 60 * self._budget.save_minutes:
+                if time.monotonic() - saved > 60 * self.budget.save_minutes:
                     self._save()
                     saved = time.monotonic()
         self._save()
 
     def _step(self) -> None:
         began, place = time.monotonic(), self.place
-        budget = self._budget
+        budget = self.budget
         if place.batch == 0 or not self._batches:
             self._batches = batches_of_epoch(
-                self._documents, budget.batch_tokens, budget.seed, place.epoch
+                self.documents, budget.batch_tokens, budget.seed, place.epoch
             )
         batches = self._batches
-        chosen = [self._documents[at] for at in batches[place.batch]]
-        batch = collate(chosen, self._model.device)
+        chosen = [self.documents[at] for at in batches[place.batch]]
+        batch = collate(chosen, self.model.device)
         with torch.inference_mode():
-            output = self._model(batch.token_ids, **self._arguments)
-            layers = self._trainer.hidden_layers
+            output = self.model(batch.token_ids, **self._arguments)
+            layers = self.trainer.hidden_layers
             hidden = torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
         hidden = hidden.clone()  # out of inference mode
         for optimizer, highest in zip(self._optimizers, self._highest, strict=True):
             optimizer.param_groups[0]["lr"] = highest * _schedule(self.share)
         with torch.autocast(hidden.device.type, torch.bfloat16):
-            loss = self._trainer.loss(batch, hidden)
+            loss = self.trainer.loss(batch, hidden)
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
-        torch.nn.utils.clip_grad_norm_(self._trainer.module.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.trainer.module.parameters(), 1.0)
         for optimizer in self._optimizers:
             optimizer.step()
         place.step, place.batch = place.step + 1, place.batch + 1
@@ -141,34 +131,34 @@ class Run:
             for key in rows[-1]
         }
         entry = {"step": place.step, "tokens": place.tokens, "seconds": round(place.seconds, 1)}
-        with (self._work / LOG).open("a", encoding="utf-8") as file:
+        with (self.work / LOG).open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry | means) + "\n")
         self._recent = []
 
     def _save(self) -> None:
         place = self.place
         state = {
-            "settings": self._settings,
-            "module": self._trainer.module.state_dict(),
+            "settings": self.settings,
+            "module": self.trainer.module.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "place": {name: getattr(place, name) for name in Place.__slots__},
         }
-        replace_file(self._work / STATE, lambda file: torch.save(state, file))
+        replace_file(self.work / STATE, lambda file: torch.save(state, file))
 
     def _resume(self) -> None:
-        file = self._work / STATE
+        file = self.work / STATE
         if not file.is_file():
-            (self._work / LOG).unlink(missing_ok=True)
+            (self.work / LOG).unlink(missing_ok=True)
             return
-        state = torch.load(file, map_location=self._model.device, weights_only=True)
+        state = torch.load(file, map_location=self.model.device, weights_only=True)
         if changed := [
-            name for name, value in self._settings.items() if state["settings"].get(name) != value
+            name for name, value in self.settings.items() if state["settings"].get(name) != value
         ]:
             raise UserError(
-                f"{changed[0]}: got {self._settings[changed[0]]}; the training in {self._work} has "
+                f"{changed[0]}: got {self.settings[changed[0]]}; the training in {self.work} has "
                 f"{state['settings'].get(changed[0])}; give that, or another --out"
             )
-        self._trainer.module.load_state_dict(state["module"])
+        self.trainer.module.load_state_dict(state["module"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.place = Place(**state["place"])
