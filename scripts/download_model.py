@@ -46,11 +46,11 @@ examples:
 
 
 def bring(known: KnownModel, models_folder: Path, *, force: bool = False) -> str:
-    """Place one model's folder and return a line that says what was done.
+    """Place a model's folder in the models' folder and return a line that says what was done.
 
     Args:
         known: the model.
-        models_folder: folder that receives a folder of its name.
+        models_folder: receives a folder of its name.
         force: replace a folder that is not whole.
 
     Raises:

@@ -36,11 +36,7 @@ Row = Mapping[str, Any]
 
 
 def with_results(text: str, folder: Path) -> str:
-    """Return a page with its table made anew from the reports that it names.
-
-    Args:
-        text: the page.
-        folder: what the names of the reports are relative to.
+    """Return a page with its table made anew from the reports that it names, relative to a folder.
 
     Raises:
         UserError: if the page has no marks, or a report cannot be read.

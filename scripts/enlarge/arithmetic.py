@@ -141,13 +141,7 @@ def _kv_copies(old: ModelShape, new: ModelShape) -> int:
 
 
 class Enlarger:
-    """Makes the tensors of the large model from those of the small one.
-
-    Args:
-        old: config of the small model.
-        new: config of the large one, from `scale_config`.
-        dtype: of the tensors made.
-    """
+    """Makes the tensors of the large model, whose config is from `scale_config`, from those of the small one."""
 
     def __init__(self, old: LlamaConfig, new: LlamaConfig, dtype: torch.dtype) -> None:
         self.old, self.new, self.dtype = shape_of(old), shape_of(new), dtype

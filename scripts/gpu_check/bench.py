@@ -166,15 +166,7 @@ def times_of(
     num_warm: int = NUM_WARM,
     prepare: Callable[[], object] = lambda: None,
 ) -> Times:
-    """Time a call.
-
-    Args:
-        call: launches work, and does not wait for it.
-        device: a GPU.
-        num_timed: calls that are timed.
-        num_warm: calls before them.
-        prepare: called before each call, outside of its time.
-    """
+    """Time a call that launches work and does not wait for it; `prepare` is outside of its time."""
     for _ in range(num_warm):
         prepare()
         call()

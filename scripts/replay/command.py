@@ -77,11 +77,7 @@ def add_model_options(parser: argparse.ArgumentParser, top_k: int = TOP_K) -> No
 
 
 def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
-    """Answer questions greedily; return the recording and the model.
-
-    Raises:
-        UserError: if something given cannot be used.
-    """
+    """Answer questions greedily; return the recording and the model."""
     if args.max_new_tokens < 1:
         raise UserError(f"max_new_tokens: got {args.max_new_tokens}; allowed: 1 or more")
     options = config_of(ModelOptions, vars(args))

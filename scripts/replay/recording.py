@@ -68,12 +68,7 @@ class RecordedTurn:
 
 
 class Recording:
-    """A growing trie of rows, and the turns it began with.
-
-    Args:
-        source: what is recorded.
-        turns: prompts with their answers.
-    """
+    """A growing trie of rows, and the turns it began with."""
 
     def __init__(self, source: Source, turns: list[RecordedTurn] | None = None) -> None:
         self.source = source

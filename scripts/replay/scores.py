@@ -71,10 +71,6 @@ def figures(scores: Sequence[TurnScore]) -> Figures:
 def drafter_from(words: str, vocab_size: int) -> Drafter:
     """Return the drafter of a method with options, spelled as for its inference command.
 
-    Args:
-        words: such as "recycling --start cold".
-        vocab_size: tokens V of the model.
-
     Raises:
         UserError: if method or options are unknown, or the options are not allowed.
     """
@@ -85,11 +81,7 @@ def drafter_from(words: str, vocab_size: int) -> Drafter:
 
 
 def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
-    """Refuse a drafter that a recording cannot serve exactly.
-
-    Raises:
-        UserError: with the reason.
-    """
+    """Raise UserError if a recording cannot serve a drafter exactly."""
     if isinstance(drafter, CostAwareDrafter) and drafter.wants_costs:
         is_budget = getattr(drafter.config, "budget", None) == "auto"
         fixed = "--budget fixed" if is_budget else "a tree template as --tree-version"
@@ -111,12 +103,7 @@ def score(
     drafter: Drafter,
     turns: Iterable[RecordedTurn],
 ) -> list[TurnScore]:
-    """Run a drafter over turns.
-
-    Args:
-        target: the recording.
-        drafter: hot drafters go on from turn to turn, cold ones forget before every question.
-        turns: in the order of the run.
+    """Run a drafter over turns: a hot one goes on from turn to turn, a cold one forgets before every question.
 
     Raises:
         UserError: if the recording lacks rows and there is no model to ask.
@@ -142,11 +129,7 @@ def score(
 def check_text(
     token_ids: Sequence[int], turn: RecordedTurn, drafter: Drafter, source: Source
 ) -> None:
-    """Check that an answer is the recorded one.
-
-    Raises:
-        RuntimeError: if it is not.
-    """
+    """Raise RuntimeError if an answer is not the recorded one."""
     if tuple(token_ids) != turn.answer_ids:
         raise RuntimeError(
             f"question {turn.question_id}: {type(drafter).__name__} changes the text; "

@@ -48,14 +48,7 @@ RankPath = tuple[int, ...]
 
 
 class TracingDrafter(RecyclingDrafter):
-    """Token Recycling that notes, at every step, which path of ranks is right.
-
-    Args:
-        config: of Token Recycling.
-        vocab_size: rows V.
-        turns: answers that are known.
-        max_depth: longest path.
-    """
+    """Token Recycling that counts, at every step, the path of ranks that is right by the known answers."""
 
     def __init__(
         self,
@@ -105,7 +98,7 @@ def learn(
 
     Args:
         target: the recording.
-        turns: what to learn from.
+        turns: the answers.
         num_nodes: paths wanted.
         num_ranks: successors kept for a token (k); ranks are 0 to k - 1.
         max_depth: longest path.
@@ -181,11 +174,7 @@ def most_probable(
 
 
 def write_template(file: Path, paths: Sequence[RankPath], source: str) -> None:
-    """Write a template for `--tree-version`.
-
-    Raises:
-        UserError: if it cannot be written.
-    """
+    """Write a template for `--tree-version`; UserError if that cannot be."""
     write_whole(file, json.dumps({"source": source, "paths": paths}) + "\n")
 
 

@@ -63,12 +63,7 @@ class ReplayCache:
 
 
 class ReplayTarget:
-    """Answers from a recording.
-
-    Args:
-        recording: rows that are known; grows where there is a model.
-        target: the model, None to use the recording alone.
-    """
+    """Answers from a recording, which grows where there is a model to ask."""
 
     def __init__(self, recording: Recording, target: TargetModel | None = None) -> None:
         source = recording.source

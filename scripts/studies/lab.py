@@ -65,11 +65,7 @@ class Lab:
         self._target = ReplayTarget(self.recording, self.model)
 
     def check(self, words: str) -> None:
-        """Refuse a drafter that the recording cannot serve, or whose heads are not of this model.
-
-        Raises:
-            UserError: with the reason.
-        """
+        """Raise UserError if the recording cannot serve a drafter, or its heads are not of this model."""
         drafter = drafter_from(words, self.recording.source.vocab_size)
         if drafter.needs.hidden_layers:
             with user_errors():

@@ -39,12 +39,7 @@ MUON = 20.0
 
 
 class _NetworkTrainer(HeadTrainer):
-    """Base of both: the network, and the model's embedding and output head.
-
-    Args:
-        network: untrained.
-        model: the frozen model.
-    """
+    """Base of both: the network, untrained, and the frozen model's embedding and output head."""
 
     module: DraftNetwork
 

@@ -32,13 +32,7 @@ class Verified(NamedTuple):
 
 
 class RecycledTrees:
-    """Grows, for each request, the tree of the N likeliest nodes after its last token.
-
-    Args:
-        vocab_size: V.
-        k: successors kept for a token.
-        num_nodes: N.
-    """
+    """Grows, for each request, the tree of the N likeliest nodes after its last token."""
 
     def __init__(self, vocab_size: int, k: int, num_nodes: int) -> None:
         self._vocab_size, self._k, self._num_nodes = vocab_size, k, num_nodes

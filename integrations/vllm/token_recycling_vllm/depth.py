@@ -53,11 +53,7 @@ class StepCost:
 
 
 class DepthChooser:
-    """Chooses the lengths of the drafts of a batch.
-
-    Args:
-        is_auto: whether drafts must pay; else all guesses are drafted.
-    """
+    """Chooses the lengths of the drafts of a batch; if not `is_auto`, all guesses are drafted."""
 
     def __init__(self, is_auto: bool) -> None:
         self.cost = StepCost()

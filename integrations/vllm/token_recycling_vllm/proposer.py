@@ -55,9 +55,6 @@ class _Turn(NamedTuple):
 class RecyclingProposer:
     """Drafts chains for vLLM's `method="custom_class"`.
 
-    Args:
-        vllm_config: vLLM's configuration.
-
     Raises:
         ValueError: if an option is not allowed.
         RuntimeError: if this vLLM lacks what the drafter is built on.

@@ -28,8 +28,7 @@ class RowTables:
     """The rows for contexts of one to three tokens.
 
     Args:
-        vocab_size: V.
-        k: successors in a row.
+        vocab_size, k: V and k.
         table_bits: log2 of the slots of the hash table.
         share: whether all texts share their rows. If not, a text's number is part of its keys, and
             single tokens have a hash table, too.

@@ -27,12 +27,7 @@ class TextMatch(NamedTuple):
 
 
 class TextIndex:
-    """Tokens in a ring, with an index of their n-grams.
-
-    Args:
-        capacity: tokens kept, at most; the newest overwrite the oldest.
-        lengths: of the n-grams, the longest first.
-    """
+    """The newest `capacity` tokens in a ring, with an index of their n-grams, the longest first."""
 
     def __init__(self, capacity: int, lengths: tuple[int, ...] = LENGTHS) -> None:
         self._tokens = np.zeros(capacity, dtype=np.int32)
