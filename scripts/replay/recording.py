@@ -93,12 +93,6 @@ class Recording:
         """Texts M with a row."""
         return len(self._tokens) - 1
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the rows and the trie in a file."""
-        of_a_text = 8 + sum(values[0].nbytes for values in self._rows.values())
-        return self.num_texts * of_a_text
-
     def child(self, node: int, token: int) -> int:
         """Return the text with one more token; -1 if it was never asked about."""
         return self._children.get((node, token), -1)
