@@ -54,17 +54,12 @@ class CostModel:
 
     The curve is of passes, measured on a device that may have been busy; a step also drafts, keeps
     and learns, which costs more for more nodes. So each step is compared with the curve.
-
-    Attributes:
-        sizes: nodes of a pass, root included, rising from 1.
-        near: milliseconds of a pass at `CONTEXTS[0]` cached tokens, by size.
-        far: the same at `CONTEXTS[1]`.
-        switch: whether to draft at all.
     """
 
-    sizes: tuple[int, ...]
-    near: tuple[float, ...]
-    far: tuple[float, ...]
+    sizes: tuple[int, ...]  # nodes of a pass, root included, rising from 1
+    near: tuple[float, ...]  # milliseconds of a pass at `CONTEXTS[0]` cached tokens, by size
+    far: tuple[float, ...]  # the same at `CONTEXTS[1]`
+    # Whether to draft at all.
     switch: DraftingSwitch = field(default_factory=DraftingSwitch, repr=False, compare=False)
     _speed: DeviceSpeed = field(default_factory=DeviceSpeed, repr=False, compare=False)
     # By size: the time of its steps relative to steps of all sizes.

@@ -85,17 +85,13 @@ def read_or_measure(target: TargetModel) -> CostModel:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A measured cost curve, and how steady the machine was meanwhile.
+    """A measured cost curve, and how steady the machine was meanwhile."""
 
-    Attributes:
-        costs: the curve.
-        spread: relative interquartile range of a pass's repeated timings, the median over passes.
-        lost: share of the time in which the measuring thread could not run; 0 on other devices than
-            the CPU, for which a thread may sleep.
-    """
-
-    costs: CostModel
+    costs: CostModel  # the curve
+    # Relative interquartile range of a pass's repeated timings, the median over passes.
     spread: float
+    # Share of the time in which the measuring thread could not run; 0 on other devices than the CPU,
+    # for which a thread may sleep.
     lost: float
 
     @classmethod

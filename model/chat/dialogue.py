@@ -26,14 +26,11 @@ class Dialogue:
         decoder: model, tokenizer and the first method.
         seed: seed of the draws; turn i draws with seed + i.
         options: options of `SpeculativeDecoder.stream`, such as `max_new_tokens` and `temperature`.
-
-    Attributes:
-        decoder: with the method in use.
-        messages: messages of user and assistant in turn, in the form of chat templates.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, seed: int = 0, **options: Any) -> None:
         self.decoder = decoder
+        # Of user and assistant in turn, in the form of chat templates.
         self.messages: list[dict[str, str]] = []
         self._seed = seed
         self._options = options

@@ -12,25 +12,17 @@ MODELS_FOLDER = CHECKOUT / "data" / "models"
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model whose weights a package of the package index carries as a GGUF file.
+    """A model whose weights a package of the package index carries as a GGUF file."""
 
-    Attributes:
-        name: short name, also the folder under data/models/.
-        title: label of figures measured with it.
-        package: requirement for pip.
-        source: who trained the weights.
-        special_ids: the generation config's tokens by name.
-    """
-
-    name: str
-    title: str
-    package: str
+    name: str  # short name, also the folder under data/models/
+    title: str  # label of figures measured with it
+    package: str  # requirement for pip
     wheel_sha256: str
     file: str
     file_sha256: str
     licence: str
-    source: str
-    special_ids: dict[str, int]
+    source: str  # who trained the weights
+    special_ids: dict[str, int]  # the generation config's tokens by name
 
 
 _SMOLLM2_135M = KnownModel(

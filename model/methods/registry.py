@@ -62,15 +62,10 @@ METHODS: Mapping[str, str] = _Methods()
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method, looked up once: commands carry it, not its name.
+    """A method, looked up once: commands carry it, not its name."""
 
-    Attributes:
-        name: its name in `METHODS`, or its drafter's module and class.
-        drafter_class: its drafter.
-    """
-
-    name: str
-    drafter_class: type[Drafter]
+    name: str  # its name in `METHODS`, or its drafter's module and class
+    drafter_class: type[Drafter]  # its drafter
 
     @property
     def config_class(self) -> type[Any]:

@@ -18,17 +18,11 @@ EXTENDING = 0.6
 
 @dataclass(slots=True)
 class _Occurrences:
-    """The earlier occurrences of an n-gram.
+    """The earlier occurrences of an n-gram."""
 
-    Attributes:
-        start: where the first one's continuation begins.
-        is_single: whether there is one only.
-        agree: whether the same token followed all of them.
-    """
-
-    start: int
-    is_single: bool = True
-    agree: bool = True
+    start: int  # where the first one's continuation begins
+    is_single: bool = True  # whether there is one only
+    agree: bool = True  # whether the same token followed all of them
 
 
 class EarlierText:

@@ -20,21 +20,13 @@ SPINE_BRANCHES = 0.5
 
 
 class Limits(NamedTuple):
-    """Limits of a tree.
+    """Limits of a tree."""
 
-    Attributes:
-        num_nodes: nodes, root included (B).
-        num_spine: nodes of the spine, at most.
-        branch_depth: depth from which on no branch grows; one may begin deeper.
-        depth: of the deepest node allowed.
-        width: successors in a row (K), which bounds how broad a branch grows.
-    """
-
-    num_nodes: int
-    num_spine: int
-    branch_depth: int
-    depth: int
-    width: int
+    num_nodes: int  # nodes, root included (B)
+    num_spine: int  # nodes of the spine, at most
+    branch_depth: int  # depth from which on no branch grows; one may begin deeper
+    depth: int  # of the deepest node allowed
+    width: int  # successors in a row (K), which bounds how broad a branch grows
 
 
 class SpineTree:

@@ -18,10 +18,6 @@ class AcceptanceRates:
         prior: the initial rate of each kind.
         strength: number of observations that the prior counts for.
         memory: most observations that a rate is averaged over; older ones fade, as the text changes.
-
-    Attributes:
-        array: rates and numbers of observations, float64 [2, kinds], writable.
-        rates: view of the first row that reads single numbers in a third of numpy's time.
     """
 
     def __init__(
@@ -30,7 +26,8 @@ class AcceptanceRates:
         self._prior = tuple(prior)
         self._strength = strength
         self._memory = memory
-        self.array = np.empty((2, len(self._prior)))
+        self.array = np.empty((2, len(self._prior)))  # rates and numbers of observations
+        # A view that reads single numbers in a third of numpy's time.
         self.rates: memoryview[float] = memoryview(self.array[0].data)
         self._weights: memoryview[float] = memoryview(self.array[1].data)
         self.reset()

@@ -166,17 +166,13 @@ def causal_mask(begin: int, count: int, device: torch.device) -> torch.Tensor | 
 
 
 class Rows:
-    """Keys and values of a text, and of the draft after it, for one layer.
-
-    Attributes:
-        length: rows in use T.
-    """
+    """Keys and values of a text, and of the draft after it, for one layer."""
 
     # The capacity grows by this many rows when it is full: the text's final length is unknown.
     MORE = 512
 
     def __init__(self, shape: LayerShape, device: torch.device, dtype: torch.dtype) -> None:
-        self.length = 0
+        self.length = 0  # rows in use T
         size = (2, shape.num_key_value_heads, 0, shape.head_dim)
         self._buffer = torch.empty(size, device=device, dtype=dtype)  # [2, heads, M, d]
 

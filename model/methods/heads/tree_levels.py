@@ -14,19 +14,12 @@ from ..growth.tree_template import TreeTemplate
 
 
 class Level(NamedTuple):
-    """One level of a tree, as indices on the device.
+    """One level of a tree, as indices on the device."""
 
-    Attributes:
-        num_guesses: k, so that all ranks are there.
-        readers: nodes of the level that have children [p], among the nodes of the level.
-        parents: for each node of the next level, its parent among the readers.
-        ranks: for each node of the next level, its rank among its parent's guesses.
-    """
-
-    num_guesses: int
-    readers: torch.Tensor
-    parents: torch.Tensor
-    ranks: torch.Tensor
+    num_guesses: int  # k, so that all ranks are there
+    readers: torch.Tensor  # nodes of the level that have children [p], among the nodes of the level
+    parents: torch.Tensor  # for each node of the next level, its parent among the readers
+    ranks: torch.Tensor  # for each node of the next level, its rank among its parent's guesses
 
 
 @lru_cache(maxsize=256)

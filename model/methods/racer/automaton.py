@@ -32,45 +32,24 @@ COLUMNS = ("tokens", "parents", "counts", "depths", "links")
 
 
 class _Place(NamedTuple):
-    """A node that may be drafted. The least of several places is the first to be left out.
+    """A node that may be drafted. The least of several places is the first to be left out."""
 
-    Attributes:
-        frequency: how often its n-gram was added.
-        minus_depth: of the node in the trie, negated.
-        node: a later node wins.
-        start: the state whose continuation it belongs to.
-    """
-
-    frequency: int
-    minus_depth: int
-    node: int
-    start: int
+    frequency: int  # how often its n-gram was added
+    minus_depth: int  # of the node in the trie, negated
+    node: int  # a later node wins
+    start: int  # the state whose continuation it belongs to
 
 
 class Retrieved(NamedTuple):
-    """The nodes that retrieval added to a draft.
+    """The nodes that retrieval added to a draft."""
 
-    Attributes:
-        num_chosen: chosen nodes.
-        end: the node of the draft that the last path ends in; the root's if there is none.
-        depth: of that node in the draft.
-    """
-
-    num_chosen: int
-    end: int
-    depth: int
+    num_chosen: int  # chosen nodes
+    end: int  # the node of the draft that the last path ends in; the root's if there is none
+    depth: int  # of that node in the draft
 
 
 class Automaton:
-    """The automaton.
-
-    Args:
-        max_nodes: most nodes of the trie, root included; more than the tokens of an n-gram.
-
-    Attributes:
-        tokens, parents, counts, depths, links: of each node.
-        children: of each node, by token; the newest last.
-    """
+    """The automaton of at most `max_nodes` nodes, root included: more than the tokens of an n-gram."""
 
     def __init__(self, max_nodes: int) -> None:
         self._max_nodes = max_nodes
@@ -79,7 +58,7 @@ class Automaton:
     def clear(self) -> None:
         self.tokens, self.parents = [NOTHING], [NOTHING]
         self.counts, self.depths, self.links = [0], [0], [ROOT]
-        self.children: list[dict[int, int]] = [{}]
+        self.children: list[dict[int, int]] = [{}]  # by token; the newest last
         # All nodes, the one touched longest ago first.
         self._touched: OrderedDict[int, None] = OrderedDict({ROOT: None})
         self._state = ROOT

@@ -13,14 +13,10 @@ class Nodes(NamedTuple):
 
 
 class PathTree:
-    """Paths from one root, merged: no node has two children with the same token.
-
-    Attributes:
-        tokens: of the nodes in the order in which they were added; node 0 is the root.
-    """
+    """Paths from one root, merged: no node has two children with the same token."""
 
     def __init__(self, root: int) -> None:
-        self.tokens = [root]
+        self.tokens = [root]  # of the nodes in the order in which they were added
         self._children: list[dict[int, int]] = [{}]
 
     def child(self, node: int, token: int) -> int:

@@ -60,14 +60,11 @@ class AdjacencyMatrix:
 
     Args:
         is_average: whether a written row is half the old and half the new one; else the new one replaces it.
-
-    Attributes:
-        successors: int32 [V, k].
-        shares: float32 [V, k]; None if rows are not averaged.
     """
 
     def __init__(self, vocab_size: int, k: int, device: torch.device, is_average: bool) -> None:
         self.successors = MirroredArray((vocab_size, k), np.int32, device)
+        # None if rows are not averaged.
         self.shares = MirroredArray((vocab_size, k), np.float32, device) if is_average else None
 
     def write(

@@ -102,17 +102,11 @@ class SamdConfig(Options):
 
 
 class _Chain(NamedTuple):
-    """A continuation found in the text or the corpus.
+    """A continuation found in the text or the corpus."""
 
-    Attributes:
-        tokens: the guesses.
-        length: length of the match, less the bias.
-        source: where it was found, "text" or "corpus".
-    """
-
-    tokens: Sequence[int]
-    length: int
-    source: str
+    tokens: Sequence[int]  # the guesses
+    length: int  # length of the match, less the bias
+    source: str  # where it was found, "text" or "corpus"
 
 
 class SamdDrafter(CostAwareDrafter):

@@ -110,16 +110,12 @@ def _loaded(file: str, state: tuple[object, ...]) -> StaticAutomaton:
 
 
 class Follower:
-    """Follows a text through a static automaton.
-
-    Attributes:
-        length: tokens of the longest suffix of the text that occurs in the corpus.
-    """
+    """Follows a text through a static automaton."""
 
     def __init__(self, automaton: StaticAutomaton) -> None:
         self._automaton = automaton
         self._state = ROOT
-        self.length = 0
+        self.length = 0  # of the longest suffix of the text that occurs in the corpus
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Follow these tokens, in amortised constant time each."""

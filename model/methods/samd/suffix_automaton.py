@@ -19,15 +19,10 @@ ROOT = 0  # the state of the empty suffix
 
 
 class Match(NamedTuple):
-    """An earlier occurrence of the text's end.
+    """An earlier occurrence of the text's end."""
 
-    Attributes:
-        length: tokens of the longest suffix that occurs earlier; 0 if there is none.
-        continuation: the tokens that followed it there.
-    """
-
-    length: int
-    continuation: Sequence[int]
+    length: int  # tokens of the longest suffix that occurs earlier; 0 if there is none
+    continuation: Sequence[int]  # the tokens that followed it there
 
 
 class SuffixAutomaton:
@@ -38,22 +33,15 @@ class SuffixAutomaton:
         prefers_latest: whether a match continues from the place where it was last the longest
             match, not from its first occurrence. Tracking the true last occurrence of every suffix
             would not be constant time; this is, and comes close.
-
-    Attributes:
-        text: the tokens so far.
-        transitions: for each state the state after one more token.
-        links: for each state the state of its longest suffix that occurs at more places; -1 for the
-            root.
-        lengths: for each state the length of its longest string.
-        ends: for each state where one of its occurrences ends, so that `text[end]` follows it.
     """
 
     def __init__(self, tokens: Sequence[int] = (), prefers_latest: bool = False) -> None:
         self.text: list[int] = []
+        # Of each state: the state after one more token; the state of its longest suffix that occurs at
+        # more places, -1 for the root; the length of its longest string; where one of its occurrences
+        # ends, so that `text[end]` follows it.
         self.transitions: list[dict[int, int]] = [{}]
-        self.links = [-1]
-        self.lengths = [0]
-        self.ends = [0]
+        self.links, self.lengths, self.ends = [-1], [0], [0]
         self._last = ROOT
         self._prefers_latest = prefers_latest
         self.extend(tokens)

@@ -16,19 +16,13 @@ from .suffix_tree import Node, Place
 
 @dataclass(slots=True)
 class Continuation:
-    """Tokens that may follow a match.
+    """Tokens that may follow a match."""
 
-    Attributes:
-        total: places of the match.
-        tokens: drafted tokens, parents before children.
-        parents: for each token the index of the one before it, -1 for the end of the match.
-        sum_of_counts: of the tokens.
-    """
-
-    total: int = 1
-    tokens: list[int] = field(default_factory=list)
+    total: int = 1  # places of the match
+    tokens: list[int] = field(default_factory=list)  # drafted tokens, parents before children
+    # For each token the index of the one before it, -1 for the end of the match.
     parents: list[int] = field(default_factory=list)
-    sum_of_counts: int = 0
+    sum_of_counts: int = 0  # of the tokens
 
     @property
     def score(self) -> float:

@@ -59,28 +59,19 @@ class Node:
 
 
 class Place(NamedTuple):
-    """Where a string ends in the tree.
+    """Where a string ends in the tree."""
 
-    Attributes:
-        node: the node in whose run it ends.
-        position: where the run goes on, in the text of the node.
-    """
-
-    node: Node
-    position: int
+    node: Node  # the node in whose run it ends
+    position: int  # where the run goes on, in the text of the node
 
 
 class SuffixTree:
-    """Counts of all strings of up to `depth` tokens in several texts.
-
-    Attributes:
-        num_nodes: nodes without the root.
-    """
+    """Counts of all strings of up to `depth` tokens in several texts."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._root = Node(0, [], 0, 0, None)
-        self.num_nodes = 0
+        self.num_nodes = 0  # without the root
         self.begin_text()
 
     def begin_text(self) -> list[int]:

@@ -33,17 +33,12 @@ KINDS: Mapping[type[DraftNetwork], str] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A checked checkpoint.
-
-    Attributes:
-        files: its folder, config and tensors, those of the network alone.
-        embedding: the target's embedding [V, D] as stored; None if it is not.
-    """
+    """A checked checkpoint."""
 
     kind: type[DraftNetwork]
     shape: NetworkShape
-    files: HeadFiles
-    embedding: torch.Tensor | None
+    files: HeadFiles  # its folder, config and tensors, those of the network alone
+    embedding: torch.Tensor | None  # the target's embedding [V, D] as stored; None if it is not
 
     def check_embedding(self, own: torch.Tensor) -> None:
         """Raise ValueError if the stored embedding is not the target's: other heads were trained for it."""

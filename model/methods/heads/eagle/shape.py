@@ -22,21 +22,15 @@ FIXED: Mapping[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape(LayerShape):
-    """Shape of a draft network: of its layer, with the target model's hidden size, and of what is around it.
+    """Shape of a draft network: of its layer, with the target model's hidden size, and of what is around it."""
 
-    Attributes:
-        vocab_size: V, of the target model.
-        draft_vocab_size: tokens that the network can draft; V unless it has an output head of its own.
-        has_fc_bias: whether the layer that joins embedding and feature has a bias.
-        has_qkv_bias: whether queries, keys and values have one.
-        hidden_layers: layers of the target model whose inputs are fused (EAGLE-3); empty: low, middle and
-            high ones, by the number of its layers.
-    """
-
-    vocab_size: int
+    vocab_size: int  # V, of the target model
+    # Tokens that the network can draft; V unless it has an output head of its own.
     draft_vocab_size: int
-    has_fc_bias: bool = True
-    has_qkv_bias: bool = False
+    has_fc_bias: bool = True  # whether the layer that joins embedding and feature has a bias
+    has_qkv_bias: bool = False  # whether queries, keys and values have one
+    # Layers of the target model whose inputs are fused (EAGLE-3); empty: low, middle and high ones, by
+    # the number of its layers.
     hidden_layers: tuple[int, ...] = ()
 
     @classmethod

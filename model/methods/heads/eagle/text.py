@@ -86,18 +86,14 @@ class DraftText:
 
 
 class Draft:
-    """A draft that grows level by level.
-
-    Attributes:
-        logits: of the tokens after each node of the last level that was read, [n, Q]; first after the
-            text, [1, Q].
-    """
+    """A draft that grows level by level."""
 
     def __init__(self, text: DraftText, last: torch.Tensor) -> None:
         self._text = text
         self._states = last
         self._depth = 0
         self._is_ancestor = torch.zeros(1, 0, dtype=torch.bool, device=last.device)
+        # Of the tokens after each node of the last level that was read, [n, Q]; first after the text, [1, Q].
         self.logits = text.network.logits(last, text.head)
 
     def deepen(self, parents: torch.Tensor, token_ids: torch.Tensor) -> None:

@@ -64,17 +64,11 @@ def grow_fixed(draft: Draft, shape: TreeTemplate) -> Grown:
 
 
 class Candidates(NamedTuple):
-    """Nodes to choose from, all [m].
+    """Nodes to choose from, all [m]."""
 
-    Attributes:
-        tokens: their token ids.
-        scores: logarithms of the probabilities of their paths.
-        parents: the candidate that each follows; -1 for the root.
-    """
-
-    tokens: torch.Tensor
-    scores: torch.Tensor
-    parents: torch.Tensor
+    tokens: torch.Tensor  # their token ids
+    scores: torch.Tensor  # logarithms of the probabilities of their paths
+    parents: torch.Tensor  # the candidate that each follows; -1 for the root
 
 
 class Beam(NamedTuple):

@@ -32,17 +32,11 @@ NOT_READ = (
 
 
 class HydraShape(NamedTuple):
-    """The shape of a checkpoint.
+    """The shape of a checkpoint."""
 
-    Attributes:
-        num_heads: K.
-        num_layers: residual blocks of a head; the first reads all guesses so far.
-        vocab_size: V; None if the heads use the target model's output head.
-    """
-
-    num_heads: int
-    num_layers: int
-    vocab_size: int | None
+    num_heads: int  # K
+    num_layers: int  # residual blocks of a head; the first reads all guesses so far
+    vocab_size: int | None  # V; None if the heads use the target model's output head
 
 
 class TextLayer(DecoderLayer):

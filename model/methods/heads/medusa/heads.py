@@ -23,19 +23,12 @@ FILE = "medusa_lm_head"
 
 
 class MedusaShape(NamedTuple):
-    """The shape of a checkpoint.
+    """The shape of a checkpoint."""
 
-    Attributes:
-        num_heads: K.
-        num_layers: residual blocks of a head, J.
-        hidden_size: D.
-        vocab_size: V; None if the heads use the target model's output head.
-    """
-
-    num_heads: int
-    num_layers: int
-    hidden_size: int
-    vocab_size: int | None
+    num_heads: int  # K
+    num_layers: int  # residual blocks of a head, J
+    hidden_size: int  # D
+    vocab_size: int | None  # V; None if the heads use the target model's output head
 
 
 class MedusaHeads(nn.ModuleList):
