@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from .memory import check_tensor
+
 # Most observations that a rate is averaged over.
 MEMORY = 400.0
 
@@ -47,12 +49,7 @@ class AcceptanceRates:
 
     def load_state(self, state: torch.Tensor) -> None:
         """Load a `state`, or raise ValueError if it does not fit."""
-        expected = (2, len(self._prior))
-        if tuple(state.shape) != expected or state.dtype != torch.float64:
-            raise ValueError(
-                f"rates: got {state.dtype} of shape {list(state.shape)}; allowed: float64 of shape "
-                f"{list(expected)}"
-            )
+        check_tensor("rates: got", state, self.array.dtype, self.array.shape)
         if not bool(((state[0] >= 0) & (state[0] <= 1) & (state[1] > 0)).all()):
             raise ValueError(
                 "rates: got numbers that are no rates; allowed: 0 to 1, weights above 0"

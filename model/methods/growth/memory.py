@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -24,6 +24,23 @@ def check_size(options: str, num_rows: int, k: int) -> None:
             f"{options}: got {num_rows} rows of {k} tokens, {4 * num_rows * k / 2**30:.1f} GiB; "
             f"allowed: at most {MAX_BYTES >> 30} GiB; give less"
         )
+
+
+def check_tensor(
+    what: str, tensor: torch.Tensor, dtype: object, shape: Sequence[int], hint: str = ""
+) -> None:
+    """Raise ValueError if a saved tensor has not this dtype, torch's or numpy's, and shape; `what` begins it."""
+    is_of_dtype = str(tensor.dtype).removeprefix("torch.") == str(dtype).removeprefix("torch.")
+    if not is_of_dtype or tuple(tensor.shape) != tuple(shape):
+        raise ValueError(
+            f"{what} {tensor.dtype} of shape {list(tensor.shape)}; allowed: {dtype} of shape {list(shape)}{hint}"
+        )
+
+
+def check_ids(ids: torch.Tensor, vocab_size: int) -> None:
+    """Raise ValueError if a saved tensor holds a token outside the vocabulary."""
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}")
 
 
 def wrong_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:

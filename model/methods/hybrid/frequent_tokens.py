@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import torch
 
+from ..growth.memory import check_tensor
+
 NUM_TOKENS = 8
 
 
 class FrequentTokens:
-    """Counts of emitted tokens; C++ counts and ranks them.
-
-    Args:
-        vocab_size: V.
-    """
+    """Counts of emitted tokens; C++ counts and ranks them."""
 
     def __init__(self, vocab_size: int) -> None:
         self._counts = torch.zeros(vocab_size, dtype=torch.int32, device="cpu")
@@ -30,11 +28,7 @@ class FrequentTokens:
 
     def check_state(self, counts: torch.Tensor) -> None:
         """Raise ValueError if these cannot be counts from `state`."""
-        if counts.shape != self._counts.shape or counts.dtype != self._counts.dtype:
-            raise ValueError(
-                f"matrix: got counts {counts.dtype} of shape {list(counts.shape)}; allowed: "
-                f"{self._counts.dtype} of shape {list(self._counts.shape)}"
-            )
+        check_tensor("matrix: got counts", counts, self._counts.dtype, self._counts.shape)
         if int(counts.min()) < 0:
             raise ValueError("matrix: holds counts below 0")
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ...engine.read_out import sketch_ids
+from ..growth.memory import check_ids, check_tensor
 from .row_tables import check_entries
 
 # Most records, and most bytes of records and tokens: with 10 MB of row tables at the default k, the
@@ -100,18 +101,13 @@ class Neighbours:
         shapes = (states, states, (count,), (count, self._rows.shape[1]))
         dtypes = (torch.int8, torch.int8, torch.int32, torch.int32)
         for name, tensor, shape, dtype in zip(NAMES, given, shapes, dtypes, strict=True):
-            if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-                raise ValueError(
-                    f"matrix: got {name} {tensor.dtype} of shape {list(tensor.shape)}; allowed: {dtype} "
-                    f"of shape {list(shape)} (--output-id-topk)"
-                )
+            check_tensor(f"matrix: got {name}", tensor, dtype, shape, " (--output-id-topk)")
         if count > self._num_records:
             raise ValueError(
                 f"matrix: got {count} states; allowed: {self._num_records} (--neighbours)"
             )
         vocab_size = len(self._latest)
-        if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
-            raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}")
+        check_ids(tokens, vocab_size)
         check_entries(rows, vocab_size)
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:

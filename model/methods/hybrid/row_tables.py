@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..growth.best_first import CENTRES
+from ..growth.memory import check_ids, check_tensor
 
 LONGEST_KEY = 3
 # An entry is token * NUM_CODES + code; the code of a row's first token is larger by FIRST.
@@ -25,11 +26,9 @@ assert 2 * FIRST <= NUM_CODES
 
 def check_entries(rows: torch.Tensor, vocab_size: int) -> None:
     """Raise ValueError if an entry of rows [rows, k] has a token outside the vocabulary or an invalid code."""
-    if not rows.numel():
-        return
-    if not 0 <= int(rows.min()) <= int(rows.max()) < vocab_size * NUM_CODES:
-        raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {vocab_size - 1}")
-    if int((rows % NUM_CODES).max()) >= 2 * FIRST:
+    # Rounded down, as a negative entry's token is.
+    check_ids(rows // NUM_CODES, vocab_size)
+    if rows.numel() and int((rows % NUM_CODES).max()) >= 2 * FIRST:
         raise ValueError(f"matrix: holds a code above {2 * FIRST - 1}")
 
 
@@ -67,15 +66,9 @@ class RowTables:
     def check_memory(self, tensors: Mapping[str, torch.Tensor], vocab_size: int) -> None:
         """Raise ValueError if shapes, types or values are not those of `memory`."""
         keys, rows = tensors["keys"], tensors["rows"]
-        num_rows = keys.numel()
-        shapes = {"keys": (num_rows,), "rows": (num_rows, self._rows.shape[1])}
-        for name, dtype in (("keys", torch.int64), ("rows", torch.int32)):
-            given = tensors[name]
-            if tuple(given.shape) != shapes[name] or given.dtype != dtype:
-                raise ValueError(
-                    f"matrix: got {name} {given.dtype} of shape {list(given.shape)}; allowed: {dtype} "
-                    f"of shape {list(shapes[name])} (--output-id-topk)"
-                )
+        shape, hint = (keys.numel(), self._rows.shape[1]), " (--output-id-topk)"
+        check_tensor("matrix: got keys", keys, torch.int64, shape[:1], hint)
+        check_tensor("matrix: got rows", rows, torch.int32, shape, hint)
         check_entries(rows, vocab_size)
 
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:

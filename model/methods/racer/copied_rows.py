@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..growth.memory import check_ids, check_tensor
 from .path_tree import PathTree
 
 
@@ -83,14 +84,9 @@ class CopiedRows:
 
     def load_state(self, state: torch.Tensor) -> None:
         """Load a `state`, or raise ValueError if it does not fit."""
-        shape = (self._vocab_size, self._k)
-        if tuple(state.shape) != shape or state.dtype != torch.int32:
-            raise ValueError(
-                f"matrix: got {state.dtype} of shape {list(state.shape)}; allowed: int32 of shape "
-                f"{list(shape)} (vocabulary of the model, --max-breadth)"
-            )
-        if state.numel() and not 0 <= int(state.min()) <= int(state.max()) < self._vocab_size:
-            raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {shape[0] - 1}")
+        shape, hint = (self._vocab_size, self._k), " (vocabulary of the model, --max-breadth)"
+        check_tensor("matrix: got", state, "int32", shape, hint)
+        check_ids(state, self._vocab_size)
         written = state.any(dim=1).nonzero().flatten()
         self._rows = dict(zip(written.tolist(), state[written].tolist(), strict=True))
 

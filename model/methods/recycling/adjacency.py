@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ...machine.transfer import write
+from ..growth.memory import check_tensor
 from ..growth.tree_template import TreeTemplate
 
 # Of nodes with the same token, the last ones that are averaged: each counts half of the one after it.
@@ -97,11 +98,7 @@ class AdjacencyMatrix:
         if self.shares is None:
             return
         shares, host = tensors["shares"], self.shares.host
-        if tuple(shares.shape) != host.shape or shares.dtype != torch.float32:
-            raise ValueError(
-                f"matrix: got shares {shares.dtype} of shape {list(shares.shape)}; allowed: float32 of "
-                f"shape {list(host.shape)}"
-            )
+        check_tensor("matrix: got shares", shares, host.dtype, host.shape)
         if shares.numel() and not bool(((shares >= 0) & (shares <= 1)).all()):
             raise ValueError("matrix: holds shares outside 0 to 1")
         host[:] = shares.cpu().numpy()

@@ -26,6 +26,7 @@ from ...engine.verification import Acceptance
 from ...machine.cpp_interface import shared_struct
 from ..growth.acceptance_rates import MEMORY, AcceptanceRates
 from ..growth.best_first import CENTRES, MINUS_EDGES, Growth, address, flat, loaded
+from ..growth.memory import check_tensor
 
 # A stored probability comes from another context with the same last token, so about half of it is expected.
 TRUST = 0.5
@@ -136,11 +137,7 @@ class AutoTree:
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load a `memory`, or raise ValueError if it does not fit."""
         codes = tensors["codes"]
-        if tuple(codes.shape) != self._codes.shape or codes.dtype != torch.uint8:
-            raise ValueError(
-                f"matrix: got codes {codes.dtype} of shape {list(codes.shape)}; allowed: uint8 of "
-                f"shape {list(self._codes.shape)}"
-            )
+        check_tensor("matrix: got codes", codes, self._codes.dtype, self._codes.shape)
         if codes.numel() and int(codes.max()) > len(CENTRES):
             raise ValueError(f"matrix: holds a code above {len(CENTRES)}")
         is_coded = codes > 0

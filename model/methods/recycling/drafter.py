@@ -31,7 +31,7 @@ from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, Options, option
-from ..growth.memory import check_topk, wrong_tensors
+from ..growth.memory import check_ids, check_tensor, check_topk, wrong_tensors
 from ..growth.tree_template import TreeTemplate
 from .adjacency import AdjacencyMatrix, DeviceTemplate
 from .auto_tree import AutoTree, library_of_guesses
@@ -236,13 +236,9 @@ class RecyclingDrafter(CostAwareDrafter):
                 "other policies keep rows of three kinds)"
             )
         matrix = tensors["adjacency"]
-        if tuple(matrix.shape) != self._matrix.shape or matrix.dtype != torch.int32:
-            raise ValueError(
-                f"matrix: got {matrix.dtype} of shape {list(matrix.shape)}; allowed: int32 of shape "
-                f"{list(self._matrix.shape)} (vocabulary of the model, --output-id-topk)"
-            )
-        if matrix.numel() and not 0 <= int(matrix.min()) <= int(matrix.max()) < self.vocab_size:
-            raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {self.vocab_size - 1}")
+        own, hint = self._matrix, " (vocabulary of the model, --output-id-topk)"
+        check_tensor("matrix: got", matrix, own.dtype, own.shape, hint)
+        check_ids(matrix, self.vocab_size)
         if self._guesses:
             self._guesses.load_memory(tensors)
         else:

@@ -26,7 +26,7 @@ from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, Options, option
-from ..growth.memory import wrong_tensors
+from ..growth.memory import check_ids, wrong_tensors
 from .continuation import Continuation, Grow, likeliest_path, likeliest_tree
 from .suffix_tree import Place, SuffixTree
 
@@ -175,8 +175,7 @@ class SuffixDrafter(Drafter):
                 f"matrix: got {len(lengths)} answers; allowed: at most {self.config.max_cached_answers}, "
                 "--max-cached-answers"
             )
-        if len(answers) and not 0 <= int(answers.min()) <= int(answers.max()) < self.vocab_size:
-            raise ValueError(f"matrix: holds ids outside the vocabulary 0 to {self.vocab_size - 1}")
+        check_ids(answers, self.vocab_size)
 
     def describe(self) -> str:
         num_answers = len(self._answers) + bool(self._answer)
