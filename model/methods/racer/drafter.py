@@ -101,8 +101,7 @@ class RacerDrafter(Drafter):
             # Only a chain goes on where retrieval ended.
             end, begun = (retrieved.end, retrieved.depth) if is_chain else (0, 0)
             self._rows.grow(tree, end, size - retrieved.num_chosen, depth - begun, is_chain)
-        nodes = tree.flat()
-        return DraftTree.from_lists(nodes.tokens, nodes.parents)
+        return DraftTree.from_lists(*tree.flat())
 
     def observe(self, step: VerifiedStep) -> None:
         """Write the row of every node in the order of the tree, and count the n-grams of the new text."""

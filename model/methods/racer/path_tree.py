@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Nodes(NamedTuple):
-    """Nodes of a tree, the root first: tokens, and the parent of each (-1 for the root)."""
-
-    tokens: list[int]
-    parents: tuple[int, ...]
-
 
 class PathTree:
     """Paths from one root, merged: no node has two children with the same token."""
@@ -29,12 +20,12 @@ class PathTree:
             self._children.append({})
         return found
 
-    def flat(self) -> Nodes:
-        """Return the nodes level by level; of siblings the one that was added last comes first."""
+    def flat(self) -> tuple[list[int], tuple[int, ...]]:
+        """Return tokens and parents of the nodes level by level; of siblings the last one added comes first."""
         tokens, parents, order = [self.tokens[0]], [-1], [0]
         for place, node in enumerate(order):  # grows meanwhile
             for child in reversed(self._children[node].values()):
                 order.append(child)
                 parents.append(place)
                 tokens.append(self.tokens[child])
-        return Nodes(tokens, tuple(parents))
+        return tokens, tuple(parents)

@@ -27,9 +27,9 @@ def grown(
     """Return the paths of the tree after token 1."""
     tree = PathTree(1)
     copied.grow(tree, 0, num_nodes, depth, is_chain)
-    nodes = tree.flat()
+    tokens, parents = tree.flat()
     paths: list[tuple[int, ...]] = [()]
-    for token, parent in zip(nodes.tokens[1:], nodes.parents[1:], strict=True):
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
         paths.append((*paths[parent], token))
     return set(paths[1:])
 
