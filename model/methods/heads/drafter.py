@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,8 +12,24 @@ from torch import nn
 from ...engine.drafter import Drafter, Needs
 from ...engine.passes.hidden import FINAL
 from ...engine.target import TargetModel
+from ..growth.tree_template import TreeTemplate, read_rank_paths
 from .head_files import HeadFiles
-from .tree_choices import NUM_RANKS, tree_of
+
+# The static tree of Medusa and Hydra: the most useful nodes come first.
+TREE = "mc_sim_7b_63"
+TREE_FILE = Path(__file__).parent / "templates" / f"{TREE}.json"
+NUM_NODES, NUM_RANKS = 63, 10
+
+
+@lru_cache(maxsize=16)
+def tree_of(num_nodes: int, num_heads: int, num_ranks: int) -> TreeTemplate:
+    """Return the first nodes of the tree, as far as heads and ranks reach; the same object on every call.
+
+    A tiny vocabulary has fewer guesses after a node than the tree's 10 ranks.
+    """
+    first = read_rank_paths(TREE_FILE, TREE)[:num_nodes]
+    kept = [path for path in first if len(path) <= num_heads and max(path) < num_ranks]
+    return TreeTemplate(kept, TREE)
 
 
 class HeadDrafter(Drafter):

@@ -168,10 +168,8 @@ class NetworkDrafter(HeadDrafter):
     def _bind(self, target: TargetModel) -> None:
         if target is self._target:
             return
-        embedding, head = (
-            target.model.get_input_embeddings(),
-            target.model.get_output_embeddings(),
-        )
+        embedding = target.model.get_input_embeddings()
+        head = target.model.get_output_embeddings()
         if head is None:
             raise ValueError("model: has no output head of its own; use a method without heads")
         self.check_config(target.config)

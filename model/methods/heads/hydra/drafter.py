@@ -28,9 +28,8 @@ from ....kernels.largest_logits import top_k
 from ....machine.transfer import uploaded
 from ....options import Options, option
 from ..decoder_layer import LayerShape, Rows
-from ..drafter import StaticHeadDrafter
+from ..drafter import NUM_NODES, StaticHeadDrafter
 from ..head_files import called, heads_option, required
-from ..tree_choices import NUM_NODES
 from ..tree_levels import Level, levels_of
 from .heads import HydraHeads, HydraShape, read_hydra, write_hydra
 

@@ -27,9 +27,8 @@ from ....kernels.largest_logits import top_k
 from ....machine.transfer import uploaded
 from ....options import Options, option
 from ...growth.tree_template import TreeTemplate
-from ..drafter import StaticHeadDrafter
+from ..drafter import NUM_NODES, StaticHeadDrafter
 from ..head_files import called, heads_option, required
-from ..tree_choices import NUM_NODES
 from .heads import MedusaHeads, MedusaShape, read_medusa, write_medusa
 
 
