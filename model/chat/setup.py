@@ -128,12 +128,8 @@ class ChatSetup:
                 f"show_matrix: got {given}; allowed: ids below {self._text_config.vocab_size}"
             )
         ids: list[int] = self._tokenizer(given, add_special_tokens=False).input_ids
-        if len(ids) != 1:
-            ids = (
-                [self._tokenizer.get_vocab()[given]]
-                if given in self._tokenizer.get_vocab()
-                else ids
-            )
+        if len(ids) != 1 and given in self._tokenizer.get_vocab():
+            return int(self._tokenizer.get_vocab()[given])
         if len(ids) != 1:
             pieces = " ".join(self._piece(token) for token in ids)
             raise UserError(

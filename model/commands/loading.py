@@ -34,6 +34,7 @@ MOST_THREADS = 8
 # Weights as the hub has them, in one file or several.
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+LOADING_ERRORS = (OSError, ValueError, ImportError, RuntimeError, SafetensorError, UnpicklingError)
 # They read a tokenizer.model, where a model has no tokenizer.json.
 TOKENIZER_PACKAGES = ("sentencepiece", "protobuf")
 
@@ -193,11 +194,9 @@ def _check_place(model_path: str, allow_pickle: bool) -> None:
 
 
 def _refuse_pickles(folder: Path) -> None:
-    pickles = sorted(file.name for file in folder.glob("*.bin")) + sorted(
-        file.name for file in folder.glob("*.pt*")
-    )
+    pickles = [*sorted(folder.glob("*.bin")), *sorted(folder.glob("*.pt*"))]
     if pickles and not any(folder.glob("*.safetensors")):
-        _refuse_pickle(str(folder), pickles[0])
+        _refuse_pickle(str(folder), pickles[0].name)
 
 
 def _refuse_pickles_of_hub(name: str) -> None:
@@ -284,14 +283,7 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
     except UnsupportedModelError as error:
         hint = " (with --compile; leave it out)" if options.compile else ""
         raise UserError(f"{error}{hint}") from error
-    except (
-        OSError,
-        ValueError,
-        ImportError,
-        RuntimeError,
-        SafetensorError,
-        UnpicklingError,
-    ) as error:
+    except LOADING_ERRORS as error:
         if _is_due_to(error, UnpicklingError):
             raise UserError(
                 f"model_path {options.model_path}: its pickle names code that is no tensor, which was not "
