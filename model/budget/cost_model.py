@@ -88,10 +88,8 @@ class CostModel:
         block = context // BLOCK
         if block not in self._at:
             corrected = [
-                cost * self._expected_factor(index) * correction.factor
-                for index, (cost, correction) in enumerate(
-                    zip(self._curve(block), self._corrections, strict=True)
-                )
+                self._cost(index, block) * self._expected_factor(index) * correction.factor
+                for index, correction in enumerate(self._corrections)
             ]
             # A smaller pass never costs more: if it was measured so, that was noise.
             lowest = list(accumulate(reversed(corrected), min))[::-1]
@@ -130,11 +128,8 @@ class CostModel:
         """Return the expected time of a step relative to its pass on the curve, from steps of all sizes."""
         return self._speed.plain_factor * (self._speed.drafting_factor if index else 1.0)
 
-    def _curve(self, block: int) -> list[float]:
-        """Return the milliseconds of a pass by size, in the middle of a block of context lengths."""
-        return [self._cost(index, block) for index in range(len(self.sizes))]
-
     def _cost(self, index: int, block: int) -> float:
+        """Return the milliseconds of a pass of a size, in the middle of a block of context lengths."""
         share = (block * BLOCK + BLOCK // 2 - CONTEXTS[0]) / (CONTEXTS[1] - CONTEXTS[0])
         near = self.near[index]
         return near + max(share * (self.far[index] - near), -0.5 * near)

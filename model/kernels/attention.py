@@ -130,10 +130,8 @@ class AttentionKernels(PassKernels):
     """The attention functions of a model's passes.
 
     Args:
-        config: the model's text config.
         groups_heads: whether passes of several rows use `grouped_attention`.
         has_kernel: whether passes use `few_queries_attention`.
-        is_plain: as in `PassKernels`.
         choice: what was measured on a GPU.
 
     Attributes:

@@ -164,8 +164,10 @@ def find_norms(
             for epsilon in _epsilons(module)
             for kind in KINDS
         )
-        norm = next((norm for norm in norms if _is_proved(norm, dtype)), None)
-        if norm is not None:
+        proved = (
+            norm for norm in norms if all(_agrees(norm, one) for one in {dtype, torch.float32})
+        )
+        if (norm := next(proved, None)) is not None:
             found[module] = norm
     return found
 
@@ -187,11 +189,6 @@ def _epsilons(module: nn.Module) -> list[str]:
         for name, value in vars(module).items()
         if type(value) is float and 0 < value <= LARGEST_EPSILON
     ]
-
-
-def _is_proved(norm: FusedNorm, dtype: torch.dtype) -> bool:
-    """Whether torch's function computes what the module does, in this dtype and in float32."""
-    return all(_agrees(norm, one) for one in {dtype, torch.float32})
 
 
 def _agrees(norm: FusedNorm, dtype: torch.dtype) -> bool:
