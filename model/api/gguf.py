@@ -2,10 +2,6 @@
 
 Functions take a folder or hub name too, and then call transformers as usual, so that a caller needs
 no case for either.
-
-Use:
-    tokenizer = read(AutoTokenizer, "x.gguf")
-    model = read_weights("x.gguf", dtype=torch.float32)
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Files of commands: atomic writes, and bounded reads of untrusted files.
 
 After a crash a file written here is the old one or all of the new one (`model.machine.files`).
-
-Use:
-    write_whole("table.md", text)
-    row = parse_json(line, "question file q.jsonl, line 3")
 """
 
 from __future__ import annotations

@@ -99,12 +99,8 @@ class LogitSpecDrafter(Drafter):
                 break
             if token == ending[-1]:
                 continue
-            length = min(_branch_length(rank), room, max_depth)
+            longest = next((length for last, length in BRANCH_LENGTHS if rank <= last), LAST_LENGTH)
+            length = min(longest, room, max_depth)
             branches.append([token, *self._pool.after((*ending, token))][:length])
             room -= len(branches[-1])
         return [branch for branch in branches if branch]
-
-
-def _branch_length(rank: int) -> int:
-    """Return the length of the longest branch that begins with the token of a rank."""
-    return next((length for last, length in BRANCH_LENGTHS if rank <= last), LAST_LENGTH)

@@ -95,29 +95,22 @@ class AutoTree:
             self._library.rows_teach(self._rows, address(path), address(tokens), count)
         self._is_grown = False
         self.append(acceptance.tokens)
-        self._write_nodes(acceptance.node_tokens, array("q", order), *acceptance.candidates)
+        self.write(acceptance.node_tokens, *acceptance.candidates, order)
 
     def write(
         self,
         tokens: Sequence[int],
         successors: Sequence[Sequence[int]],
         logits: Sequence[Sequence[float]],
+        order: Sequence[int] | None = None,
     ) -> None:
-        """Write rows of tokens, one by one: k successors each, and the codes of their probabilities."""
-        self._write_nodes(tokens, array("q", range(len(tokens))), successors, logits)
-
-    def _write_nodes(
-        self,
-        tokens: Sequence[int],
-        order: array[int],
-        successors: Sequence[Sequence[int]],
-        logits: Sequence[Sequence[float]],
-    ) -> None:
-        self._check(*(tokens[node] for node in order))
+        """Write rows, one by one or in this order: k successors a token, and codes of their probabilities."""
+        nodes = array("q", range(len(tokens)) if order is None else order)
+        self._check(*(tokens[node] for node in nodes))
         written, rows, values = array("i", tokens), flat("i", successors), flat("d", logits)
         self._library.rows_write(
-            *(self._rows, address(written), address(order), len(order)),
-            *(address(rows), address(values), len(successors[0]) if order else 0),
+            *(self._rows, address(written), address(nodes), len(nodes)),
+            *(address(rows), address(values), len(successors[0]) if nodes else 0),
         )
 
     def _check(self, *tokens: int) -> None:

@@ -261,12 +261,9 @@ class RecyclingDrafter(CostAwareDrafter):
     def _levels_of(self, template: TreeTemplate) -> list[_Level]:
         if template not in self._levels:
             topology = template.topology
-            parents, ranks, depths = (
-                np.array(values) for values in (topology.parents, template.ranks, topology.depths)
-            )
+            parents, ranks = np.array(topology.parents), np.array(template.ranks)
             self._levels[template] = [
                 _Level(nodes, parents[nodes], ranks[nodes])
-                for depth in range(1, topology.max_depth + 1)
-                for nodes in [np.flatnonzero(depths == depth)]
+                for nodes in map(np.array, topology.levels[1:])
             ]
         return self._levels[template]

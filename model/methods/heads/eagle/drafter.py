@@ -69,15 +69,6 @@ class Eagle3Config(Eagle2Config):
     depth: int = option(8, DEPTH, least=1, most=MAX_DEPTH)
 
 
-def _check_size(num_nodes: int, depth: int, width: int) -> None:
-    """Raise ValueError if a tree of this depth and width has fewer candidates than nodes."""
-    most = width + (depth - 1) * width * width
-    if num_nodes > most:
-        raise ValueError(
-            f"num_nodes: got {num_nodes}; allowed: 1 to {most}, the candidates of {depth} levels {width} wide"
-        )
-
-
 class NetworkDrafter(HeadDrafter):
     """Base of the three: a draft network on the text, from which subclasses grow a tree.
 
@@ -194,7 +185,13 @@ class LikeliestDrafter(NetworkDrafter):
     """Drafts the most probable nodes."""
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
-        _check_size(config.num_nodes, config.depth, config.width)
+        depth, width = config.depth, config.width
+        most = width + (depth - 1) * width * width
+        if config.num_nodes > most:
+            raise ValueError(
+                f"num_nodes: got {config.num_nodes}; allowed: 1 to {most}, the candidates of {depth} levels "
+                f"{width} wide"
+            )
         super().__init__(config, vocab_size, device)
 
     def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
