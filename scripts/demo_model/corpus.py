@@ -1,53 +1,26 @@
-"""Training text of the demo model: rows, tokenizer, chat format, packing.
-
-Reads a JSONL(.gz) corpus of `prompt` and `response`, trains a byte-level BPE tokenizer on it, and
-turns rows into packed training sequences with one loss weight per token.
-"""
+"""Training text of the demo model: rows, tokenizer, chats, packed batches; and what a loop is."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+import pandas
 from transformers import PreTrainedTokenizerFast
 
-from scripts.demo_model.loops import find_loop
+from model.commands.model_options import DEFAULT_MODEL
 
-BOS, EOS, PAD = "<s>", "</s>", "<pad>"
-SYSTEM_MESSAGE = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
-)
-# Vicuna v1.1's format; the system message is written only when the caller gives one, because forty
-# tokens of preamble cost a small model more than they tell it.
-CHAT_TEMPLATE = (
-    "{{ bos_token }}"
-    "{% for message in messages %}"
-    "{% if message['role'] == 'system' %}{{ message['content'] + ' ' }}"
-    "{% elif message['role'] == 'user' %}{{ 'USER: ' + message['content'] + ' ' }}"
-    "{% else %}{{ 'ASSISTANT: ' + message['content'] + eos_token }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
-)
-# GPT-2's word pattern, with one digit per token: sums are easier to learn digit by digit.
-WORD_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-HELD_OUT_ONE_IN = 50
-NUM_OPEN = 64  # sequences that still take chats while they are packed
-
-
-class Row(NamedTuple):
-    """One exchange of the corpus."""
-
-    prompt: str
-    response: str
+CONTEXT = 3072  # tokens; the longest Spec-Bench prompt has 1,900, and 1,024 new ones still fit
+MAX_RESPONSE = 256  # tokens; rows with a longer response are left out
+PROMPT_WEIGHT, EOS_WEIGHT = 0.3, 2.0  # in the loss; any other token of a response has 1
+TWO_TURN_SHARE = 0.1  # chats that take a second turn
+PACKED = 768  # tokens of a packed sequence; longer chats are sequences of their own
+TOKENS_PER_STEP = 4608
+LOOP_WINDOW, MAX_PERIOD = 24, 12  # tokens
 
 
 class Turn(NamedTuple):
@@ -57,175 +30,100 @@ class Turn(NamedTuple):
     response_ids: list[int]  # " ...</s>"
 
 
-class Packed(NamedTuple):
-    """Sequences of one length; N sequences, T tokens each."""
+class Text(NamedTuple):
+    """A training sequence, with the loss weight of each token."""
 
-    token_ids: np.ndarray  # [N, T] int64
-    weights: np.ndarray  # [N, T] float32: loss weight of predicting this token
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusConfig:
-    """The way from rows to training sequences; lengths in tokens."""
-
-    prompt_weight: float = 0.3  # loss weight of a prompt token; a response token has 1
-    eos_weight: float = 2.0  # loss weight of the token that ends an answer
-    max_response: int = 256  # longer responses are left out
-    two_turn_share: float = 0.2  # rows that become the first turn of a two-turn chat
-    system_share: float = 0.03  # chats that open with Vicuna's system message
-    short_length: int = 768  # of most sequences
-    long_length: int = 3072  # of the long sequences
-    long_share: float = 0.02  # rows that fit a short sequence but go to a long one
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Read a JSONL or JSONL.gz file whose objects have `prompt` and `response`.
-
-    Raises:
-        ValueError: if a line is no such object, or there is no line.
-    """
-    rows = []
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                item = json.loads(line)
-                rows.append(Row(item["prompt"].strip(), item["response"].strip()))
-            except (ValueError, KeyError, TypeError, AttributeError) as problem:
-                raise ValueError(
-                    f"corpus {path.name} line {number}: got {problem!r}; allowed: an object with "
-                    "strings prompt and response; fix or drop that line"
-                ) from problem
-    if not rows:
-        raise ValueError(f"corpus {path.name}: got no rows; allowed: one or more")
-    return rows
-
-
-def is_held_out(row: Row) -> bool:
-    """Whether a row is never learned from: by a hash, so that equal prompts are on one side."""
-    return zlib.crc32(row.prompt.encode()) % HELD_OUT_ONE_IN == 0
-
-
-def train_tokenizer(rows: Sequence[Row], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer on rendered chats.
-
-    Args:
-        rows: the text.
-        vocab_size: token ids, special tokens included.
-        context: longest sequence of the model, in tokens.
-    """
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[PAD, BOS, EOS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    texts = (f"USER: {row.prompt} ASSISTANT: {row.response}" for row in rows)
-    bpe.train_from_iterator(texts, trainer)
-    # As Llama's tokenizer does: text gets a bos unless add_special_tokens=False.
-    bpe.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        bos_token=BOS,
-        eos_token=EOS,
-        pad_token=PAD,
-        padding_side="left",
-        model_max_length=context,
-        clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"],
-        chat_template=CHAT_TEMPLATE,
-    )
-
-
-def encode_turns(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerFast, config: CorpusConfig
-) -> list[Turn]:
-    """Tokenize rows; rows that are too long or loop themselves are left out."""
-    prompts = [f"USER: {row.prompt} ASSISTANT:" for row in rows]
-    responses = [f" {row.response}{EOS}" for row in rows]
-    prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    response_ids = tokenizer(responses, add_special_tokens=False)["input_ids"]
-    turns = []
-    for prompt, response in zip(prompt_ids, response_ids, strict=True):
-        fits = len(prompt) + len(response) < config.long_length
-        if fits and len(response) <= config.max_response and find_loop(response) is None:
-            turns.append(Turn(prompt, response))
-    return turns
-
-
-class _Chat(NamedTuple):
     token_ids: list[int]
     weights: list[float]
 
 
-def _chat(turns: Sequence[Turn], opening: list[int], config: CorpusConfig) -> _Chat:
-    token_ids = list(opening)
-    weights = [0.0] * len(opening)
-    for turn in turns:
-        token_ids += turn.prompt_ids + turn.response_ids
-        weights += [config.prompt_weight] * len(turn.prompt_ids)
-        weights += [1.0] * (len(turn.response_ids) - 1) + [config.eos_weight]
-    return _Chat(token_ids, weights)
+class Loop(NamedTuple):
+    """The place where a text has begun to loop."""
+
+    position: int  # number of tokens after which the loop is seen
+    period: int  # length of the repeated part, in tokens
 
 
-def _chats(
-    turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast, config: CorpusConfig, seed: int
-) -> Iterator[_Chat]:
-    """Shuffle the turns and join some pairs of them into two-turn chats."""
-    rng = random.Random(seed)
-    order = list(turns)
-    rng.shuffle(order)
-    bos = [tokenizer.bos_token_id]
-    system = bos + tokenizer(SYSTEM_MESSAGE + " ", add_special_tokens=False)["input_ids"]
-    waiting: Turn | None = None
+def find_loop(token_ids: Sequence[int]) -> Loop | None:
+    """Find the first place whose last `LOOP_WINDOW` tokens have a period of at most `MAX_PERIOD`.
+
+    Looped text is easy to draft, so it flatters every method: training avoids it, and replay counts it.
+    """
+    for end in range(LOOP_WINDOW, len(token_ids) + 1):
+        tail = token_ids[end - LOOP_WINDOW : end]
+        for period in range(1, MAX_PERIOD + 1):
+            if tail[period:] == tail[:-period]:
+                return Loop(end, period)
+    return None
+
+
+def read_rows(path: Path) -> list[tuple[str, str]]:
+    """Read the pairs of `prompt` and `response` of a JSONL(.gz) file."""
+    try:
+        table = pandas.read_json(path, lines=True, dtype=False)[["prompt", "response"]].dropna()
+    except (ValueError, KeyError) as problem:
+        allowed = "JSON objects with prompt and response, one a line"
+        raise ValueError(f"corpus {path.name}: got {problem}; allowed: {allowed}") from problem
+    return [(prompt.strip(), response.strip()) for prompt, response in table.to_numpy()]
+
+
+def is_held_out(prompt: str) -> bool:
+    """Whether a prompt is never learned from: one in fifty."""
+    return zlib.crc32(prompt.encode()) % 50 == 0
+
+
+def train_tokenizer(rows: Sequence[tuple[str, str]], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE on rendered chats; `vocab_size` includes the special tokens.
+
+    All but the merges is the demo model's, as its tokenizer.json has it: GPT-2's word pattern, but one
+    digit a token (sums are easier to learn digit by digit), a bos before plain text as with Llama, and
+    Vicuna v1.1's chat format. That writes a system message only when the caller gives one, because
+    forty tokens of preamble cost a small model more than they tell it.
+    """
+    texts = (f"USER: {prompt} ASSISTANT: {response}" for prompt, response in rows)
+    own = PreTrainedTokenizerFast.from_pretrained(DEFAULT_MODEL)
+    return own.train_new_from_iterator(texts, vocab_size, show_progress=False)
+
+
+def encode_turns(rows: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> list[Turn]:
+    """Tokenize rows; rows that are too long or loop themselves are left out."""
+    turns, eos = [], tokenizer.eos_token
+    for prompt, response in rows:
+        prompt_ids = tokenizer.encode(f"USER: {prompt} ASSISTANT:", add_special_tokens=False)
+        response_ids = tokenizer.encode(f" {response}{eos}", add_special_tokens=False)
+        fits = len(prompt_ids) + len(response_ids) < CONTEXT
+        if fits and len(response_ids) <= MAX_RESPONSE and find_loop(response_ids) is None:
+            turns.append(Turn(prompt_ids, response_ids))
+    return turns
+
+
+def _chats(turns: Sequence[Turn], bos: int, rng: random.Random) -> Iterator[Text]:
+    order = iter(rng.sample(turns, len(turns)))
     for turn in order:
-        opening = system if rng.random() < config.system_share else bos
-        room = config.long_length - len(opening) - len(turn.prompt_ids) - len(turn.response_ids)
-        if room < 0:
-            opening = bos
-        if waiting is not None and room >= len(waiting.prompt_ids) + len(waiting.response_ids):
-            yield _chat([waiting, turn], opening, config)
-            waiting = None
-        elif waiting is None and rng.random() < config.two_turn_share / 2:
-            waiting = turn
+        own = [turn, *islice(order, int(rng.random() < TWO_TURN_SHARE))]
+        chat = Text([bos], [0.0])
+        for prompt, response in own:
+            chat.token_ids.extend(prompt + response)
+            chat.weights.extend([PROMPT_WEIGHT] * len(prompt))
+            chat.weights.extend([1.0] * (len(response) - 1) + [EOS_WEIGHT])
+        if len(chat.token_ids) <= CONTEXT:  # but for a few chats of two long turns
+            yield chat
+
+
+def pack_epoch(turns: Sequence[Turn], bos: int, seed: int) -> list[list[Text]]:
+    """Pack every turn once into batches of about `TOKENS_PER_STEP` tokens; no chat is cut."""
+    rng = random.Random(seed)
+    texts: list[Text] = []
+    for chat in _chats(turns, bos, rng):
+        if texts and len(texts[-1].token_ids) + len(chat.token_ids) <= PACKED:
+            texts[-1].token_ids.extend(chat.token_ids)
+            texts[-1].weights.extend(chat.weights)
         else:
-            yield _chat([turn], opening, config)
-
-
-def pack_epoch(
-    turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast, config: CorpusConfig, seed: int
-) -> tuple[Packed, Packed]:
-    """Pack one pass over the turns into short and long sequences; no chat is cut."""
-    rng = random.Random(seed + 1)
-    short: list[_Chat] = []
-    long: list[_Chat] = []
-    for chat in _chats(turns, tokenizer, config, seed):
-        is_long = len(chat.token_ids) > config.short_length or rng.random() < config.long_share
-        (long if is_long else short).append(chat)
-    pad = tokenizer.pad_token_id
-    return _pack(short, config.short_length, pad), _pack(long, config.long_length, pad)
-
-
-def _pack(chats: Sequence[_Chat], length: int, pad: int) -> Packed:
-    """Pack first-fit into the `NUM_OPEN` newest sequences; the rest is padding of weight 0."""
-    rows: list[_Chat] = []
-    for chat in chats:
-        most = length - len(chat.token_ids)
-        row = next((row for row in rows[-NUM_OPEN:] if len(row.token_ids) <= most), None)
-        if row is None:
-            rows.append(row := _Chat([], []))
-        row.token_ids.extend(chat.token_ids)
-        row.weights.extend(chat.weights)
-    ids = [row.token_ids + [pad] * (length - len(row.token_ids)) for row in rows]
-    weights = [row.weights + [0.0] * (length - len(row.weights)) for row in rows]
-    return Packed(np.array(ids, dtype=np.int64), np.array(weights, dtype=np.float32))
+            texts.append(chat)
+    batches: list[list[Text]] = []
+    for text in sorted(texts, key=lambda text: len(text.token_ids)):  # pads little
+        if not batches or sum(len(each.token_ids) for each in batches[-1]) >= TOKENS_PER_STEP:
+            batches.append([])
+        batches[-1].append(text)
+    rng.shuffle(batches)
+    return batches

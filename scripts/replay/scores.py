@@ -22,7 +22,7 @@ from model.engine.loop import generate
 from model.engine.step import Generation
 from model.engine.target import TargetModel
 from model.engine.verification import InvalidLogitsError
-from scripts.demo_model.loops import find_loop
+from scripts.demo_model.corpus import find_loop
 from scripts.replay.recording import RecordedTurn, Source
 from scripts.replay.target import MissingRowError, ReplayTarget
 
