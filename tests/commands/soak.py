@@ -4,8 +4,8 @@ A leak or a slow-down shows in a table with one line for every block of question
 again when the file is through, so that a hot memory is as full as it gets. Linux only (/proc).
 
 Examples:
-    python -m tests.soak --num-questions 300 --block 100
-    python -m tests.soak --bench-name spec_bench --num-questions 3000 --methods recycling hybrid
+    python -m tests.commands.soak --num-questions 300 --block 100
+    python -m tests.commands.soak --bench-name spec_bench --num-questions 3000 --methods recycling hybrid
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def is_flat(blocks: Sequence[Block]) -> bool:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    parser = OptionParser(prog="python -m tests.soak", description=__doc__)
+    parser = OptionParser(prog="python -m tests.commands.soak", description=__doc__)
     parser.add_argument("--methods", nargs="+", default=["recycling"], help="(%(default)s)")
     parser.add_argument(
         "--draft-model", help="of sps (default: the demo model's with the demo model)"

@@ -5,7 +5,7 @@ text beside attention (copies of the cache, masks) is a fault of the engine, and
 that rises.
 
 Example:
-    python -m tests.context_cost --model-path smollm2-135m --contexts 512 4096 --nodes 1 81
+    python -m tests.commands.context_cost --model-path smollm2-135m --contexts 512 4096 --nodes 1 81
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def attention_table(costs: Sequence[ContextCost]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Time passes of a model, and print them as a table and as JSON."""
-    parser = OptionParser(prog="python -m tests.context_cost", description=__doc__)
+    parser = OptionParser(prog="python -m tests.commands.context_cost", description=__doc__)
     add_options(parser, ModelOptions, ("model_path", "dtype", "device", "threads"))
     parser.add_argument("--contexts", type=int, nargs="+", help="cached tokens")
     parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="sizes of trees")

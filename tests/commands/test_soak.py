@@ -10,7 +10,7 @@ import pytest
 from evaluation.answering.entrants import entrant_of
 from model.commands.command_line import UserError
 from model.methods.recycling.auto_tree import library_of_guesses
-from tests.soak import Block, is_flat, main
+from tests.commands.soak import Block, is_flat, main
 
 
 def block(resident: int, files: int = 9) -> Block:
@@ -43,7 +43,7 @@ def test_bad_options_are_one_line(words: str) -> None:
 def test_what_cannot_be_answered_is_refused_before_the_weights_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delattr("tests.soak.load_target")
+    monkeypatch.delattr("tests.commands.soak.load_target")
     with pytest.raises(UserError, match=r"got '\./none'; allowed: a folder"):
         main(["--methods", "sps", "--draft-model", "./none"])
     file = tmp_path / "q.jsonl"
@@ -56,7 +56,7 @@ def test_what_cannot_be_answered_is_refused_before_the_weights_load(
 def test_a_method_that_cannot_run_here_is_refused_before_the_weights_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delattr("tests.soak.load_target")
+    monkeypatch.delattr("tests.commands.soak.load_target")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     library_of_guesses.cache_clear()

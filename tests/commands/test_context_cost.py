@@ -12,8 +12,8 @@ from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.kernels import short_pass as few_rows
 from model.kernels.attention import AttentionKernels
-from tests import context_cost
-from tests.context_cost import ContextCost, context_costs, main
+from tests.commands import context_cost
+from tests.commands.context_cost import ContextCost, context_costs, main
 from tests.model.decoded import known
 
 

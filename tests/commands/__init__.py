@@ -1,0 +1,1 @@
+"""Commands of developers: long runs that prove, beside the tests."""
