@@ -20,7 +20,6 @@ from dataclasses import replace
 
 import torch
 
-from evaluation.answers.provenance import git_commit, versions
 from evaluation.reporting.tables import json_line
 from model.budget.threads import use_fastest_threads
 from model.commands.command_line import OptionParser, UserError, user_errors
@@ -29,11 +28,10 @@ from model.commands.loading import CheckedModel, check_model, load_target, targe
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.target import TargetModel
-from model.kernels.sdpa import sdpa_backends
-from model.machine.measurements import device_name
 from scripts.benchmark.device_costs import (
     CONTEXTS,
     choose_contexts,
+    conditions,
     cost_curve,
     print_costs,
     roofline,
@@ -85,13 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     curve = cost_curve(target, nodes, contexts)
     roof = roofline(target, contexts[0], curve[0].milliseconds)
     report = {
-        "argv": list(argv) if argv is not None else sys.argv[1:],
-        "device": device_name(model.device),
-        "sdpa_backends": sdpa_backends(model.device),
-        "threads": torch.get_num_threads(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "git_commit": git_commit(),
-        "versions": versions(),
+        **conditions(argv, model),
         "shape": args.shape,
         "compile": options.compile,
         "graphs": options.graphs,

@@ -10,17 +10,22 @@ Shapes: N nodes, T cached tokens.
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from evaluation.answers.provenance import git_commit, versions
 from evaluation.reporting.tables import markdown_table
 from model.budget.measure import draft_of, has_room
 from model.commands.command_line import UserError
+from model.commands.loading import CheckedModel
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
+from model.kernels.sdpa import sdpa_backends
+from model.machine.measurements import device_name
 from model.machine.timing import seconds_of
 
 # Of the cost curve, in cached tokens.
@@ -44,6 +49,19 @@ class Roofline(NamedTuple):
     bytes_per_token: int  # weights and cache that one token reads
     milliseconds: float  # the least time of one token, `bytes_per_token / bandwidth`
     reached: float  # the share of the roofline that a measured one-node pass reaches, 0 to 1
+
+
+def conditions(argv: Sequence[str] | None, model: CheckedModel) -> dict[str, Any]:
+    """Return the facts that a report of measurements begins with; `argv` as given to a `main`."""
+    return {
+        "argv": list(argv) if argv is not None else sys.argv[1:],
+        "device": device_name(model.device),
+        "sdpa_backends": sdpa_backends(model.device),
+        "threads": torch.get_num_threads(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "git_commit": git_commit(),
+        "versions": versions(),
+    }
 
 
 def choose_contexts(given: Sequence[int] | None, text_config: Any) -> list[int]:
