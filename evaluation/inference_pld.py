@@ -1,6 +1,3 @@
-"""Answer questions with pld: python -m evaluation.inference_pld --help."""
-
 from evaluation.answering.command import inference_command
 
-if __name__ == "__main__":
-    inference_command("pld")
+inference_command(__name__, __file__)

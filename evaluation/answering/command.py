@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from evaluation.answering.config import PARTS, RunConfig
@@ -25,6 +26,8 @@ EXAMPLES = """examples:
   python -m {command} --model-path lmsys/vicuna-7b-v1.3 \\
       --model-id vicuna-7b-v1.3-{method}-float16 --bench-name spec_bench --dtype float16{large}
 """
+# Spec-Bench's names of methods, where they are others.
+SPEC_BENCH_NAMES = {"baseline": "vanilla"}
 # What an example needs beside, by what a method drafts with.
 NEEDED = {
     "": {"demo": "", "large": ""},
@@ -108,6 +111,11 @@ def main(name: str, argv: Sequence[str] | None = None, command: str | None = Non
     return answer_with_method(method, run, config, matrix.load, matrix.save)
 
 
-def inference_command(method: str) -> None:
-    """Run a method's inference command on the process's arguments and exit."""
-    run_command(lambda argv: main(method, argv))
+def inference_command(name: str, file: str) -> None:
+    """Run the inference command that a file is named after and exit; an import of the file does nothing.
+
+    `name` is the file's `__name__`.
+    """
+    if name == "__main__":
+        command = Path(file).stem.removeprefix("inference_")
+        run_command(lambda argv: main(SPEC_BENCH_NAMES.get(command, command), argv))

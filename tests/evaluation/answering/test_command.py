@@ -233,9 +233,12 @@ def test_spec_bench_and_token_recycling_find_their_commands() -> None:
 def test_each_command_runs_its_method(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = {"baseline": "vanilla"}.get(command, command)
     called: list[str] = []
-    monkeypatch.setattr(cli, "inference_command", called.append)
-    runpy.run_module(f"evaluation.inference_{command}", run_name="__main__")
-    assert called == [method]
+    monkeypatch.setattr(cli, "main", lambda name, argv: called.append(name) or 0)
+    runpy.run_module(f"evaluation.inference_{command}")
+    assert not called, "an import should run nothing"
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"evaluation.inference_{command}", run_name="__main__")
+    assert (called, ended.value.code) == ([method], 0)
 
 
 @pytest.mark.parametrize("method", METHODS)
