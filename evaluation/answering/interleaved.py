@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +19,8 @@ import torch
 
 from evaluation.answering.config import RunConfig
 from evaluation.answering.entrants import Entrant, baseline_again
-from evaluation.answering.loop import Finished, record
-from evaluation.answering.method import MethodAnswerer, eos_ids, method_answerer
+from evaluation.answering.loop import Finished, record, report
+from evaluation.answering.method import MethodAnswerer, eos_ids, method_answerer, print_notes
 from evaluation.answering.plan import Asked, Plan, check_asked, model_answers, prepare
 from evaluation.answering.question import Answerer, warm_up
 from evaluation.answering.referees import Referee, RefereeAnswerer
@@ -78,18 +79,20 @@ def compare_methods(
         "interleaved_run": shortuuid.uuid(),
     }
     runs: list[list[Plan]] = []
-    try:
+    with ExitStack() as logs:
         for number in range(1, num_runs + 1):
             suffix = "" if num_runs == 1 else f"-run-{number}"
             runs.append([])
             for entrant in entrants:
-                runs[-1].append(_plan(asked, entrant, run, start, suffix, together))
-        _answer(asked, runs, load)
-        return _report([plan.log for plans in runs for plan in plans])
-    finally:
-        for plans in runs:
-            for plan in plans:
-                plan.log.close()
+                plan = _plan(asked, entrant, run, start, suffix, together)
+                logs.callback(plan.log.close)
+                runs[-1].append(plan)
+        plans = [plan for plans in runs for plan in plans]
+        if not all(plan.is_answered for plan in plans):
+            _answer(asked, runs, load)
+        for plan in plans:
+            plan.log.finish()
+        return report([plan.log for plan in plans])
 
 
 def _refuse_sampling_referees(entrants: Sequence[Entrant], run: RunConfig) -> None:
@@ -129,11 +132,6 @@ def _answer(
 ) -> None:
     """Load the model and answer the questions that the logs lack."""
     plans = [plan for plans in runs for plan in plans]
-    if all(plan.is_answered for plan in plans):
-        for plan in plans:
-            if not plan.log.is_finished:  # interrupted after its last answer
-                plan.log.finish()
-        return
     for of_run in runs:
         _warn_of_earlier_answers(of_run)
     # Before the weights load: one may be missing.
@@ -145,9 +143,6 @@ def _answer(
     num_rows = len(asked.questions) * len(plans)
     num_done = sum(len(plan.questions) - len(plan.log.remaining(plan.questions)) for plan in plans)
     record(_finished(asked, runs, target, memories), num_rows, num_done)
-    for plan in plans:
-        if not (plan.is_answered and plan.log.is_finished):
-            plan.log.finish()
 
 
 def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
@@ -209,17 +204,10 @@ def _ready(plan: Plan, target: TargetModel, memory: Memory) -> Answerer:
         answerer = RefereeAnswerer(target, setup.config, limit, ends)
     else:
         answerer = method_answerer(setup, target)
-        print("".join(note + "\n" for note in answerer.notes()), end="", file=sys.stderr)
+        print_notes(answerer.notes())
     first = plan.log.remaining(plan.questions)[0]
     warm_up(answerer, setup.conversation, first, setup.run.answers.warmup)
     if memory and isinstance(answerer, MethodAnswerer):
         answerer.drafter.load_memory(memory)
     plan.log.begin()
     return answerer
-
-
-def _report(logs: Sequence[AnswerLog]) -> int:
-    for log in logs:
-        failed = f"; {log.num_failed} failed, with their cause" if log.num_failed else ""
-        print(f"{log.num_rows} answers in {log.file}{failed}")
-    return int(any(log.num_failed for log in logs))

@@ -93,3 +93,14 @@ def record(finished: Iterable[tuple[AnswerLog, Finished]], num_rows: int, num_do
             bar.update()
             if interrupt.is_noted:
                 raise KeyboardInterrupt
+
+
+def report(logs: Sequence[AnswerLog], advice: str = "") -> int:
+    """Print a line for each log; return 1 if a question failed, else 0.
+
+    `advice` follows the number of failed questions.
+    """
+    for log in logs:
+        failed = f"; {log.num_failed} failed, with their cause{advice}" if log.num_failed else ""
+        print(f"{log.num_rows} answers in {log.file}{failed}")
+    return int(any(log.num_failed for log in logs))

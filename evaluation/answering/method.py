@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -149,6 +149,11 @@ class MethodAnswerer:
 
     def memory(self) -> dict[str, torch.Tensor]:
         return self.drafter.memory() if self.drafter.is_hot else {}
+
+
+def print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(note, file=sys.stderr)
 
 
 def load_answerer(setup: Setup) -> MethodAnswerer:

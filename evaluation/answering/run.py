@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from evaluation.answering.config import RunConfig
-from evaluation.answering.loop import answer_questions, record
-from evaluation.answering.method import MethodAnswerer, load_answerer
+from evaluation.answering.loop import answer_questions, record, report
+from evaluation.answering.method import load_answerer, print_notes
 from evaluation.answering.plan import Plan, check_asked, prepare
 from model.commands.command_line import UserError
 from model.commands.files import check_output
@@ -34,32 +35,15 @@ def answer_with_method(
     if save_matrix and run.uses_ray:
         raise UserError("save_matrix: got workers, which have a matrix each; leave one out")
     plan = prepare(check_asked(run), method, run, config, load_matrix, save_matrix)
-    try:
+    with closing(plan.log):
         if save_matrix or not plan.is_answered:
             memory = plan.memory()  # before the weights load: it may be missing
             if run.uses_ray:
                 _answer_by_workers(plan, memory)
             else:
-                answerer = load_answerer(plan.setup)
-                plan.settle_threads(answerer.target)
-                plan.note_kernels(answerer.target)
-                print("".join(note + "\n" for note in answerer.notes()), end="", file=sys.stderr)
-                _answer(plan, answerer, memory)
-                if save_matrix:
-                    write_memory(answerer.drafter, Path(save_matrix))
-            plan.log.finish()
-        elif not plan.log.is_finished:  # interrupted after its last answer
-            plan.log.finish()
-    finally:
-        plan.log.close()
-    num_failed = plan.log.num_failed
-    failed = (
-        f"; {num_failed} failed, with their cause (--overwrite runs all again)"
-        if num_failed
-        else ""
-    )
-    print(f"{plan.log.num_rows} answers in {plan.log.file}{failed}")
-    return 1 if num_failed else 0
+                _answer(plan, memory, save_matrix)
+        plan.log.finish()
+    return report([plan.log], " (--overwrite runs all again)")
 
 
 def _answer_by_workers(plan: Plan, memory: dict[str, torch.Tensor] | None) -> None:
@@ -80,23 +64,24 @@ def _answer_by_workers(plan: Plan, memory: dict[str, torch.Tensor] | None) -> No
         record(of_log, len(plan.questions), len(plan.questions) - len(remaining))
 
 
-def _answer(plan: Plan, answerer: MethodAnswerer, memory: dict[str, torch.Tensor] | None) -> None:
-    log, setup = plan.log, plan.setup
-    run, drafter = setup.run, answerer.drafter
-
-    def restore() -> None:
-        if memory:
-            drafter.load_memory(memory)
-
-    log.begin()
+def _answer(plan: Plan, memory: dict[str, torch.Tensor] | None, save_matrix: str | None) -> None:
+    setup = plan.setup
+    answerer = load_answerer(setup)
+    drafter = answerer.drafter
+    plan.settle_threads(answerer.target)
+    plan.note_kernels(answerer.target)
+    print_notes(answerer.notes())
+    plan.log.begin()
     answer_questions(
         answerer,
         setup.conversation,
         plan.questions,
-        log,
+        plan.log,
         model_id=setup.model_id,
-        num_choices=run.answers.num_choices,
-        seed=run.sampling.seed,
-        num_warmup=run.answers.warmup,
-        restore=restore,
+        num_choices=setup.run.answers.num_choices,
+        seed=setup.run.sampling.seed,
+        num_warmup=setup.run.answers.warmup,
+        restore=lambda: drafter.load_memory(memory) if memory else None,
     )
+    if save_matrix:
+        write_memory(drafter, Path(save_matrix))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import re
 import socket
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ import torch
 from ray.exceptions import RayError
 
 from evaluation.answering.loop import Finished
-from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
+from evaluation.answering.method import MethodAnswerer, Setup, load_answerer, print_notes
 from evaluation.answering.question import warm_up
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import Question
@@ -147,7 +146,7 @@ class _Pool:
             raise UserError(result.mistake)
         self._num_lost_loading = 0
         if self._num_started == 1:
-            print(*result.notes, sep="\n", end="\n" if result.notes else "", file=sys.stderr)
+            print_notes(result.notes)
 
     def _lost(self, worker: Any, task: _Task | None, cause: str) -> Iterator[Finished]:
         """Replace a dead worker; its question goes to another worker, or fails after the last retry."""

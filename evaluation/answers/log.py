@@ -74,6 +74,7 @@ class AnswerLog:
 
     def begin(self) -> None:
         """Write the sidecar; an earlier run is forgotten here, if that was asked for."""
+        self.is_finished = False
         # State first: rows without their state are refused, state of other rows would be loaded.
         folder, meta = self._state_folder, glob.escape(self._meta_file.name)
         for left in (
@@ -132,9 +133,10 @@ class AnswerLog:
             ) from error
 
     def finish(self) -> None:
-        """Write the end time and close the file."""
-        self._meta["end_time"] = time.time()
-        self._write_meta()
+        """Write the end time, unless the rows found are those of a finished run, and close the file."""
+        if not self.is_finished:
+            self._meta["end_time"] = time.time()
+            self._write_meta()
         self.close()
 
     def close(self) -> None:
