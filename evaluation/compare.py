@@ -97,9 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0, or 1 if a question failed.
-
-    Raises:
-        UserError: if something given cannot be used.
     """
     given = vars(build_parser().parse_args(argv))
     out, name = given.pop("out"), given.pop("model_id")

@@ -58,11 +58,7 @@ follow the clock and are refused: hybrid needs --budget fixed.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table and one line of JSON; return 1 if a question failed.
-
-    Raises:
-        UserError: if an option cannot be used, or the method keeps no memory.
-    """
+    """Print the table and one line of JSON; return 1 if a question failed."""
     options, rest = _parse(argv)
     with user_errors():
         method = find_method(options.method)

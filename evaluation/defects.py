@@ -28,11 +28,7 @@ exit code: 0 no defect, 1 some, 2 not an answer file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a line for each defect and one line of JSON; return 1 if there is any.
-
-    Raises:
-        UserError: if a file is not an answer file.
-    """
+    """Print a line for each defect and one line of JSON; return 1 if there is any."""
     parser = OptionParser(
         prog="python -m evaluation.defects",
         description="List what is wrong with the rows of answer files, and which are missing in one "

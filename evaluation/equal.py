@@ -44,11 +44,7 @@ exit code: 0 equal (or ties alone, with --model-path), 1 different, 2 not compar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the verdict and one line of JSON; return 0 if the files are equal, else 1.
-
-    Raises:
-        UserError: if a file is not an answer file.
-    """
+    """Print the verdict and one line of JSON; return 0 if the files are equal, else 1."""
     options = _parse(argv)
     paths = [_locate(options.file_path, name) for name in (options.jsonfile1, options.jsonfile2)]
     rows = (read_answers(paths[0]), read_answers(paths[1]))

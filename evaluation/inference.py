@@ -18,9 +18,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0, or 1 if a question failed.
-
-    Raises:
-        UserError: if something given cannot be used.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     parser = OptionParser(

@@ -127,11 +127,7 @@ class Leaderboard(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables and one line of JSON, write what is asked for; return the exit code.
-
-    Raises:
-        UserError: if an input cannot be used, or a group has no baseline.
-    """
+    """Print the tables and one line of JSON, write what is asked for; return the exit code."""
     options = _parse(argv)
     paths = answer_paths(options.paths, options.base)
     files = _output_files(options)

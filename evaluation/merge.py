@@ -35,11 +35,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the merged file; return 1 if a question in it failed.
-
-    Raises:
-        UserError: if a shard is missing, unfinished or of another run, or the result exists.
-    """
+    """Write the merged file; return 1 if a question in it failed."""
     options = _parse(argv)
     out = Path(options.out)
     if not options.overwrite and (out.exists() or sidecar_path(out).exists()):

@@ -35,11 +35,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write every picture and name the files on stdout; return the exit code.
-
-    Raises:
-        UserError: if an input cannot be used, or a file cannot be written.
-    """
+    """Write every picture and name the files on stdout; return the exit code."""
     options = _parse(argv)
     if not options.paths and not options.benchmark:
         raise UserError("nothing to draw; give answer files, or a report with --benchmark")

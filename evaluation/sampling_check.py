@@ -29,11 +29,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a row for each check and one line of JSON; return 1 if a check fails.
-
-    Raises:
-        UserError: if there are too few samples, or a method is unknown.
-    """
+    """Print a row for each check and one line of JSON; return 1 if a check fails."""
     options = _parse(argv)
     transformers_logging.disable_progress_bar()
     sampler = Sampler(options.seed)

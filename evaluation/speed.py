@@ -50,11 +50,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables, the questions left out, and one line of JSON; return the exit code.
-
-    Raises:
-        UserError: if the files cannot be used or compared.
-    """
+    """Print the tables, the questions left out, and one line of JSON; return the exit code."""
     options = _parse(argv)
     pairs = _pair_runs(options.file_path, options.base_path)
     tokenizer = _load_tokenizer(options.tokenizer_path) if options.tokenizer_path else None

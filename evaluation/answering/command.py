@@ -99,9 +99,6 @@ def main(name: str, argv: Sequence[str] | None = None, command: str | None = Non
 
     Returns:
         0, or 1 if a question failed.
-
-    Raises:
-        UserError: if something given cannot be used.
     """
     with user_errors():
         method = find_method(name)

@@ -39,7 +39,6 @@ class QuestionOptions(Options):
             self.part_of(range(1))
 
     def in_order(self, questions: Sequence[Any]) -> Sequence[Any]:
-        """Return the questions in the order of --shuffle."""
         if self.shuffle is None:
             return questions
         return random.Random(self.shuffle).sample(questions, len(questions))
@@ -150,7 +149,6 @@ class RunConfig:
         return cls(**{name: config_of(part, given) for name, part in PARTS.items()})
 
     def options(self) -> dict[str, Any]:
-        """Return the value of every option, by its name."""
         return {
             name: value for part in PARTS for name, value in asdict(getattr(self, part)).items()
         }

@@ -30,15 +30,9 @@ DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A method or referee with its options.
+    """A method or referee with its options."""
 
-    Attributes:
-        words: as it was named.
-        method: the method or referee.
-        config: its options.
-    """
-
-    words: str
+    words: str  # as it was named
     method: Method | Referee
     config: Any
 
@@ -164,6 +158,5 @@ def _needs_draft_model(words: str) -> bool:
 
 
 def _names(option: str, options: Sequence[str]) -> bool:
-    """Whether an option is among words, in either spelling."""
     spelled = [word.partition("=")[0].replace("_", "-") for word in options]
     return option in spelled

@@ -162,7 +162,6 @@ def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
 
 
 def _settle_threads(plans: Sequence[Plan], target: TargetModel) -> None:
-    """Make all entrants compute with the same number of threads."""
     known = sorted({plan.threads for plan in plans if plan.threads})
     if len(known) > 1:
         raise UserError(

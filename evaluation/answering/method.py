@@ -181,5 +181,4 @@ def method_answerer(setup: Setup, target: TargetModel) -> MethodAnswerer:
 
 
 def eos_ids(setup: Setup, target: TargetModel) -> frozenset[int]:
-    """Return the tokens that end an answer."""
     return eos_ids_of(target.model, setup.model.tokenizer) | setup.conversation.stop_ids

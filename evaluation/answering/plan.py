@@ -52,18 +52,13 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """A run that has been checked as far as is possible without the weights.
-
-    Attributes:
-        is_hot: whether the method keeps memory across questions.
-        threads: CPU threads; None if the loaded model decides.
-    """
+    """A run that has been checked as far as is possible without the weights."""
 
     setup: Setup
     questions: Sequence[Question]
-    is_hot: bool
+    is_hot: bool  # whether the method keeps memory across questions
     log: AnswerLog
-    threads: int | None
+    threads: int | None  # CPU threads; None if the loaded model decides
 
     @property
     def is_answered(self) -> bool:
@@ -78,7 +73,6 @@ class Plan:
             self.note_threads()
 
     def note_threads(self) -> None:
-        """Write torch's threads into the sidecar."""
         self.threads = torch.get_num_threads()
         self.log.note(threads=self.threads)
 
@@ -177,7 +171,6 @@ def _trial_drafter(
     device: torch.device,
     memory: Mapping[str, torch.Tensor],
 ) -> Drafter:
-    """Make a drafter, which checks options, memory and model."""
     assert model.vocab_size
     drafter = make_drafter(method, config, model.vocab_size, device, memory)
     with user_errors():
@@ -198,12 +191,10 @@ def _check_drafter(name: str, drafter: Drafter, is_compiled: bool, is_saved: boo
 
 
 def model_answers(questions: QuestionOptions) -> Path:
-    """Return the folder of a benchmark's answer files."""
     return DATA_FOLDER / questions.bench_name / "model_answer"
 
 
 def _default_file(questions: QuestionOptions, model_id: str) -> Path:
-    """Return the answer file in the benchmark's folder."""
     if not DATA_FOLDER.is_dir():  # as where the package is installed
         raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
     shard = "-shard-" + questions.shard.replace("/", "-of-") if questions.shard else ""

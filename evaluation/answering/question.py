@@ -18,9 +18,7 @@ logger = logging.getLogger(__name__)
 class Answerer(Protocol):
     """A method on a loaded model; a subclass overrides what the method does beside answering."""
 
-    def answer(self, prompt_ids: list[int]) -> Turn:
-        """Answer one prompt."""
-        ...
+    def answer(self, prompt_ids: list[int]) -> Turn: ...
 
     def seed(self, seed: int) -> None:
         """Begin a choice: the draws that follow depend on `seed` alone."""
@@ -35,7 +33,6 @@ class Answerer(Protocol):
         return nullcontext()
 
     def end_warmup(self) -> None:
-        """Forget the warm-up passes."""
         return
 
     def memory(self) -> dict[str, torch.Tensor]:

@@ -39,7 +39,6 @@ class Referee:
 
     @property
     def drafts_with_model(self) -> bool:
-        """Whether it needs a draft model."""
         return self.name == ASSISTED
 
     def config(self, draft_model: str | None) -> RefereeConfig:

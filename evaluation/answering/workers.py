@@ -55,7 +55,6 @@ class Worker:
         self._num_seen = 0
 
     def load(self, setup: Setup, threads: int, question: Question) -> Loaded:
-        """Load the weights and warm up."""
         torch.set_num_threads(threads)
         turn_off_cudnn(setup.model.device)
         try:

@@ -153,7 +153,6 @@ class AnswerLog:
         return self._state_folder / f"rows-{num_rows}.safetensors"
 
     def _write_line(self, line: bytes) -> None:
-        """Append a whole line or nothing."""
         size = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, line) != len(line):

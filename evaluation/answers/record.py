@@ -49,17 +49,11 @@ class Use(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A key of the sidecar that says how answers were made.
+    """A key of the sidecar that says how answers were made."""
 
-    Attributes:
-        key: its name in the sidecar.
-        uses: what it decides.
-        default: what an older sidecar means that lacks it.
-    """
-
-    key: str
-    uses: Use
-    default: Any = NO_DEFAULT
+    key: str  # its name in the sidecar
+    uses: Use  # what it decides
+    default: Any = NO_DEFAULT  # what an older sidecar means that lacks it
 
 
 _OPTION, _RERUN = Use.RECORDED | Use.RESUMED, Use.NEEDED | Use.EQUAL
@@ -121,7 +115,6 @@ def conditions(use: Use) -> list[Condition]:
 
 
 def keys(use: Use) -> list[str]:
-    """Return the sidecar keys of the conditions that have one of these uses."""
     return [condition.key for condition in conditions(use)]
 
 
@@ -168,7 +161,6 @@ class RunRecord:
         write_whole(sidecar_path(path), json.dumps(self.values, indent=2) + "\n")
 
     def __bool__(self) -> bool:
-        """Whether there is a sidecar."""
         return bool(self.values)
 
     @property
@@ -178,7 +170,6 @@ class RunRecord:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the method."""
         return self.values.get("options") or {}
 
     @property
@@ -280,7 +271,6 @@ def state_path(path: str | Path) -> Path:
 
 
 def _beside(path: Path, ending: str) -> Path:
-    """Return the file of an answer file's name with another ending."""
     name = path.name.removesuffix(".jsonl")
     namesake = path.with_name(name if name != path.name else f"{name}.jsonl")
     if namesake.is_file():

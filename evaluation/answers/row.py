@@ -87,18 +87,12 @@ TREE_COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The answer to one turn.
+    """The answer to one turn."""
 
-    Attributes:
-        token_ids: new tokens, the one that ended the text included.
-        accept_lengths: tokens emitted by each step; they sum to the number of new tokens.
-        wall_time: seconds for prompt and answer, tokenisation excluded.
-        details: further per-turn figures for the answer file, such as prefill_time.
-    """
-
-    token_ids: list[int]
-    accept_lengths: list[int]
-    wall_time: float
+    token_ids: list[int]  # new tokens, the one that ended the text included
+    accept_lengths: list[int]  # tokens emitted by each step; they sum to the number of new tokens
+    wall_time: float  # seconds for prompt and answer, tokenisation excluded
+    # Further per-turn figures for the answer file, such as prefill_time.
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -234,12 +228,10 @@ class AnswerRow:
 
     @property
     def question_id(self) -> int | str:
-        """The question's id."""
         return self.values["question_id"]
 
     @property
     def category(self) -> str:
-        """The question's category."""
         return self.values["category"]
 
     @property

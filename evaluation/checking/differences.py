@@ -20,28 +20,21 @@ CHARACTERS_AROUND = 30
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the answers to one question first part; indices count from 0.
-
-    Attributes:
-        cause: what differs, in words.
-        choice: index of the choice, None if the whole row differs.
-        turn: index of the turn, None if the whole choice or row differs.
-        unit: what `position` counts, `token` or `character`; None without a position.
-        position: first differing token or character in the turn.
-        excerpts: the first file's and the second's tokens or characters around it.
-        texts: the two texts around their first differing character, if token ids were compared.
-        parts_at_tokens: whether both have a token at the position: neither ends before it.
-    """
+    """Where the answers to one question first part; indices count from 0."""
 
     question_id: int | str
     category: str
-    cause: str
-    choice: int | None = None
-    turn: int | None = None
+    cause: str  # what differs, in words
+    choice: int | None = None  # index of the choice, None if the whole row differs
+    turn: int | None = None  # index of the turn, None if the whole choice or row differs
+    # What `position` counts, `token` or `character`; None without a position.
     unit: str | None = None
-    position: int | None = None
+    position: int | None = None  # first differing token or character in the turn
+    # The first file's and the second's tokens or characters around it.
     excerpts: tuple[str, str] | None = None
+    # The two texts around their first differing character, if token ids were compared.
     texts: tuple[str, str] | None = None
+    # Whether both have a token at the position: neither ends before it.
     parts_at_tokens: bool = False
 
 

@@ -28,19 +28,13 @@ HOT = "hot"
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a pass over the questions goes.
-
-    Attributes:
-        name: its name in the table.
-        questions: in the order asked.
-        resets: the ids of questions before which the memory is emptied.
-        is_warm: whether the first question begins with a memory.
-    """
+    """How a pass over the questions goes."""
 
     name: str
-    questions: Sequence[Question]
+    questions: Sequence[Question]  # in the order asked
+    # The ids of questions before which the memory is emptied.
     resets: frozenset[int | str] = frozenset()
-    is_warm: bool = False
+    is_warm: bool = False  # whether the first question begins with a memory
 
 
 def state_figures(rows: dict[str, list[AnswerRow]]) -> list[dict[str, Any]]:

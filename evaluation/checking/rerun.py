@@ -148,7 +148,6 @@ def judge(replay: Replay, differences: Sequence[Difference], num_questions: int)
 
 
 def judged_text(judged: dict[str, Any], differences: Sequence[Difference]) -> str:
-    """Return the result of `judge` as text for people."""
     lines = [
         *judged["texts"],
         *(

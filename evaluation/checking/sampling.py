@@ -87,23 +87,17 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one method under one setting.
-
-    Attributes:
-        p_value: of the chi-square; small if the samples do not follow the distribution.
-        total_variation: half the summed distance of the two distributions, sampling noise included.
-        num_impossible: samples that have no probability at all.
-        num_differing: long texts that are not plain decoding's under the same random numbers.
-        mean_accepted: tokens a step over the samples and texts; 1 if no draft was ever accepted.
-    """
+    """The result of one method under one setting."""
 
     method: str
     setting: str
     num_samples: int
-    p_value: float
+    p_value: float  # of the chi-square; small if the samples do not follow the distribution
+    # Half the summed distance of the two distributions, sampling noise included.
     total_variation: float
-    num_impossible: int
-    num_differing: int
+    num_impossible: int  # samples that have no probability at all
+    num_differing: int  # long texts that are not plain decoding's under the same random numbers
+    # Tokens a step over the samples and texts; 1 if no draft was ever accepted.
     mean_accepted: float
 
     @property

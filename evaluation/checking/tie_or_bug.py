@@ -41,25 +41,16 @@ TIE, BUG = "tie", "BUG"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The judgement of a first difference, with the evidence; logits are the reference's.
+    """The judgement of a first difference, with the evidence; logits are the reference's."""
 
-    Attributes:
-        verdict: "tie" or "BUG".
-        position: index of the first differing token in the answer.
-        gap: distance of the two tokens' logits.
-        bound: how large a gap the errors at this position can explain.
-        noise: plain decoding's, as measured so far.
-        worst_errors: largest error of each replay over the whole first text.
-    """
-
-    verdict: str
-    position: int
+    verdict: str  # "tie" or "BUG"
+    position: int  # index of the first differing token in the answer
     tokens: tuple[int, int]
     logits: tuple[float, float]
-    gap: float
-    bound: float
-    noise: float
-    worst_errors: tuple[float, float]
+    gap: float  # distance of the two tokens' logits
+    bound: float  # how large a gap the errors at this position can explain
+    noise: float  # plain decoding's, as measured so far
+    worst_errors: tuple[float, float]  # largest error of each replay over the whole first text
 
     @property
     def is_tie(self) -> bool:
@@ -88,7 +79,6 @@ class Judge:
 
     @property
     def num_positions(self) -> int:
-        """Number of positions at which the noise was measured."""
         return len(self._plain_errors)
 
     @property

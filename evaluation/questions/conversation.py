@@ -40,9 +40,7 @@ class Conversation(Protocol):
         """Return the token ids of the prompt for the turn `user` after `history`."""
         ...
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Return the answer's text."""
-        ...
+    def text(self, token_ids: Sequence[int]) -> str: ...
 
 
 class ChatTemplateConversation:

@@ -29,28 +29,20 @@ class SourceForm:
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
-    """One benchmark's question file and what it must be.
+    """One benchmark's question file and what it must be."""
 
-    Attributes:
-        name: benchmark name, also the folder under `data/`.
-        url: address at a fixed commit (for a derived file: its parent's address).
-        sha256: hash of the file as it lies in `data/<name>/question.jsonl`.
-        parent: benchmark whose first `num_rows` rows make up this one, if it is derived.
-        form: the form in which it is published; None: as question.jsonl.
-    """
-
-    name: str
-    url: str
-    sha256: str
+    name: str  # benchmark name, also the folder under `data/`
+    url: str  # address at a fixed commit (for a derived file: its parent's address)
+    sha256: str  # hash of the file as it lies in `data/<name>/question.jsonl`
     num_rows: int
     licence: str
     source: str
+    # Benchmark whose first `num_rows` rows make up this one, if it is derived.
     parent: str | None = None
-    form: SourceForm | None = None
+    form: SourceForm | None = None  # the form in which it is published; None: as question.jsonl
 
     @property
     def published_name(self) -> str:
-        """The name of the published file."""
         return urlparse(self.url).path.rpartition("/")[2]
 
 

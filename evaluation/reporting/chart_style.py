@@ -50,17 +50,11 @@ class Look(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A drawn figure.
+    """A drawn figure."""
 
-    Attributes:
-        name: name of its files, unique in a report.
-        title: one line.
-        caption: how to read it.
-    """
-
-    name: str
+    name: str  # of its files, unique in a report
     title: str
-    caption: str
+    caption: str  # how to read it
     figure: Figure
 
 
@@ -118,7 +112,6 @@ def svg_text(figure: Figure, name: str) -> str:
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """Return a figure as a PNG."""
     out = BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(out, format="png", dpi=200)

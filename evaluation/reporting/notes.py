@@ -31,7 +31,6 @@ FLOOR_NAMES = {
 
 
 def group_caption(facts: Mapping[str, str]) -> str:
-    """Return a group's conditions as one line."""
     return "; ".join(facts.values())
 
 

@@ -28,7 +28,6 @@ def answer_paths(names: Sequence[str], base: str | None) -> list[Path]:
 
 
 def add_base_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names the baseline."""
     parser.add_argument(
         "--base",
         metavar="METHOD_OR_FILE",
@@ -37,7 +36,6 @@ def add_base_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_benchmark_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names benchmark reports."""
     parser.add_argument(
         "--benchmark",
         nargs="+",

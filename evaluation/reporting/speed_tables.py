@@ -107,7 +107,6 @@ def drafting_report(rows: Sequence[AnswerRow]) -> dict[str, Any]:
 
 
 def drafting_text(drafting: dict[str, Any]) -> str:
-    """Return a `drafting_report` as text for people."""
     if not drafting["time_shares"]:
         return "Drafting: the answers have no counts of it"
     shares = [f"{part} {100 * share:.1f}%" for part, share in drafting["time_shares"].items()]

@@ -25,23 +25,14 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table for Markdown, LaTeX, CSV and a page.
+    """A table for Markdown, LaTeX, CSV and a page."""
 
-    Attributes:
-        caption: one line that says what it shows.
-        header: one title a column.
-        rows: cells, as many as titles in each row.
-        num_text_columns: how many leading columns are text; the others are figures.
-        notes: remarks below it, a line each.
-        first: titles of the columns that a page shows next to the method's name, where a narrow
-            screen shows them too.
-    """
-
-    caption: str
-    header: list[str]
-    rows: list[list[Cell]]
-    num_text_columns: int = 1
-    notes: Sequence[str] = ()
+    caption: str  # one line that says what it shows
+    header: list[str]  # one title a column
+    rows: list[list[Cell]]  # cells, as many as titles in each row
+    num_text_columns: int = 1  # how many leading columns are text; the others are figures
+    notes: Sequence[str] = ()  # remarks below it, a line each
+    # Titles of the columns that a page shows next to the method's name: also on a narrow screen.
     first: Sequence[str] = ()
 
     @property

@@ -100,15 +100,10 @@ IN_OTHER_WORDS = {"model", "bench", "question_file"}
 
 
 class Title(NamedTuple):
-    """A row's name.
+    """A row's name."""
 
-    Attributes:
-        short: For a cell: a letter tells entries of one method apart.
-        long: For a picture, which has no notes: their options instead.
-    """
-
-    short: str
-    long: str
+    short: str  # for a cell: a letter tells entries of one method apart
+    long: str  # for a picture, which has no notes: their options instead
 
 
 def method_title(method: str) -> str:

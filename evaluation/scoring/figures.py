@@ -52,20 +52,13 @@ INTERVALS = ("speedup", "exact_speedup", "decode_speedup")
 
 
 class RunFigures(NamedTuple):
-    """Figures over several runs, one row a task.
+    """Figures over several runs, one row a task."""
 
-    Attributes:
-        mean: mean of every figure; of the counts, the fewest rows and questions and the most left
-            out.
-        deviation: standard deviation (ddof=1) of every figure, NaN for a single run.
-        num_runs: number of runs.
-        intervals: columns `INTERVALS`: a 95% `Interval` over questions of each speed-up.
-    """
-
+    # Mean of every figure; of the counts, the fewest rows and questions and the most left out.
     mean: pd.DataFrame
-    deviation: pd.DataFrame
+    deviation: pd.DataFrame  # standard deviation (ddof=1) of every figure, NaN for a single run
     num_runs: int
-    intervals: pd.DataFrame
+    intervals: pd.DataFrame  # columns `INTERVALS`: a 95% `Interval` over questions of each speed-up
 
     def figure(self, task: str, name: str) -> float:
         """Return one mean, NaN if the task does not occur."""
@@ -83,7 +76,6 @@ class RunFigures(NamedTuple):
         return found
 
     def only(self, task: str) -> RunFigures:
-        """Return the figures of one task alone."""
         tables = (self.mean, self.deviation, self.intervals)
         mean, deviation, intervals = (table.loc[[task]] for table in tables)
         return RunFigures(mean, deviation, self.num_runs, intervals)

@@ -63,7 +63,6 @@ class AnswerFile:
 
     @property
     def is_code(self) -> bool:
-        """Whether every question is code."""
         return all(row.category == CODE for row in self.rows)
 
     @property
@@ -84,17 +83,13 @@ def condition_names() -> list[str]:
 
 @dataclass(slots=True)
 class Entry:
-    """A method with its options in a group: one row of the table.
-
-    Attributes:
-        options: its options, as the sidecars give them.
-        runs: its answer files for each benchmark, in path order.
-        differing: those of its options in which entries of its method differ.
-    """
+    """A method with its options in a group: one row of the table."""
 
     method: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # its options, as the sidecars give them
+    # Its answer files for each benchmark, in path order.
     runs: dict[str, list[AnswerFile]] = field(default_factory=dict)
+    # Those of its options in which entries of its method differ.
     differing: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -105,36 +100,25 @@ class Entry:
 
     @property
     def files(self) -> list[AnswerFile]:
-        """All answer files of this entry."""
         return [file for files in self.runs.values() for file in files]
 
 
 class Measured(NamedTuple):
-    """An entry's figures against its group's baseline.
-
-    Attributes:
-        notes: a line for each run with defects or questions left out.
-        gaps: runs in which equal prompts took another time than in the baseline's.
-    """
+    """An entry's figures against its group's baseline."""
 
     entry: Entry
     figures: RunFigures
-    notes: list[str]
-    gaps: list[PrefillGap]
+    notes: list[str]  # a line for each run with defects or questions left out
+    gaps: list[PrefillGap]  # runs in which equal prompts took another time than in the baseline's
 
 
 class Group(NamedTuple):
-    """Entries measured under equal conditions.
+    """Entries measured under equal conditions."""
 
-    Attributes:
-        conditions: their values, in the order of `condition_names`.
-        rows: the entries' figures, best overall speed-up first.
-        floor: a second run of the baseline's method over its first; None if there is none.
-    """
-
-    conditions: tuple[str, ...]
-    rows: list[Measured]
+    conditions: tuple[str, ...]  # their values, in the order of `condition_names`
+    rows: list[Measured]  # the entries' figures, best overall speed-up first
     baseline: Entry
+    # A second run of the baseline's method over its first; None if there is none.
     floor: Measured | None = None
 
     @property
@@ -152,7 +136,6 @@ class Group(NamedTuple):
 
     @property
     def files(self) -> list[AnswerFile]:
-        """The answer files of all entries."""
         return [file for row in self.rows for file in row.entry.files]
 
     @property

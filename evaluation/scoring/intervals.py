@@ -70,7 +70,6 @@ def ratio_of_rates(
 
 
 def ratio_of_means(values: np.ndarray, base_values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Return the ratio of two unweighted means."""
     return values.mean(axis=axis) / base_values.mean(axis=axis)
 
 
