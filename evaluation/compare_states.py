@@ -35,7 +35,7 @@ from evaluation.checking.memory_states import (
     state_figures,
     states_of,
 )
-from evaluation.reporting.tables import figure_text, json_line, markdown_table
+from evaluation.reporting.tables import bounds_text, figure_text, json_line, markdown_table
 from evaluation.reporting.titles import task_title
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.methods.registry import METHODS, drafter_class, find_method
@@ -85,18 +85,10 @@ def _table(figures: Sequence[dict[str, Any]]) -> str:
     tasks = list(figures[0]["tasks"])
     rows = []
     for line in figures:
-        low, high = line["interval"]
-        interval = "-" if math.isnan(low) else f"[{low:.3f}, {high:.3f}]"
+        interval = "-" if math.isnan(line["interval"].low) else bounds_text(line["interval"], 3)
         verdict = "" if line["is_different"] or line["state"] == HOT else " not different"
-        ratio = f"{line['ratio']:.3f}"
-        rows.append(
-            [
-                line["state"],
-                *(figure_text(line["tasks"][task]) for task in tasks),
-                ratio,
-                interval + verdict,
-            ]
-        )
+        means = [figure_text(line["tasks"][task]) for task in tasks]
+        rows.append([line["state"], *means, f"{line['ratio']:.3f}", interval + verdict])
     return markdown_table(["MAT, memory", *map(task_title, tasks), "/ hot", "95%"], rows)
 
 

@@ -4,8 +4,6 @@
 
 Run:
     python -m evaluation.defects data/spec_bench/model_answer/vicuna-7b-v1.3-recycling.jsonl
-
-Exit code: 0 none, 1 some, 2 not an answer file.
 """
 
 from __future__ import annotations

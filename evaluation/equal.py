@@ -9,8 +9,6 @@ and every first differing token is judged a tie or a BUG (`checking/tie_or_bug.p
 Run:
     python -m evaluation.equal --file-path data/demo/model_answer \
         --jsonfile1 vanilla.jsonl --jsonfile2 recycling.jsonl
-
-Exit code: 0 equal (or ties alone, with `--model-path`), 1 different, 2 not comparable.
 """
 
 from __future__ import annotations

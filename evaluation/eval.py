@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ __all__ = (
 )
 
 
+@dataclass(frozen=True)
 class _ForwardFunction(Answerer):
     """Answers with a Spec-Bench forward function.
 
@@ -40,14 +42,11 @@ class _ForwardFunction(Answerer):
     (output_ids [1, L], new_token, steps, accept_length_list).
     """
 
-    def __init__(
-        self, function: Callable, model: Any, tokenizer: Any, max_new_tokens: int, kwargs: Mapping
-    ) -> None:
-        self._function = function
-        self._model = model
-        self._tokenizer = tokenizer
-        self._max_new_tokens = max_new_tokens
-        self._kwargs = dict(kwargs)
+    function: Callable
+    model: Any
+    tokenizer: Any
+    max_new_tokens: int
+    kwargs: Mapping[str, Any]
 
     def seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -56,11 +55,11 @@ class _ForwardFunction(Answerer):
     def answer(self, prompt_ids: list[int]) -> Turn:
         from transformers import BatchEncoding
 
-        ids = torch.tensor([prompt_ids], device=self._model.device)
+        ids = torch.tensor([prompt_ids], device=self.model.device)
         inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
         start = time.perf_counter()
-        output_ids, _, _, accept_lengths = self._function(
-            inputs, self._model, self._tokenizer, self._max_new_tokens, **self._kwargs
+        output_ids, _, _, accept_lengths = self.function(
+            inputs, self.model, self.tokenizer, self.max_new_tokens, **self.kwargs
         )
         seconds = time.perf_counter() - start
         new_ids = output_ids[0][len(prompt_ids) :].tolist()

@@ -63,12 +63,12 @@ INTRODUCTION = (
 HEADING_FACTS = ("Model", "Questions asked", "Precision", "Device")
 # The files of --out; each has an option of its own.
 FILES = {
-    "markdown": "leaderboard.md",
-    "latex": "leaderboard.tex",
-    "csv": "leaderboard.csv",
-    "spec_bench_csv": "spec-bench.csv",
-    "json": "leaderboard.json",
-    "html": "leaderboard.html",
+    "markdown": ("leaderboard.md", "write the tables to this file too"),
+    "latex": ("leaderboard.tex", "write the tables for a paper; they need the package booktabs"),
+    "csv": ("leaderboard.csv", "write one line a row, all digits, with conditions and intervals"),
+    "spec_bench_csv": ("spec-bench.csv", "write the columns of Spec-Bench's leaderboard alone"),
+    "json": ("leaderboard.json", "write the line of JSON to this file too"),
+    "html": ("leaderboard.html", "write a page with tables and pictures"),
 }
 EXAMPLES = """\
 examples:
@@ -224,7 +224,7 @@ def _html(board: Leaderboard) -> str:
 
 def _output_files(options: argparse.Namespace) -> dict[str, Path]:
     files = {}
-    for name, file in FILES.items():
+    for name, (file, _) in FILES.items():
         if getattr(options, name):
             files[name] = Path(getattr(options, name))
         elif options.out:
@@ -262,7 +262,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="MODEL",
         help="published figures of these models, or the beginnings of their names (default: all)",
     )
-    _add_output_options(parser)
+    for name, (file, text) in FILES.items():
+        metavar = f"OUT{Path(file).suffix}"
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write all six into this folder, as leaderboard.md and so on",
+    )
     options = parser.parse_args(argv)
     if not options.published and (options.published_device or options.published_model):
         parser.error(
@@ -271,19 +278,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.benchmark and not (options.html or options.out):
         parser.error("--benchmark draws pictures for the page; add --html or --out")
     return options
-
-
-def _add_output_options(parser: OptionParser) -> None:
-    for name, metavar, text in (
-        ("--markdown", "OUT.md", "write the tables to this file too"),
-        ("--latex", "OUT.tex", "write the tables for a paper; they need the package booktabs"),
-        ("--csv", "OUT.csv", "write one line a row, all digits, with conditions and intervals"),
-        ("--spec-bench-csv", "OUT.csv", "write the columns of Spec-Bench's leaderboard alone"),
-        ("--json", "OUT.json", "write the line of JSON to this file too"),
-        ("--html", "OUT.html", "write a page with tables and pictures"),
-        ("--out", "DIR", "write all six into this folder, as leaderboard.md and so on"),
-    ):
-        parser.add_argument(name, metavar=metavar, help=text)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path, base in pairs
     ]
     figures = measure_runs(runs, pairs[0])
-    notes = list(dict.fromkeys([*unequal, *_notes(pairs, runs)]))
+    notes = list(dict.fromkeys([*unequal, *filter(None, _notes(pairs, runs))]))
     names = list(RULERS) if options.ruler == "both" else [options.ruler]
     parts = [f"{RULERS[name].title}\n\n{ruler_table(figures, RULERS[name])}" for name in names]
     drafting = drafting_report([row for path, _ in pairs for row in files[path].rows])
@@ -174,13 +174,11 @@ def _frame(file: AnswerFile, limit: int | None, tokenizer: Tokenizer | None) -> 
 
 def _notes(
     pairs: Sequence[tuple[str, str]], runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]]
-) -> Iterator[str]:
-    """Yield rows with a defect that the figures include, and questions that they leave out."""
-    for names, (frame, base_frame) in zip(pairs, runs, strict=True):
-        left_out = left_out_text(run_figures(frame, base_frame, names), names)
-        for side, name in zip((frame, base_frame), names, strict=True):
-            yield from filter(None, (used_defects_text(side, name),))
-        yield from filter(None, (left_out,))
+) -> Iterator[str | None]:
+    """Yield rows with a defect that the figures include, and questions that they leave out, or None."""
+    for names, frames in zip(pairs, runs, strict=True):
+        yield from map(used_defects_text, frames, names)
+        yield left_out_text(run_figures(*frames, names), names)
 
 
 def _report_tasks(figures: RunFigures) -> dict[str, dict[str, Any]]:

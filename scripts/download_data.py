@@ -91,10 +91,9 @@ def _load_checked(pinned: PinnedFile, from_dir: Path | None) -> bytes:
                 "under --from DIR; name the folder that holds it, or leave --from out"
             )
         content, origin = path.read_bytes(), str(path)
-    form = pinned.form
-    _check_sha256(content, pinned, origin, form.sha256 if form else pinned.sha256)
-    if form:
-        content = form.convert(content)
+    _check_sha256(content, pinned, origin, pinned.published_sha256 or pinned.sha256)
+    if pinned.convert is not None:
+        content = pinned.convert(content)
         _check_sha256(content, pinned, f"what became of {origin}", pinned.sha256)
     return content
 

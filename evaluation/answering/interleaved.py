@@ -71,7 +71,11 @@ def compare_methods(
         UserError: if something given cannot be used.
     """
     entrants = [*entrants, baseline_again(entrants)]
-    _refuse_sampling_referees(entrants, run)
+    for entrant in entrants:
+        if isinstance(entrant.method, Referee) and run.sampling.temperature:
+            raise UserError(
+                f"temperature: got {run.sampling.temperature} with {entrant.words}, which is greedy; leave one out"
+            )
     asked = check_asked(run)
     start = f"{folder or model_answers(run.questions)}/{name or asked.model_name}"
     together = {
@@ -93,14 +97,6 @@ def compare_methods(
         for plan in plans:
             plan.log.finish()
         return report([plan.log for plan in plans])
-
-
-def _refuse_sampling_referees(entrants: Sequence[Entrant], run: RunConfig) -> None:
-    for entrant in entrants:
-        if isinstance(entrant.method, Referee) and run.sampling.temperature:
-            raise UserError(
-                f"temperature: got {run.sampling.temperature} with {entrant.words}, which is greedy; leave one out"
-            )
 
 
 def _plan(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.answering.config import QuestionOptions, RunConfig, WorkerOptions
+from evaluation.answering.config import QuestionOptions, RunConfig
 from evaluation.answering.method import Setup
 from evaluation.answering.referees import Referee
 from evaluation.answers.log import AnswerLog
@@ -31,7 +31,6 @@ from model.commands.command_line import UserError, user_errors
 from model.commands.files import refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory
-from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.kernels.sdpa import sdpa_backends
@@ -139,7 +138,10 @@ def prepare(
     if isinstance(method, Method) and asked.model.vocab_size:
         # The run's device: a draft model loaded here is kept; workers load their own.
         device = torch.device("cpu") if run.uses_ray else asked.model.device
-        drafter = _trial_drafter(method, config, asked.model, device, memory)
+        # Making a drafter checks options, memory and model.
+        drafter = make_drafter(method, config, asked.model.vocab_size, device, memory)
+        with user_errors():
+            drafter.check_config(asked.model.hf_config.get_text_config(decoder=True))
         _check_drafter(method.name, drafter, run.model.compile, save_matrix is not None)
         is_hot = drafter.is_hot
     run_name = _run_name(method.name, config, run, asked.model.dtype)
@@ -162,20 +164,6 @@ def prepare(
         sidecar["threads"] = threads
     log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
     return Plan(setup, asked.questions, is_hot, log, threads)
-
-
-def _trial_drafter(
-    method: Method,
-    config: Any,
-    model: CheckedModel,
-    device: torch.device,
-    memory: Mapping[str, torch.Tensor],
-) -> Drafter:
-    assert model.vocab_size
-    drafter = make_drafter(method, config, model.vocab_size, device, memory)
-    with user_errors():
-        drafter.check_config(model.hf_config.get_text_config(decoder=True))
-    return drafter
 
 
 def _check_drafter(name: str, drafter: Drafter, is_compiled: bool, is_saved: bool) -> None:
@@ -220,12 +208,7 @@ def check_run_model(run: RunConfig) -> CheckedModel:
     Raises:
         UserError: if something given cannot be used.
     """
-    workers = run.workers
-    _check_workers(workers, run.uses_ray, choose_device(run.model))
-    return check_model(run.model, workers.num_workers, workers.ray_address is not None)
-
-
-def _check_workers(workers: WorkerOptions, uses_ray: bool, device: torch.device) -> None:
+    workers, device = run.workers, choose_device(run.model)
     if device.type == "cpu" and workers.num_gpus_total > 1:
         refuse_gpus("num_gpus_total", workers.num_gpus_total)
     if device.type != "cpu" and workers.num_workers:
@@ -233,16 +216,19 @@ def _check_workers(workers: WorkerOptions, uses_ray: bool, device: torch.device)
             f"num_workers: got {workers.num_workers} on {device}; allowed: with --device cpu; "
             "on GPUs give --num-gpus-total"
         )
-    if uses_ray and find_spec("ray") is None:
+    if run.uses_ray and find_spec("ray") is None:
         raise UserError("workers need Ray, which is not installed; pip install 'ray>=2.40'")
-    if uses_ray and device.index is not None:
+    if run.uses_ray and device.index is not None:
         raise UserError(
             f"device: got {device} with workers, to each of which Ray gives its own; give --device {device.type}"
         )
+    return check_model(run.model, workers.num_workers, workers.ray_address is not None)
 
 
 def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict[str, Any]:
     run, model = setup.run, setup.model
+    has_one_gpu = model.device.type == "cuda" and run.model.num_gpus_per_model == 1
+    uses_graphs = has_one_gpu and not run.model.compile
     return {
         "method": setup.method.name,
         "options": dataclasses.asdict(setup.config),
@@ -258,19 +244,13 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": device_name(model.device),
         "sdpa_backends": sdpa_backends(model.device),
-        "graphs": _graphs(run.model, model.device),
+        "graphs": run.model.graphs if uses_graphs else None,
         "versions": versions(),
         "git_commit": git_commit(),
         "argv": sys.argv[1:],
         "start_time": time.time(),
         "end_time": None,
     }
-
-
-def _graphs(options: ModelOptions, device: torch.device) -> str | None:
-    """Return the option `graphs` where it has an effect; else None."""
-    is_used = device.type == "cuda" and options.num_gpus_per_model == 1 and not options.compile
-    return options.graphs if is_used else None
 
 
 def _longest_text(

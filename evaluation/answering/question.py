@@ -64,21 +64,19 @@ def answer_row(answerer: Answerer, asking: Asking, question: Question) -> Answer
     return row
 
 
-class _Attempt(NamedTuple):
-    """Choices, or why there are none; the exception itself would keep the model's tensors alive."""
+def _try(
+    answerer: Answerer, asking: Asking, question: Question
+) -> tuple[list[Choice], str | None, bool]:
+    """Return the choices, or none and their error, and whether memory did not suffice.
 
-    choices: list[Choice]
-    error: str | None = None
-    is_out_of_memory: bool = False
-
-
-def _try(answerer: Answerer, asking: Asking, question: Question) -> _Attempt:
+    The exception itself would keep the model's tensors alive.
+    """
     try:
-        return _Attempt(_answer(answerer, asking, question))
+        return _answer(answerer, asking, question), None, False
     except Exception as failure:
         logger.debug("question %s", question.question_id, exc_info=True)
         is_out_of_memory = isinstance(failure, torch.OutOfMemoryError)
-        return _Attempt([], f"{type(failure).__name__}: {failure}", is_out_of_memory)
+        return [], f"{type(failure).__name__}: {failure}", is_out_of_memory
 
 
 def warm_up(

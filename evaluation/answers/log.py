@@ -119,18 +119,16 @@ class AnswerLog:
             UserError: if it is missing or cannot be read.
         """
         file = self._state_of(self.num_rows)
-        if not file.is_file():
-            raise UserError(
-                f"cannot resume {self.file}: the method's memory {file} is not there; give --overwrite, or "
-                "another --answer-file"
-            )
         try:
             return load_file(file)
+        except FileNotFoundError:
+            cause = "is not there"
         except (OSError, SafetensorError) as error:
-            raise UserError(
-                f"cannot resume {self.file}: the method's memory {file} cannot be read: "
-                f"{first_line(error)}; give --overwrite, or another --answer-file"
-            ) from error
+            cause = f"cannot be read: {first_line(error)}"
+        raise UserError(
+            f"cannot resume {self.file}: the method's memory {file} {cause}; give --overwrite, or "
+            "another --answer-file"
+        )
 
     def finish(self) -> None:
         """Write the end time, unless the rows found are those of a finished run, and close the file."""

@@ -95,17 +95,10 @@ CONDITIONS: tuple[Condition, ...] = (
 )
 # Further keys of a sidecar: when, where and by which command it was made.
 CIRCUMSTANCES = frozenset(
-    {
-        "start_time",
-        "end_time",
-        "git_commit",
-        "versions",
-        "argv",
-        "kernel_names",
-        "resumed",
-        "interleaved_with",
-        "interleaved_run",
-    }
+    (
+        *("start_time", "end_time", "git_commit", "versions", "argv", "kernel_names", "resumed"),
+        *("interleaved_with", "interleaved_run"),
+    )
 )
 
 

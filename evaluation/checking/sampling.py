@@ -47,6 +47,8 @@ NUM_LONG_TEXTS, LONG_LENGTH = 5, 30
 LEAST_P_VALUE = 1e-4
 # Below this a chi-square's cell is no longer near normal.
 LEAST_EXPECTED = 5
+# Token ids, and the number of steps that they took.
+Text = tuple[tuple[int, ...], int]
 MakeRule = Callable[[Sequence[Processor], torch.Generator], TokenRule]
 
 
@@ -113,7 +115,7 @@ class Sampler:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self.target = TargetModel(_random_model(seed, num_layers=2))
-        self._plain: dict[Setting, list[_Text]] = {}
+        self._plain: dict[Setting, list[Text]] = {}
 
     @torch.inference_mode()
     def distribution(self, setting: Setting) -> dict[tuple[int, ...], float]:
@@ -146,7 +148,7 @@ class Sampler:
             rule = make_rule(setting.processors(), self._generator())
             long = [self._text(drafter, rule, LONG_LENGTH) for _ in range(NUM_LONG_TEXTS)]
         plain = self._plain_texts(setting)
-        counts = Counter(text.token_ids for text in short)
+        counts = Counter(token_ids for token_ids, _ in short)
         expected = self.distribution(setting)
         return Check(
             method,
@@ -155,12 +157,12 @@ class Sampler:
             p_value(counts, expected),
             total_variation(counts, expected),
             sum(count for text, count in counts.items() if expected[text] == 0),
-            sum(mine.token_ids != its.token_ids for mine, its in zip(long, plain, strict=True)),
-            sum(len(text.token_ids) for text in (*short, *long))
-            / sum(text.num_steps for text in (*short, *long)),
+            sum(mine != its for (mine, _), (its, _) in zip(long, plain, strict=True)),
+            sum(len(token_ids) for token_ids, _ in (*short, *long))
+            / sum(num_steps for _, num_steps in (*short, *long)),
         )
 
-    def _plain_texts(self, setting: Setting) -> list[_Text]:
+    def _plain_texts(self, setting: Setting) -> list[Text]:
         if setting not in self._plain:
             drafter = VanillaDrafter(VanillaConfig(), self.target.vocab_size, self.target.device)
             rule = SamplingRule(setting.processors(), self._generator())
@@ -169,9 +171,9 @@ class Sampler:
             ]
         return self._plain[setting]
 
-    def _text(self, drafter: Drafter, rule: TokenRule, length: int) -> _Text:
+    def _text(self, drafter: Drafter, rule: TokenRule, length: int) -> Text:
         done = generate(self.target, drafter, PROMPT, max_new_tokens=length, rule=rule)
-        return _Text(tuple(done.token_ids), len(done.steps))
+        return tuple(done.token_ids), len(done.steps)
 
     def _drafter(self, method: str, folder: str) -> Drafter:
         cls = find_method(method).drafter_class
@@ -197,11 +199,6 @@ class Sampler:
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self._seed)
-
-
-class _Text(NamedTuple):
-    token_ids: tuple[int, ...]
-    num_steps: int
 
 
 def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:

@@ -130,20 +130,10 @@ def warm_up_chart(
     """
     figure, axes = figure_of(3.1)
     for method, values in curves.items():
-        style = "--" if method in cold else "-"
+        line = {"linestyle": "--" if method in cold else "-", "linewidth": 1.4}
+        style = marks(look[method], 4) | line | {"markevery": max(1, len(values) // 8)}
         asked = np.arange(1, len(values) + 1)
-        every = max(1, len(values) // 8)
-        axes.plot(
-            asked,
-            values,
-            linestyle=style,
-            color=look[method].color,
-            marker=look[method].marker,
-            markersize=4,
-            markevery=every,
-            linewidth=1.4,
-            label=legend_label(method),
-        )
+        axes.plot(asked, values, **style, label=legend_label(method))
     _mark_tasks(axes, tasks)
     axes.set_xlabel("questions seen")
     axes.set_ylabel("mean accepted tokens so far")

@@ -23,7 +23,7 @@ from evaluation.reporting.titles import (
 )
 from evaluation.scoring.figures import CODE, EXACT_FIGURES, OVERALL, SPEC_BENCH_TASKS, in_task_order
 from evaluation.scoring.groups import SPEC_BENCH, Group, Measured
-from evaluation.scoring.intervals import UNKNOWN
+from evaluation.scoring.intervals import UNKNOWN, Interval
 
 OVERVIEW_FACTS = ("Model", "Questions asked", "Precision", "Device")
 METHOD, MAT, OVERALL_TITLE = "Models", "#Mean accepted tokens", "Overall"
@@ -163,7 +163,8 @@ def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[
         for name in ("exact_speedup", "decode_speedup"):
             floor = group.floor_interval(name)
             row[f"{name}_noise_floor_low"], row[f"{name}_noise_floor_high"] = floor
-        row["verdict"] = _verdict(measured, group)
+        verdict = group.verdict(measured, "exact_speedup").value
+        row["verdict"] = None if row["is_baseline"] else verdict
         row |= _step_figures(measured)
         base_speed = baseline.tokens_per_second if baseline else math.nan
         row["over_published_baseline"] = row["tokens_per_second"] / base_speed
@@ -214,23 +215,18 @@ def csv_text(measured: Sequence[dict[str, Any]], published: Sequence[dict[str, A
     return table.to_csv(index=False, lineterminator="\n")
 
 
-def _figure(row: Measured, task: str, name: str, unit: str = "") -> Cell:
-    return figure_cell(row.figures.figure(task, name), row.figures.spread(task, name), unit)
+def _figure(
+    row: Measured, task: str, name: str, unit: str = "", interval: Interval = UNKNOWN
+) -> Cell:
+    figures = row.figures
+    return figure_cell(figures.figure(task, name), figures.spread(task, name), unit, interval)
 
 
 def _speedup(row: Measured, group: Group, name: str) -> Cell:
     """Return an overall speed-up with its interval; the baseline's has none."""
-    interval = row.figures.interval(OVERALL, name)
-    if row.entry is group.baseline:
-        interval = UNKNOWN
-    figures = row.figures
-    return figure_cell(figures.figure(OVERALL, name), figures.spread(OVERALL, name), "x", interval)
-
-
-def _verdict(row: Measured, group: Group) -> str | None:
-    if row.entry is group.baseline:
-        return None
-    return group.verdict(row, "exact_speedup").value
+    is_baseline = row.entry is group.baseline
+    interval = UNKNOWN if is_baseline else row.figures.interval(OVERALL, name)
+    return _figure(row, OVERALL, name, "x", interval)
 
 
 def _without_empty(table: Table) -> Table:

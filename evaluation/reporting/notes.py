@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from evaluation.reporting.published import PublishedBaseline
-from evaluation.reporting.tables import figure_text
+from evaluation.reporting.tables import bounds_text, figure_text
 from evaluation.reporting.titles import (
     entry_options,
     entry_titles,
@@ -18,7 +18,6 @@ from evaluation.reporting.titles import (
 )
 from evaluation.scoring.figures import OVERALL
 from evaluation.scoring.groups import Group
-from evaluation.scoring.intervals import Interval
 from evaluation.scoring.noise import LARGEST_FLOOR_RATIO, SpeedVerdict
 
 WHAT_TO_DO = "close other programs, repeat with RUNS=3, or ask more questions"
@@ -42,7 +41,7 @@ def alarms(groups: Sequence[Group]) -> list[str]:
             where = f" ({group_caption(facts)})" if len(groups) > 1 else ""
             lines.append(
                 f"The machine was too unsteady for this comparison{where}: two runs of the same "
-                f"method differ by {_bounds(group.floor_interval('exact_speedup'))}, more than "
+                f"method differ by {bounds_text(group.floor_interval('exact_speedup'))}, more than "
                 f"{LARGEST_FLOOR_RATIO:.2f}x apart; {WHAT_TO_DO}"
             )
     return lines
@@ -90,9 +89,9 @@ def _floor_notes(group: Group) -> Iterator[str]:
     if math.isnan(exact.low):
         yield f"Two runs of {name} were made, but of fewer than two questions: no noise floor"
         return
-    details = ", ".join(f"{FLOOR_NAMES[key]} {_bounds(it)}" for key, it in found.items())
+    details = ", ".join(f"{FLOOR_NAMES[key]} {bounds_text(it)}" for key, it in found.items())
     yield (
-        f"Two runs of {name} differ by {_bounds(exact)}: ratios within this are not told apart "
+        f"Two runs of {name} differ by {bounds_text(exact)}: ratios within this are not told apart "
         f"({details})"
     )
 
@@ -142,7 +141,3 @@ def _published_speed_note(
         f"decoding of {baseline.model} on {baseline.device} as published ({baseline.source}); that "
         f"is another machine, so not a speed-up of the method: {ratios}"
     )
-
-
-def _bounds(interval: Interval) -> str:
-    return f"[{interval.low:.2f}, {interval.high:.2f}]"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from evaluation.answers.row import AnswerRow
 from evaluation.answers.step_figures import acceptance_rate, node_counts, source_counts, time_shares
-from evaluation.reporting.tables import figure_text, markdown_table
+from evaluation.reporting.tables import bounds_text, figure_text, markdown_table
 from evaluation.reporting.titles import task_title
 from evaluation.scoring.figures import INTERVALS, RunFigures
 
@@ -85,11 +85,10 @@ def ruler_table(figures: RunFigures, ruler: Ruler) -> str:
 
 def _interval_cell(figures: RunFigures, task: str, name: str) -> str:
     """Return the interval, marked where it does not tell the method from the baseline."""
-    low, high = figures.interval(task, name)
-    if math.isnan(low):
+    interval = figures.interval(task, name)
+    if math.isnan(interval.low):
         return "-"
-    verdict = "" if figures.is_different(task, name) else " not different"
-    return f"[{low:.2f}, {high:.2f}]{verdict}"
+    return bounds_text(interval) + ("" if interval.excludes_one else " not different")
 
 
 def drafting_report(rows: Sequence[AnswerRow]) -> dict[str, Any]:

@@ -77,8 +77,12 @@ def figure_cell(
     interval: tuple[float, float] = (math.nan, math.nan),
 ) -> Cell:
     """Return a `Cell` with the figure, its `figure_text`, and its interval unless that is NaN."""
-    bounds = "" if math.isnan(interval[0]) else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+    bounds = "" if math.isnan(interval[0]) else f" {bounds_text(interval)}"
     return Cell(figure_text(value, deviation, unit) + bounds, float(value))
+
+
+def bounds_text(interval: tuple[float, float], digits: int = 2) -> str:
+    return f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
 
 
 def markdown_table(

@@ -194,12 +194,10 @@ def _prefill_gap(file: AnswerFile, base: AnswerFile) -> PrefillGap | None:
     return prefill_gap(file.rows, base.rows, (file.path.name, base.path.name))
 
 
-def _notes(file: AnswerFile, base_file: AnswerFile) -> Iterator[str]:
+def _notes(file: AnswerFile, base_file: AnswerFile) -> list[str]:
     names = (str(file.path), str(base_file.path))
     left_out = left_out_text(run_figures(file.frame, base_file.frame, names), names)
-    if left_out:
-        yield left_out
-    yield from filter(None, (used_defects_text(file.frame, str(file.path)),))
+    return [note for note in (left_out, used_defects_text(file.frame, names[0])) if note]
 
 
 def _pairs(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.questions.pinned_data import PINNED, PinnedFile, SourceForm, download_command
+from evaluation.questions.pinned_data import PINNED, PinnedFile, download_command
 from evaluation.questions.questions import load_questions
 from evaluation.questions.source_forms import human_eval
 from model.commands.command_line import UserError
@@ -67,8 +67,11 @@ def small_pins(monkeypatch: pytest.MonkeyPatch) -> Pins:
         )
         for name, content in CONTENTS.items()
     }
-    form = SourceForm(hashlib.sha256(HUMAN_EVAL_GZ).hexdigest(), human_eval)
-    pins["humaneval"] = dataclasses.replace(pins["humaneval"], form=form)
+    pins["humaneval"] = dataclasses.replace(
+        pins["humaneval"],
+        published_sha256=hashlib.sha256(HUMAN_EVAL_GZ).hexdigest(),
+        convert=human_eval,
+    )
     monkeypatch.setattr(download_data, "PINNED", pins)
     monkeypatch.setenv("no_proxy", "*")
     return pins
@@ -315,7 +318,7 @@ def test_download_command_is_known_for_pinned_files_only() -> None:
 def test_pins_name_a_commit_and_a_hash() -> None:
     for name, pinned in PINNED.items():
         assert pinned.name == name
-        hashes = [pinned.sha256] + ([pinned.form.sha256] if pinned.form else [])
+        hashes = [pinned.sha256, *filter(None, [pinned.published_sha256])]
         assert all(re.fullmatch("[0-9a-f]{64}", found) for found in hashes)
         assert re.search("/[0-9a-f]{40}/", pinned.url)
 

@@ -348,7 +348,7 @@ def test_files_are_written_though_no_one_reads_the_tables(
         assert run.stdout
         run.stdout.close()
         run.wait()
-    assert {path.name for path in out.iterdir()} == set(FILES.values())
+    assert {path.name for path in out.iterdir()} == {file for file, _ in FILES.values()}
 
 
 def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
