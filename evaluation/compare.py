@@ -93,11 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison.
-
-    Returns:
-        0, or 1 if a question failed.
-    """
+    """Run the comparison; return 1 if a question failed, else 0."""
     given = vars(build_parser().parse_args(argv))
     out, name = given.pop("out"), given.pop("model_id")
     methods, draft_model, num_runs = (given.pop(key) for key in ("methods", "draft_model", "runs"))
@@ -118,11 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_benches(benches: Sequence[str], question_file: str | None) -> None:
-    """Refuse benchmarks that cannot be answered, before the first of them is.
-
-    Raises:
-        UserError: if one is not there or is there twice, or a question file stands for several.
-    """
+    """Refuse benchmarks that cannot be answered, before the first of them is."""
     given = " ".join(benches)
     if len(set(benches)) < len(benches):
         raise UserError(f"bench_name: got {given}; allowed: each once")

@@ -81,10 +81,7 @@ def run_eval(
     num_gpus_total: int,
     **kwargs: Any,
 ) -> int:
-    """Answer questions with a Spec-Bench forward function; the signature is Spec-Bench's.
-
-    Returns:
-        The number of questions that failed.
+    """Answer questions with a Spec-Bench forward function; return how many failed. The signature is Spec-Bench's.
 
     Raises:
         ValueError: if more than one worker is asked for.

@@ -14,11 +14,7 @@ from model.methods.registry import METHODS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the inference command of the method that the first word names.
-
-    Returns:
-        0, or 1 if a question failed.
-    """
+    """Run the inference command of the method that the first word names; return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     parser = OptionParser(
         prog="python -m evaluation.inference",

@@ -49,9 +49,7 @@ NEEDED = {
 def build_parser(method: Method, command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of a method's inference command.
 
-    Args:
-        method: the method.
-        command: the command as it is typed after `python -m`; None: Spec-Bench's name for it.
+    `command` is what is typed after `python -m`; None: Spec-Bench's name for it.
     """
     name, drafter = method.name, method.drafter_class
     command = command or f"evaluation.inference_{name}"
@@ -95,11 +93,7 @@ def parse(
 
 
 def main(name: str, argv: Sequence[str] | None = None, command: str | None = None) -> int:
-    """Run a method's inference command; `command` as in `build_parser`.
-
-    Returns:
-        0, or 1 if a question failed.
-    """
+    """Run a method's inference command, `command` as in `build_parser`; return 1 if a question failed."""
     with user_errors():
         method = find_method(name)
     run, config, matrix = parse(method, argv, command)

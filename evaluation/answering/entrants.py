@@ -131,11 +131,7 @@ def baseline_again(entrants: Sequence[Entrant]) -> Entrant:
 
 
 def _method_of(name: str) -> Method:
-    """Return the method of a name, with or without `AUTO`.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """Return the method of a name, with or without `AUTO`."""
     base = name.removesuffix(AUTO)
     with user_errors():
         if base in METHODS or ":" in base:

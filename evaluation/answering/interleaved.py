@@ -62,13 +62,8 @@ def compare_methods(
     """Answer a benchmark's questions with all entrants in turn; the baseline answers twice.
 
     The answer files lie in `folder` (None: the benchmark's) and their names begin with `name` (None: the
-    model's). `load` returns the model on its device; who has it there already hands it in.
-
-    Returns:
-        0, or 1 if a question failed.
-
-    Raises:
-        UserError: if something given cannot be used.
+    model's). `load` returns the model on its device; who has it there already hands it in. Returns 1 if a
+    question failed, else 0.
     """
     entrants = [*entrants, baseline_again(entrants)]
     for entrant in entrants:

@@ -35,13 +35,10 @@ def answer_questions(
     num_warmup: int = 3,
     restore: Callable[[], None] = lambda: None,
 ) -> int:
-    """Answer the questions that the log lacks, and append each to it.
+    """Answer the questions that the log lacks; return how many failed, those in the log before included.
 
     A question that fails is recorded with its cause, and the run goes on. `restore` is called between
     the warm-up and the first question: it loads saved memory. `seed` is that of the first choice.
-
-    Returns:
-        The number of failed questions, those in the log before included.
     """
     asking = Asking(conversation, model_id, num_choices, seed)
     remaining = log.remaining(questions)

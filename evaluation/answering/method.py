@@ -58,11 +58,7 @@ class Setup:
 
 
 class MethodAnswerer:
-    """A drafter on a target model, as an `Answerer`.
-
-    Raises:
-        UserError: if they do not fit each other.
-    """
+    """A drafter on a target model, as an `Answerer`; a `UserError` if they do not fit each other."""
 
     def __init__(
         self,
@@ -166,11 +162,7 @@ def load_answerer(setup: Setup) -> MethodAnswerer:
 
 
 def method_answerer(setup: Setup, target: TargetModel) -> MethodAnswerer:
-    """Return a method on a loaded model.
-
-    Raises:
-        UserError: if the method does not fit the model.
-    """
+    """Return a method on a loaded model; a `UserError` if they do not fit each other."""
     assert isinstance(setup.method, Method), "referees are no drafters"
     drafter = make_drafter(
         setup.method, setup.config, target.vocab_size, target.device, setup.start_memory

@@ -93,11 +93,7 @@ class Plan:
 
 
 def check_asked(run: RunConfig) -> Asked:
-    """Load the questions and check the model before the weights load.
-
-    Raises:
-        UserError: if something given cannot be used.
-    """
+    """Load the questions and check the model before the weights load."""
     question_file = question_file_of(run.questions.bench_name, run.questions.question_file)
     asked = run.questions
     selected = load_questions(
@@ -129,9 +125,6 @@ def prepare(
 
     The memory begins with `load_matrix` and is saved to `save_matrix`; `circumstances` is further
     content of the sidecar.
-
-    Raises:
-        UserError: if something given cannot be used.
     """
     memory = read_memory(load_matrix)
     is_hot = False
@@ -203,11 +196,7 @@ def _known_threads(given: int | None, is_fixed: bool, resumed: Path | None) -> i
 
 
 def check_run_model(run: RunConfig) -> CheckedModel:
-    """Check a run's model, device and workers before the weights load.
-
-    Raises:
-        UserError: if something given cannot be used.
-    """
+    """Check a run's model, device and workers before the weights load."""
     workers, device = run.workers, choose_device(run.model)
     if device.type == "cpu" and workers.num_gpus_total > 1:
         refuse_gpus("num_gpus_total", workers.num_gpus_total)

@@ -22,14 +22,7 @@ from model.methods.registry import Method
 def answer_with_method(
     method: Method, run: RunConfig, config: Any, load_matrix: str | None, save_matrix: str | None
 ) -> int:
-    """Answer a benchmark's questions with a method.
-
-    Returns:
-        0, or 1 if a question failed.
-
-    Raises:
-        UserError: if something given cannot be used.
-    """
+    """Answer a benchmark's questions with a method; return 1 if a question failed, else 0."""
     if save_matrix:
         check_output(save_matrix, "save_matrix")
     if save_matrix and run.uses_ray:

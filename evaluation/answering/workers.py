@@ -70,10 +70,7 @@ class Worker:
     def answer(self, question: Question, memory: Memory | None) -> Finished:
         """Answer one question.
 
-        Args:
-            question: the question.
-            memory: the memory after the questions before, empty before the first. None: this worker's
-                own goes on.
+        `memory` is that after the questions before, empty before the first; None: the worker's own goes on.
         """
         answerer, setup = self._answerer, self._setup
         if memory:

@@ -255,11 +255,7 @@ def sidecar_path(path: str | Path) -> Path:
 
 
 def state_path(path: str | Path) -> Path:
-    """Return the folder of what a method keeps across the questions of an answer file.
-
-    Raises:
-        UserError: as `sidecar_path`.
-    """
+    """Return the folder of what a method keeps across the questions of an answer file; errors as `sidecar_path`."""
     return _beside(Path(path), ".state")
 
 

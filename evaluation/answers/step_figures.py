@@ -77,9 +77,8 @@ def acceptance_rate(rows: Iterable[AnswerRow]) -> float:
 def node_counts(rows: Iterable[AnswerRow]) -> pd.DataFrame:
     """Return how many nodes were drafted and accepted at every place of the tree.
 
-    Returns:
-        Columns: `depth` (the root's children have 1), `rank` (place among the siblings, from
-        0), `drafted` (above 0), `accepted`; empty if no row has counts.
+    Columns: `depth` (the root's children have 1), `rank` (place among the siblings, from 0),
+    `drafted` (above 0), `accepted`; empty if no row has counts.
     """
     drafted: Counter[NodePlace] = Counter()
     accepted: Counter[NodePlace] = Counter()
@@ -91,11 +90,7 @@ def node_counts(rows: Iterable[AnswerRow]) -> pd.DataFrame:
 
 
 def source_counts(rows: Iterable[AnswerRow]) -> pd.DataFrame:
-    """Return how many nodes each source drafted and had accepted.
-
-    Returns:
-        Index: the source's name. Columns: `drafted`, `accepted`; empty if none is named.
-    """
+    """Return how many nodes each source `drafted` and had `accepted`, by its name; empty if none is named."""
     found = [
         {"source": name, "drafted": drafted, "accepted": accepted}
         for choice in _choices(rows)

@@ -40,8 +40,7 @@ class State:
 def state_figures(rows: dict[str, list[AnswerRow]]) -> list[dict[str, Any]]:
     """Return mean accepted tokens by task and state, and each state against hot.
 
-    Args:
-        rows: answers by state, to the same questions; `HOT` among them.
+    `rows` are answers by state, to the same questions; `HOT` is among them.
 
     Returns:
         For every state: `state`, `tasks` (mean accepted tokens), `ratio` of the overall one to

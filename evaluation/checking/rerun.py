@@ -39,7 +39,6 @@ class Replay:
 
     Args:
         paths: the two answer files; the first is plain decoding's, or the one that counts as right.
-        rows: their rows.
         options: the model that both were made with, and where it runs; the dtype is the sidecar's.
         question_file: the questions; None takes the sidecar's benchmark.
 

@@ -58,10 +58,6 @@ def make_folder(path: str | Path) -> None:
 
 
 def check_limit(max_new_tokens: int | None) -> None:
-    """Refuse a limit of new tokens below 1.
-
-    Raises:
-        UserError: if it is below 1.
-    """
+    """Refuse a limit of new tokens below 1 with a `UserError`."""
     if max_new_tokens is not None and max_new_tokens < 1:
         raise UserError(f"--max-new-tokens: got {max_new_tokens}; allowed: 1 or more")

@@ -64,9 +64,7 @@ def read_published(
 def published_baseline(rows: pd.DataFrame, model: str) -> PublishedBaseline | None:
     """Return the published plain decoding of a model, None if there is none among these rows.
 
-    Args:
-        rows: what `read_published` returned.
-        model: the model's path or hub name, which contains the published name in whatever case.
+    The model's path or hub name contains the published name in whatever case.
     """
     is_same = rows["model"].map(lambda name: name.lower() in model.lower())
     found = rows[(rows["method"] == BASELINE_METHOD) & is_same].dropna(subset="tokens_per_second")

@@ -67,13 +67,12 @@ def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
 def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[Group]:
     """Arrange answer files into groups and measure every entry against its group's baseline.
 
+    Groups are sorted by conditions, entries by overall speed-up, best first.
+
     Args:
         files: answer files; their order is the order of runs.
         base: the baseline: a method's name, or the path of one of the files, which is then the
             baseline of its group while the others keep theirs. None takes vanilla.
-
-    Returns:
-        Groups by conditions, entries by overall speed-up, best first.
 
     Raises:
         UserError: if a group has no baseline or several, or files cannot be compared.

@@ -114,9 +114,6 @@ def measure_runs(
         runs: for each run, at least one, the `question_frame` of the method's rows and of the
             baseline's.
         names: the names of the two sides in errors, such as their file names.
-
-    Raises:
-        UserError: as `run_figures`.
     """
     figures = [run_figures(frame, base, names) for frame, base in runs]
     tables = pd.concat(figures).groupby(level=0)

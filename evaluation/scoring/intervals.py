@@ -33,13 +33,12 @@ def paired_interval(
 ) -> Interval:
     """Return the percentile bootstrap interval of a figure over questions, drawn in pairs.
 
+    It is unknown for fewer than two questions.
+
     Args:
         statistic: takes the samples and `axis`, the one that runs over questions; vectorised.
         samples: what was measured on each question [Q], both methods' together, so that a drawn
             question counts for both. The draws are the same at every call.
-
-    Returns:
-        The interval, unknown for fewer than two questions.
     """
     if len(samples[0]) < 2:
         return UNKNOWN

@@ -74,10 +74,8 @@ def pair_questions(
 ) -> pd.DataFrame:
     """Return a line for each question of either file, from the last row that each has for it.
 
-    Args:
-        frame: the `question_frame` of the method's rows.
-        base_frame: that of the baseline's.
-        names: the names of the two sides in errors, such as their file names.
+    The frames are the `question_frame` of the method's rows and of the baseline's, `names` those of the
+    two sides in errors, such as their file names.
 
     Returns:
         The columns of both, the baseline's with `base_` in front; `task`; on each side whether
