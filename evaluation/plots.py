@@ -17,11 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from evaluation.reporting.benchmark_reports import read_benchmark
-from evaluation.reporting.options import (
-    add_base_option,
-    add_benchmark_option,
-    answer_paths,
-)
+from evaluation.reporting.options import add_base_option, add_benchmark_option, answer_paths
 from evaluation.reporting.pictures import benchmark_pictures, group_pictures, write_picture
 from evaluation.scoring.comparable import group_answers, load_answers
 from model.commands.command_line import OptionParser, UserError, run_command

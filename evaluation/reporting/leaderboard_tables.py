@@ -15,12 +15,7 @@ from evaluation.answers.step_figures import PARTS, acceptance_rate, time_shares
 from evaluation.reporting.notes import difference_text, group_caption
 from evaluation.reporting.published import PublishedBaseline, published_baseline
 from evaluation.reporting.tables import Cell, Table, figure_cell
-from evaluation.reporting.titles import (
-    entry_titles,
-    group_facts,
-    method_title,
-    task_title,
-)
+from evaluation.reporting.titles import entry_titles, group_facts, method_title, task_title
 from evaluation.scoring.figures import CODE, EXACT_FIGURES, OVERALL, SPEC_BENCH_TASKS, in_task_order
 from evaluation.scoring.groups import SPEC_BENCH, Group, Measured
 from evaluation.scoring.intervals import UNKNOWN, Interval
