@@ -15,9 +15,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from evaluation.answering.config import AnswerOptions, QuestionOptions, RunConfig
-from evaluation.answering.entrants import entrants_of
-from evaluation.answering.interleaved import compare_methods
+from evaluation.inference.config import AnswerOptions, QuestionOptions, RunConfig
+from evaluation.inference.entrants import entrants_of
+from evaluation.inference.interleaved import compare_methods
 from evaluation.questions.questions import question_file_of
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.model_options import ModelOptions, SamplingOptions

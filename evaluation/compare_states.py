@@ -25,9 +25,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from evaluation.answering import command as cli
-from evaluation.answering.config import RunConfig
-from evaluation.answering.plan import check_asked
 from evaluation.checking.memory_states import (
     HOT,
     answer_states,
@@ -35,6 +32,9 @@ from evaluation.checking.memory_states import (
     state_figures,
     states_of,
 )
+from evaluation.inference import command as cli
+from evaluation.inference.config import RunConfig
+from evaluation.inference.plan import check_asked
 from evaluation.reporting.tables import bounds_text, figure_text, json_line, markdown_table
 from evaluation.reporting.titles import task_title
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors

@@ -1,6 +1,6 @@
 """Spec-Bench's entry points, `run_eval` and `reorg_answer_file`, for code written against them.
 
-Both go through the loop of all inference commands (`answering/loop.py`).
+Both go through the loop of all inference commands (`inference/loop.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from evaluation.answering.loop import Finished, answer_questions, record
-from evaluation.answering.question import Answerer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.provenance import file_hash, git_commit, versions
 from evaluation.answers.row import AnswerRow, Turn
+from evaluation.inference.loop import Finished, answer_questions, record
+from evaluation.inference.question import Answerer
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import load_questions
 from model.commands.files import write_whole

@@ -1,3 +1,3 @@
-from evaluation.answering.command import inference_command
+from evaluation.inference.command import inference_command
 
 inference_command(__name__, __file__)

@@ -25,7 +25,7 @@ QUICK = (
     *("model/methods/growth", "model/methods/test_pld.py"),
     *("model/methods/recycling/test_drafter.py", "model/methods/recycling/test_tree_template.py"),
     # options and reports
-    *("model/test_options.py", "evaluation/answering/test_command.py", "evaluation/scoring"),
+    *("model/test_options.py", "evaluation/inference/test_command.py", "evaluation/scoring"),
     *("evaluation/reporting/test_speed.py", "evaluation/reporting/test_latex.py"),
     *("evaluation/reporting/test_titles.py", "evaluation/questions"),
     *("evaluation/answers/test_answer_file.py", "evaluation/answers/test_record.py"),
@@ -35,9 +35,9 @@ SLOW = (
     # families and methods on a simulated GPU, or as generated code
     *("simulated_device/test_families.py", "simulated_device/test_graphed.py"),
     *("simulated_device/test_methods.py", "simulated_device/test_spread_model.py"),
-    *("model/compiled/test_graphs.py", "evaluation/answering/test_compiled.py"),
+    *("model/compiled/test_graphs.py", "evaluation/inference/test_compiled.py"),
     # other processes
-    *("evaluation/answering/test_kill_and_resume.py", "evaluation/answering/test_workers.py"),
+    *("evaluation/inference/test_kill_and_resume.py", "evaluation/inference/test_workers.py"),
     *("simulated_device/test_workers.py", "model/chat/test_chat_process.py"),
     *("test_package.py", "test_recipe.py", "test_shell.py"),
     "model/methods/test_other_packages.py",

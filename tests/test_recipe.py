@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```python\n# (\S+?\.py)(, in (\w+))?\n(.*?)^```$", re.MULT
 # The laws that every method is held to, its command, the rules of imports, and the wheel's files.
 LAWS = (
     *("tests/model/engine", "tests/model/api", "tests/model/test_options.py"),
-    *("tests/evaluation/answering/test_command.py", "tests/evaluation/answering/test_run.py"),
+    *("tests/evaluation/inference/test_command.py", "tests/evaluation/inference/test_run.py"),
     *("tests/test_import_rules.py", "tests/test_package.py"),
 )
 CHOSEN = "echo or test_import_rules or test_the_wheel_has_every_file"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.answering.config import QuestionOptions, RunConfig
-from evaluation.answering.method import MethodAnswerer, Setup, load_answerer
-from evaluation.answering.plan import Asked
 from evaluation.answers.progress import progress
 from evaluation.answers.row import AnswerRow
+from evaluation.inference.config import QuestionOptions, RunConfig
+from evaluation.inference.method import MethodAnswerer, Setup, load_answerer
+from evaluation.inference.plan import Asked
 from evaluation.questions.questions import Question
 from evaluation.scoring.figures import OVERALL, in_task_order
 from evaluation.scoring.intervals import Interval, paired_interval, ratio_of_rates

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation import leaderboard
-from evaluation.answering.config import AnswerOptions, QuestionOptions, RunConfig
-from evaluation.answering.entrants import Entrant, entrants_of
-from evaluation.answering.interleaved import compare_methods
-from evaluation.answering.referees import Referee
 from evaluation.answers.answer_file import read_answers
 from evaluation.answers.row import AnswerRow
 from evaluation.checking import differences
 from evaluation.checking.tie_or_bug import Judge, Judgement
+from evaluation.inference.config import AnswerOptions, QuestionOptions, RunConfig
+from evaluation.inference.entrants import Entrant, entrants_of
+from evaluation.inference.interleaved import compare_methods
+from evaluation.inference.referees import Referee
 from evaluation.questions.questions import load_questions, question_file_of
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter

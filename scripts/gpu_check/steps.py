@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from evaluation.answering.entrants import entrant_of
+from evaluation.inference.entrants import entrant_of
 from model.commands.matrix_file import make_drafter
 from model.engine.drafter import Drafter
 from model.engine.loop import decode

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from evaluation.answering.config import AnswerOptions, QuestionOptions
 from evaluation.answers.progress import progress
 from evaluation.answers.provenance import check_weights, git_commit, model_fingerprint
+from evaluation.inference.config import AnswerOptions, QuestionOptions
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question
 from evaluation.reporting.tables import figure_text, json_line, markdown_table

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evaluation.answering.config import QuestionOptions
+from evaluation.inference.config import QuestionOptions
 from evaluation.questions.questions import Question, load_questions, question_file_of, spread
 from model.commands.command_line import UserError
 from model.commands.options import config_of

@@ -12,8 +12,8 @@ from typing import NamedTuple, cast
 
 import torch
 
-from evaluation.answering.entrants import entrant_of
-from evaluation.answering.referees import Referee
+from evaluation.inference.entrants import entrant_of
+from evaluation.inference.referees import Referee
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter

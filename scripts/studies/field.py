@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evaluation.answering.entrants import entrant_of
 from evaluation.answers.progress import progress
+from evaluation.inference.entrants import entrant_of
 from model.commands.command_line import UserError, user_errors
 from model.methods.registry import METHODS
 from model.options import unknown_name

@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 import torch
 
-from evaluation.answering.config import QuestionOptions, RunConfig
-from evaluation.answering.entrants import Entrant, entrants_of
-from evaluation.answering.method import Setup, eos_ids, method_answerer
-from evaluation.answering.plan import Asked, check_asked
-from evaluation.answering.question import Answerer
-from evaluation.answering.referees import Referee, RefereeAnswerer
 from evaluation.answers.progress import progress
+from evaluation.inference.config import QuestionOptions, RunConfig
+from evaluation.inference.entrants import Entrant, entrants_of
+from evaluation.inference.method import Setup, eos_ids, method_answerer
+from evaluation.inference.plan import Asked, check_asked
+from evaluation.inference.question import Answerer
+from evaluation.inference.referees import Referee, RefereeAnswerer
 from evaluation.reporting.tables import markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.loading import CheckedModel, load_target

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from evaluation.answering import command as cli
-from evaluation.answering import method as method_answerer
+from evaluation.inference import command as cli
+from evaluation.inference import method as method_answerer
 from model.commands.command_line import run_command
 from model.methods.registry import drafter_class
 from tests.model.decoded import datastore_file, heads_folder

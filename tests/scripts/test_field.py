@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.answering.entrants import entrant_of
+from evaluation.inference.entrants import entrant_of
 from model.commands.command_line import UserError
 from model.methods.registry import drafter_class
 from model.methods.samd.static_automaton import StaticAutomaton

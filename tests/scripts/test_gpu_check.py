@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from evaluation.answering.entrants import entrant_of
 from evaluation.answers.row import AnswerRow
+from evaluation.inference.entrants import entrant_of
 from evaluation.questions.questions import load_questions, question_file_of
 from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions

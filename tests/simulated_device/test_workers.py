@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from evaluation.answering.config import RunConfig, WorkerOptions
+from evaluation.inference.config import RunConfig, WorkerOptions
 from evaluation.questions.questions import Question
 from model.commands.model_options import ModelOptions
 
 pytest.importorskip("ray", reason="workers need Ray")
 
-from evaluation.answering import workers
-from evaluation.answering.workers import answer_by_workers, cluster
+from evaluation.inference import workers
+from evaluation.inference.workers import answer_by_workers, cluster
 
 NUM_GPUS = 4
 

@@ -18,9 +18,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluation.answering.config import AnswerOptions, QuestionOptions
 from evaluation.answers.answer_file import read_answers
 from evaluation.answers.record import RunRecord
+from evaluation.inference.config import AnswerOptions, QuestionOptions
 from evaluation.questions.questions import load_questions
 from evaluation.reporting.published import PUBLISHED_DIR, read_published
 from model.commands.command_line import UserError

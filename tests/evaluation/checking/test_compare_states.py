@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import save_file
 
 from evaluation import compare_states
-from evaluation.answering.config import QuestionOptions, RunConfig
 from evaluation.answers.row import AnswerRow
 from evaluation.checking.memory_states import state_figures, states_of
 from evaluation.compare_states import main
+from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
 from model.methods.samd.drafter import SamdConfig

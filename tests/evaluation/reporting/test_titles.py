@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.answering.referees import REFEREES
+from evaluation.inference.referees import REFEREES
 from evaluation.reporting.notes import group_caption, group_notes
 from evaluation.reporting.titles import (
     OPTION_WORDS,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.answering.entrants import entrant_of
+from evaluation.inference.entrants import entrant_of
 from model.commands.command_line import UserError
 from model.methods import registry
 from model.methods.registry import METHODS, find_method
@@ -25,7 +25,7 @@ DEMO = ROOT / "data" / "demo" / "model"
 CLASS = "echo_method.drafter:EchoDrafter"
 LAWS = (
     *("tests/model/engine/test_decoder_and_model.py", "tests/model/engine/test_rules.py"),
-    *("tests/model/test_options.py", "tests/evaluation/answering/test_command.py"),
+    *("tests/model/test_options.py", "tests/evaluation/inference/test_command.py"),
 )
 LIBRARY = f"""
 from model import SpeculativeDecoder

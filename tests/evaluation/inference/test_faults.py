@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from evaluation.answering import method as method_answerer
-from evaluation.answering.low_memory import LEAN_DEPTH, LeanDrafter
+from evaluation.inference import method as method_answerer
+from evaluation.inference.low_memory import LEAN_DEPTH, LeanDrafter
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.engine.target import TargetModel
-from tests.evaluation.answering.test_loop import Spy, answer
 from tests.evaluation.conftest import (
     QUESTIONS,
     ROOT,
@@ -31,6 +30,7 @@ from tests.evaluation.conftest import (
     run,
     token_ids,
 )
+from tests.evaluation.inference.test_loop import Spy, answer
 
 STEPS = ("token_ids", "accept_lengths", "draft_tokens", "turns")
 PATIENCE = 120.0

@@ -1,6 +1,6 @@
 """`--compile`: the same answers, everything compiled before the first question, and what it refuses.
 
-Run: pytest tests/evaluation/answering/test_compiled.py
+Run: pytest tests/evaluation/inference/test_compiled.py
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from evaluation.answering.loop import Finished
-from evaluation.answering.method import MethodAnswerer, Setup, load_answerer, print_notes
-from evaluation.answering.question import warm_up
 from evaluation.answers.row import AnswerRow
+from evaluation.inference.loop import Finished
+from evaluation.inference.method import MethodAnswerer, Setup, load_answerer, print_notes
+from evaluation.inference.question import warm_up
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
 from model.kernels.sdpa import turn_off_cudnn

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from evaluation.answering.config import RunConfig
-from evaluation.answering.loop import answer_questions, record, report
-from evaluation.answering.method import load_answerer, print_notes
-from evaluation.answering.plan import Plan, check_asked, prepare
+from evaluation.inference.config import RunConfig
+from evaluation.inference.loop import answer_questions, record, report
+from evaluation.inference.method import load_answerer, print_notes
+from evaluation.inference.plan import Plan, check_asked, prepare
 from model.commands.command_line import UserError
 from model.commands.files import check_output
 from model.commands.matrix_file import write_memory
@@ -40,7 +40,7 @@ def answer_with_method(
 
 
 def _answer_by_workers(plan: Plan, memory: dict[str, torch.Tensor] | None) -> None:
-    from evaluation.answering import workers
+    from evaluation.inference import workers
 
     setup, log = plan.setup, plan.log
     if memory is not None and setup.run.worker_count > 1:

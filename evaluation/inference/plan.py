@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.answering.config import QuestionOptions, RunConfig
-from evaluation.answering.method import Setup
-from evaluation.answering.referees import Referee
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.provenance import file_hash, git_commit, model_fingerprint, versions
 from evaluation.answers.record import RunRecord, recorded_options, sidecar_path
+from evaluation.inference.config import QuestionOptions, RunConfig
+from evaluation.inference.method import Setup
+from evaluation.inference.referees import Referee
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from model.budget.threads import use_fastest_threads

@@ -1,6 +1,6 @@
 """A comparison answers as the inference commands do, in turn, and goes on where it was cut.
 
-Run: pytest tests/evaluation/answering/test_interleaved.py
+Run: pytest tests/evaluation/inference/test_interleaved.py
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation import compare
-from evaluation.answering import interleaved
-from evaluation.answering.entrants import entrant_of, entrants_of
-from evaluation.answering.interleaved import in_turn
-from evaluation.answering.method import MethodAnswerer
-from evaluation.answering.referees import RefereeAnswerer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
+from evaluation.inference import interleaved
+from evaluation.inference.entrants import entrant_of, entrants_of
+from evaluation.inference.interleaved import in_turn
+from evaluation.inference.method import MethodAnswerer
+from evaluation.inference.referees import RefereeAnswerer
 from evaluation.questions import questions
 from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from evaluation.answering.config import RunConfig, WorkerOptions
+from evaluation.inference.config import RunConfig, WorkerOptions
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import error_line, figures, read_meta, read_rows, run
 
 pytest.importorskip("ray", reason="workers need Ray")
 
-from evaluation.answering import workers
-from evaluation.answering.workers import Worker, answer_by_workers, cluster
+from evaluation.inference import workers
+from evaluation.inference.workers import Worker, answer_by_workers, cluster
 
 STEPS = ("token_ids", "accept_lengths", "draft_tokens", "turns")
 OVER = "poison"

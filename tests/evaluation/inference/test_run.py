@@ -14,10 +14,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from evaluation.answering import plan as planning
-from evaluation.answering.command import main, parse
-from evaluation.answering.plan import check_asked, prepare
-from evaluation.answering.run import answer_with_method
+from evaluation.inference import plan as planning
+from evaluation.inference.command import main, parse
+from evaluation.inference.plan import check_asked, prepare
+from evaluation.inference.run import answer_with_method
 from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel, check_model
 from model.commands.model_options import ModelOptions

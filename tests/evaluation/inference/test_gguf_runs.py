@@ -1,6 +1,6 @@
 """A GGUF file given to the inference commands: answers end to end, its fingerprint, errors in one line.
 
-Run: pytest tests/evaluation/answering/test_gguf_runs.py
+Run: pytest tests/evaluation/inference/test_gguf_runs.py
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_weights_that_are_cut_off_or_missing_are_refused(
 
 def _last_line(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The last line of a command that must fail; progress bars of loading come before it."""
-    from evaluation.answering import command
+    from evaluation.inference import command
     from model.commands.command_line import run_command
 
     words = ["--model-path", str(file), *SHORT, "--answer-file", str(file.with_suffix(".jsonl"))]

@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import shortuuid
 import torch
 
-from evaluation.answering.config import RunConfig
-from evaluation.answering.entrants import Entrant, baseline_again
-from evaluation.answering.loop import Finished, record, report
-from evaluation.answering.method import MethodAnswerer, eos_ids, method_answerer, print_notes
-from evaluation.answering.plan import Asked, Plan, check_asked, model_answers, prepare
-from evaluation.answering.question import Answerer, warm_up
-from evaluation.answering.referees import Referee, RefereeAnswerer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.record import NOISE_FLOOR
+from evaluation.inference.config import RunConfig
+from evaluation.inference.entrants import Entrant, baseline_again
+from evaluation.inference.loop import Finished, record, report
+from evaluation.inference.method import MethodAnswerer, eos_ids, method_answerer, print_notes
+from evaluation.inference.plan import Asked, Plan, check_asked, model_answers, prepare
+from evaluation.inference.question import Answerer, warm_up
+from evaluation.inference.referees import Referee, RefereeAnswerer
 from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel, load_target
 from model.commands.model_options import ModelOptions

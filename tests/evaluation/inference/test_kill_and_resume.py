@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.evaluation.answering.killed_runs import ANSWERING, LOADING
 from tests.evaluation.conftest import ROOT, figures, read_rows, write_rows
+from tests.evaluation.inference.killed_runs import ANSWERING, LOADING
 
 NUM_KILLS = int(os.environ.get("KILLS", "20"))
 # Of each of the two runs.
@@ -38,7 +38,7 @@ def killed_run(words: list[str], uncut: Path, cut: Path, seed: int) -> dict[str,
         "seed": seed,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.evaluation.answering.killed_runs", json.dumps(plan)],
+        [sys.executable, "-m", "tests.evaluation.inference.killed_runs", json.dumps(plan)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.answering.config import PARTS, RunConfig
+from evaluation.inference.config import PARTS, RunConfig
 from model.commands.command_line import OptionParser, run_command, user_errors
 from model.commands.options import add_options, config_of
 from model.methods.registry import Method, find_method
@@ -97,7 +97,7 @@ def main(name: str, argv: Sequence[str] | None = None, command: str | None = Non
     with user_errors():
         method = find_method(name)
     run, config, matrix = parse(method, argv, command)
-    from evaluation.answering.run import answer_with_method
+    from evaluation.inference.run import answer_with_method
 
     return answer_with_method(method, run, config, matrix.load, matrix.save)
 

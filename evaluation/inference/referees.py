@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from evaluation.answering.question import Answerer
 from evaluation.answers.row import Turn
+from evaluation.inference.question import Answerer
 from model.engine.target import TargetModel
 from model.methods.sps.draft_model import load_draft_model
 from model.options import Options, option

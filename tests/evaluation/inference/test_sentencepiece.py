@@ -1,6 +1,6 @@
 """A model as Vicuna-7B-v1.3 is on the hub: its tokenizer a sentencepiece model alone, its weights pickles.
 
-Run: pytest tests/evaluation/answering/test_sentencepiece.py
+Run: pytest tests/evaluation/inference/test_sentencepiece.py
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from evaluation.answering.question import Answerer, Asking, answer_row, warm_up
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.progress import progress
 from evaluation.answers.row import AnswerRow
+from evaluation.inference.question import Answerer, Asking, answer_row, warm_up
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.interrupt import FINISHING, Interrupt

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.answering.command import parse
-from evaluation.answering.config import RunConfig
-from evaluation.answering.referees import ASSISTED, REFEREES, Referee
+from evaluation.inference.command import parse
+from evaluation.inference.config import RunConfig
+from evaluation.inference.referees import ASSISTED, REFEREES, Referee
 from model.commands.command_line import UserError, user_errors
 from model.commands.model_options import DEMO_MODEL
 from model.methods.registry import METHODS, Method, find_method

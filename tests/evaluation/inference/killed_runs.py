@@ -3,7 +3,7 @@
 Moments are numbers of calls, not times, so that they are the same on every machine. Each part of the run
 is a fork of this process, which has imported everything and computed nothing.
 
-Run: python -m tests.evaluation.answering.killed_runs JSON, with the arguments of `kill_again_and_again`.
+Run: python -m tests.evaluation.inference.killed_runs JSON, with the arguments of `kill_again_and_again`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import evaluation.answering.run  # noqa: F401 - every part of the run needs it
-from evaluation.answering import command
-from evaluation.answering.method import MethodAnswerer
+import evaluation.inference.run  # noqa: F401 - every part of the run needs it
+from evaluation.inference import command
+from evaluation.inference.method import MethodAnswerer
 
 LOADING, ANSWERING = 0, 1
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from evaluation.answering.config import RunConfig
-from evaluation.answering.low_memory import LeanDrafter
-from evaluation.answering.question import Answerer, Asking, answer_row
-from evaluation.answering.referees import Referee
 from evaluation.answers.row import AnswerRow, Turn
 from evaluation.answers.step_figures import step_counts
+from evaluation.inference.config import RunConfig
+from evaluation.inference.low_memory import LeanDrafter
+from evaluation.inference.question import Answerer, Asking, answer_row
+from evaluation.inference.referees import Referee
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.command_line import user_errors

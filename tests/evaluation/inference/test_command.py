@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from evaluation import inference
-from evaluation.answering import command as cli
-from evaluation.answering.command import build_parser, parse
-from evaluation.answering.config import PARTS, RunConfig
+from evaluation.inference import __main__ as inference
+from evaluation.inference import command as cli
+from evaluation.inference.command import build_parser, parse
+from evaluation.inference.config import PARTS, RunConfig
 from model.commands.command_line import UserError
 from model.methods.registry import METHODS, drafter_class, find_method
 from tests.evaluation.conftest import ROOT

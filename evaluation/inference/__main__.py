@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from evaluation.answering import command
+from evaluation.inference import command
 from model.commands.command_line import OptionParser, run_command
 from model.methods.registry import METHODS
 
