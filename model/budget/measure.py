@@ -54,7 +54,7 @@ def step_costs(target: TargetModel) -> CostModel:
     with target.lock:
         if NAME not in target.measured:
             target.measured[NAME] = costs = read_or_measure(target)
-            target.shapes.will_draft(costs.sizes)
+            target.shapes.expect_drafts(costs.sizes)
         found: CostModel = target.measured[NAME]
         return found
 

@@ -31,7 +31,7 @@ from .cache import StaticTreeCache, StaticView
 
 
 class PackedStep(NamedTuple):
-    """What the host reads of every node, each [N]: tensors on the device, lists on the host.
+    """The columns that the host reads of every node, each [N]: tensors on the device, lists on the host.
 
     Attributes:
         tokens: of the nodes.

@@ -168,7 +168,7 @@ class GraphedTarget(StaticTarget):
         )
         return unpacked(tree, downloaded(packed), count, has_tokens=True)
 
-    def will_read(
+    def expect_reads(
         self, num_candidates: int, with_sketches: bool, hidden_layers: tuple[int, ...]
     ) -> None:
         """Note what is read of passes; the next warm-up captures it."""

@@ -1,4 +1,4 @@
-"""The facts about a model, besides the numbers in its tensors, whose change makes captured graphs old."""
+"""Facts about a model, besides the numbers in its tensors, that captured graphs depend on."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 
-class Again:
+class RepeatedCall:
     """A repeatable call of compiled code, with new arguments each time.
 
     Args:
@@ -48,7 +48,7 @@ class Again:
         found = self._code(*given)
         return None if self._output is None else found[self._output]
 
-    def is_like(self, other: Again) -> bool:
+    def is_like(self, other: RepeatedCall) -> bool:
         """Whether both calls have the same code and the same inputs, apart from the arguments."""
         return (
             (self._code, self._places, self._output) == (other._code, other._places, other._output)
@@ -92,11 +92,11 @@ class CompiledShape:
 
     def first(
         self, arguments: Sequence[object], *others: object
-    ) -> tuple[torch.Tensor | None, Again | None]:
+    ) -> tuple[torch.Tensor | None, RepeatedCall | None]:
         """Call the function through torch.
 
         Returns:
-            Its result, and an `Again` for further calls with arguments of the same shapes, valid
+            Its result, and an `RepeatedCall` for further calls with arguments of the same shapes, valid
             while the model is unchanged; None if torch does more than run the code on the
             arguments.
         """
@@ -117,7 +117,7 @@ class CompiledShape:
         code: Callable[..., Any],
         inputs: Sequence[Any],
         results: Sequence[Any],
-    ) -> Again | None:
+    ) -> RepeatedCall | None:
         """Return a callable that reruns the last call's code; None if that would not be the whole call."""
         # For each tensor argument, its place among the inputs.
         tensors = {index for index, value in enumerate(arguments) if torch.is_tensor(value)}
@@ -133,7 +133,7 @@ class CompiledShape:
         if result is not None and not outputs:
             return None
         output = None if result is None else outputs[0]
-        return Again(code, inputs, places, output)
+        return RepeatedCall(code, inputs, places, output)
 
     def _through_torch(
         self, arguments: Sequence[object], others: Sequence[object]

@@ -35,7 +35,7 @@ from ..machine.transfer import uploaded
 from .cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from .device_step import StaticDeviceStep
 from .inputs import PaddedTopology
-from .shape import Again, CompiledShape
+from .shape import CompiledShape, RepeatedCall
 
 # Kernels work in tiles of 8 rows, and each bucket costs a compilation; 88 holds the paper's 81 nodes.
 NODE_BUCKETS = (1, 4, 8, 16, 32, 48, 64, 88, 128)
@@ -204,7 +204,7 @@ class StaticTarget(TargetModel, PassShapes):
             *(shape for step in self._device_steps for shape in step.functions),
         ]
 
-    def will_draft(self, num_nodes: Collection[int]) -> None:
+    def expect_drafts(self, num_nodes: Collection[int]) -> None:
         self._expected |= set(num_nodes)
 
     def device_step(
@@ -328,9 +328,9 @@ class CompiledTarget(StaticTarget):
         self._backend = backend
         self._moves: dict[int, CompiledShape] = {}  # by the number of rows
         # Calls that this text may repeat: torch has checked their function and view.
-        self._known: dict[tuple[CompiledShape, StaticView], Again] = {}
+        self._known: dict[tuple[CompiledShape, StaticView], RepeatedCall] = {}
         # The same from the last text; the model may have changed since.
-        self._before: dict[tuple[CompiledShape, StaticView], Again] = {}
+        self._before: dict[tuple[CompiledShape, StaticView], RepeatedCall] = {}
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool

@@ -43,7 +43,7 @@ class VerifiedStep:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter needs of the loop, the target model and the run.
+    """Needs of a drafter: of the loop, the target model and the run.
 
     Attributes:
         num_candidates: candidates that `observe` gets after every node (it may get one or two more).
@@ -136,7 +136,7 @@ class Drafter:
         step compiles or captures.
         """
         needs = self.needs
-        target.shapes.will_read(needs.num_candidates, needs.sketches, needs.hidden_layers)
+        target.shapes.expect_reads(needs.num_candidates, needs.sketches, needs.hidden_layers)
         # On a CPU each size takes its share of a minute to compile: only those that came so far.
         target.shapes.warm_up(num_tokens, () if target.device.type == "cpu" else self.draft_sizes)
 

@@ -125,7 +125,7 @@ def _steps(
             )
             laps.end("verify")
             cache.keep(base, acceptance.path)
-        acceptance = reference.settled(acceptance, text, request.rule, request.stop)
+        acceptance = reference.with_token_decided(acceptance, text, request.rule, request.stop)
         laps.end("keep")
         text += acceptance.tokens
         stop_reason = request.stop_reason(acceptance, len(text) - len(prompt_ids))

@@ -16,7 +16,7 @@ from .verification import Acceptance
 
 
 class ReferenceRows:
-    """The rows of a text's cache that are those of plain decoding, bit for bit: the first so many.
+    """Counts the first rows of a text's cache that equal plain decoding's bit for bit.
 
     Args:
         target: the model.
@@ -51,7 +51,7 @@ class ReferenceRows:
             self._cache.mark()
         return self.margin
 
-    def settled(
+    def with_token_decided(
         self,
         acceptance: Acceptance,
         text: Sequence[int],

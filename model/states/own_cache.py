@@ -75,12 +75,12 @@ def first_states(cache: Any, num_layers: int) -> dict[int, State]:
     return {index: mapped(states_in(cache, index), torch.zeros_like) for index in range(num_layers)}
 
 
-def has_read(cache: Any, index: int) -> bool:
+def has_read_states(cache: Any, index: int) -> bool:
     """Whether a layer of a model's own cache has read tokens into states; some have states that no layer uses."""
     return any(bool(state.any()) for state in states_in(cache, index).values())
 
 
-def rows_in(cache: Any, name: str, index: int) -> torch.Tensor | None:
+def own_cache_rows(cache: Any, name: str, index: int) -> torch.Tensor | None:
     """Return the keys or values of a layer in a model's own cache; None if it has none."""
     rows = getattr(cache, name, None) or ()
     found = rows[index] if index < len(rows) else None

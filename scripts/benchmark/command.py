@@ -40,7 +40,7 @@ from scripts.enlarge.arithmetic import SHAPES, scale_config
 from scripts.enlarge.command import scaled_model
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 81, 128)
-AS_IT_IS = "demo"
+ORIGINAL_SHAPE = "demo"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,8 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_options(parser, ModelOptions, names)
     parser.add_argument(
         "--shape",
-        default=AS_IT_IS,
-        choices=(AS_IT_IS, *SHAPES),
+        default=ORIGINAL_SHAPE,
+        choices=(ORIGINAL_SHAPE, *SHAPES),
         help="enlarge the model in memory (default: %(default)s, as it is)",
     )
     parser.add_argument(
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(shape: str, options: ModelOptions, model: CheckedModel) -> TargetModel:
-    if shape == AS_IT_IS:
+    if shape == ORIGINAL_SHAPE:
         return load_target(options, model)
     with user_errors():
         scale_config(model.hf_config, SHAPES[shape])

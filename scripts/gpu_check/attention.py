@@ -36,7 +36,7 @@ NUM_TIMED, NUM_NEW_LENGTHS = 20, 8
 HEADS, FEW_HEADS = (32, 8, 128), (4, 2, 8)
 OURS: dict[str, Attend] = {"folded": folded_sdpa, "products": folded_products}
 # From how many milliseconds on a first call at a new length is a plan.
-A_PLAN = 2.0
+PLAN_MILLISECONDS = 2.0
 
 
 class Case(NamedTuple):
@@ -60,7 +60,7 @@ def attention(bench: Bench, found: Found) -> None:
             refused[case.name] = one_line(error)
     found.figures |= {"rows": rows, "last_refusals": refused}
     found.figures["with_plans"] = sorted(
-        {row["name"] for row in rows if row["new_length_ms"] > A_PLAN}
+        {row["name"] for row in rows if row["new_length_ms"] > PLAN_MILLISECONDS}
     )
     if not rows:
         found.problems.append(f"no backend works: {refused}")

@@ -26,7 +26,7 @@ from scripts.enlarge.arithmetic import SHAPES
 from scripts.enlarge.command import scaled_model
 
 T = TypeVar("T")
-AS_IT_IS = "demo"  # the shape of the demo model itself
+ORIGINAL_SHAPE = "demo"  # the shape of the demo model itself
 EAGER, GRAPHS, COMPILED = "eager", "graphs", "compiled"
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
 # The first calls prepare libraries and capture graphs.
@@ -113,7 +113,7 @@ class Bench:
     @cached_property
     def _model(self) -> Any:
         eager = self.options_of(EAGER)
-        if self.shape == AS_IT_IS:
+        if self.shape == ORIGINAL_SHAPE:
             return load_target(eager, self.checked).model
         small = load_target(eager, self.checked._replace(dtype=torch.float32)).model
         return scaled_model(small, SHAPES[self.shape], self.checked.dtype)

@@ -41,9 +41,9 @@ from scripts.enlarge.arithmetic import SHAPES
 from scripts.gpu_check.answers import answers
 from scripts.gpu_check.attention import attention
 from scripts.gpu_check.bench import (
-    AS_IT_IS,
     FAILED,
     NO_MEASUREMENT,
+    ORIGINAL_SHAPE,
     SKIPPED,
     Bench,
     Found,
@@ -96,8 +96,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--shape",
-        choices=(AS_IT_IS, *SHAPES),
-        help=f"enlarge the demo model in memory (default: {DEFAULT_SHAPE}; {AS_IT_IS}, its own, on the "
+        choices=(ORIGINAL_SHAPE, *SHAPES),
+        help=f"enlarge the demo model in memory (default: {DEFAULT_SHAPE}; {ORIGINAL_SHAPE}, its own, on the "
         "simulated device and with --model-path)",
     )
     add_options(parser, ModelOptions, ("model_path", "dtype", "allow_pickle"))
@@ -172,7 +172,7 @@ def run_part(part: Part, bench: Bench, with_traceback: bool = False) -> Found:
 
 
 def _head(bench: Bench, given: Sequence[str]) -> dict[str, Any]:
-    """Return what the report says of the check before its parts."""
+    """Return the conditions that the report begins with."""
     return {
         "argv": list(given),
         "simulated": bench.is_simulated,
@@ -210,7 +210,7 @@ def _checked(args: argparse.Namespace) -> list[Part]:
         raise UserError(
             "compile: got it with --device simulated, where no code is compiled; leave it out"
         )
-    if (args.shape or AS_IT_IS) != AS_IT_IS and hasattr(args, "model_path"):
+    if (args.shape or ORIGINAL_SHAPE) != ORIGINAL_SHAPE and hasattr(args, "model_path"):
         raise UserError(
             f"shape: got {args.shape} with --model-path; allowed: one of them, for a shape is the demo model's"
         )
@@ -244,7 +244,7 @@ def _bench(
     args: argparse.Namespace, given_costs: Callable[[], CostModel] | None, deadline: float
 ) -> Bench:
     is_real, is_demo = given_costs is None, not hasattr(args, "model_path")
-    default = DEFAULT_SHAPE if is_real and is_demo else AS_IT_IS
+    default = DEFAULT_SHAPE if is_real and is_demo else ORIGINAL_SHAPE
     # On the simulated device half precision and choosing kernels take long, and mean nothing.
     dtype = "float16" if is_real else "float32"
     given = {"dtype": dtype, "model_path": str(DEMO_MODEL)} | vars(args)

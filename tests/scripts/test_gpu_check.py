@@ -23,11 +23,11 @@ from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
 from scripts.gpu_check import answers, command
 from scripts.gpu_check.bench import (
-    AS_IT_IS,
     EAGER,
     FAILED,
     GRAPHS,
     NO_MEASUREMENT,
+    ORIGINAL_SHAPE,
     PASSED,
     SKIPPED,
     Bench,
@@ -143,7 +143,7 @@ def test_a_measurement_that_fails_does_not_stop_its_part() -> None:
 
 def real_bench(seconds: float) -> Bench:
     """Return the bench of a real device, which is not touched."""
-    return Bench(ModelOptions(), AS_IT_IS, time.perf_counter() + seconds)
+    return Bench(ModelOptions(), ORIGINAL_SHAPE, time.perf_counter() + seconds)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""With which functions a model's passes compute: its own, or kernels that are exchanged for them.
+"""The functions that compute a model's passes: its own, or kernels swapped in for them.
 
 Sums of kernels may round in another way. In float32 near-ties are decided by the model's own functions
 (`model.engine.near_ties`).

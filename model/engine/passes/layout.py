@@ -15,9 +15,9 @@ from ...states.own_cache import (
     REPLACED,
     Container,
     first_states,
-    has_read,
+    has_read_states,
     own_cache_class,
-    rows_in,
+    own_cache_rows,
 )
 from ...states.text_states import TextStates
 from ..cache import TreeCache
@@ -192,7 +192,11 @@ def _layer_shape(cache: Any, index: int) -> LayerShape | None:
     layer = layers[index] if index < len(layers) else None
     parts = [getattr(layer, name, None) for name in ("keys", "values", "indexer_keys")]
     if not isinstance(cache, Cache):
-        parts = [rows_in(cache, "key_cache", index), rows_in(cache, "value_cache", index), None]
+        parts = [
+            own_cache_rows(cache, "key_cache", index),
+            own_cache_rows(cache, "value_cache", index),
+            None,
+        ]
     keys, values, index_keys = (
         None
         if part is None or part.numel() == 0
@@ -201,7 +205,9 @@ def _layer_shape(cache: Any, index: int) -> LayerShape | None:
         )
         for part in parts
     )
-    num_states = num_states_of(layer) or _has_linear_cache(cache, index) or has_read(cache, index)
+    num_states = (
+        num_states_of(layer) or _has_linear_cache(cache, index) or has_read_states(cache, index)
+    )
     shape = LayerShape(keys, values, index_keys, num_states)
     return shape if shape.buffers or num_states else None
 

@@ -60,10 +60,10 @@ class PassShapes:
         """Return the rows of a pass over a draft of this many nodes."""
         return num_nodes
 
-    def will_draft(self, num_nodes: Collection[int]) -> None:
+    def expect_drafts(self, num_nodes: Collection[int]) -> None:
         """Note sizes of drafts that may come, for the next warm-up."""
 
-    def will_read(
+    def expect_reads(
         self, num_candidates: int, with_sketches: bool, hidden_layers: tuple[int, ...]
     ) -> None:
         """Note what is read of passes, for the next warm-up."""
