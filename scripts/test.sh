@@ -9,7 +9,7 @@ source scripts/setup.sh
 # A process for each core, with one thread each: threads of several would wait for each other. A file's
 # tests share what is costly to set up, and stay together.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-parallel=(-n auto --maxprocesses 4 --dist loadfile)
+parallel=(-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
 
 if [ "${1:-}" = --transformers ]; then
     range=$(sed -n 's/^ *"transformers\([<>=].*\)",$/\1/p' pyproject.toml)  # such as >=4.57,<5.25

@@ -66,7 +66,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests the markers of their files."""
+    """Give tests the markers of their files; slow files come first, so that none is left at the end alone."""
+    items.sort(key=lambda item: not is_among(item.path, SLOW))
     for item in items:
         for name, places in (("quick", QUICK), ("slow", SLOW)):
             if is_among(item.path, places):
