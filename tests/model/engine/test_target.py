@@ -173,7 +173,7 @@ def test_a_draft_that_reaches_over_a_step_of_scaling_is_a_chain() -> None:
 @pytest.mark.parametrize(
     ("name", "function"),
     [
-        ("attention", "attention"),
+        ("attention", "attention_kernels"),
         ("linear_kernels", "linear_kernels"),
         ("norms", "fused_norms"),
     ],
