@@ -222,12 +222,15 @@ def with_twins(name: str, seed: int) -> TargetModel:
 
 
 def num_differing(name: str, monkeypatch: pytest.MonkeyPatch | None = None) -> int:
-    """Count the answers that differ from plain decoding's, where every choice is a near-tie."""
+    """Count the answers that differ from plain decoding's, where every choice is a near-tie.
+
+    Every method meets one of two models.
+    """
     count = 0
     for seed in range(2):
         target, prompt = with_twins(name, seed), random_ids(20, seed)
         plain = generate(target, drafter_for("vanilla", target), prompt, max_new_tokens=40)
-        for method in methods_of(target.config):
+        for method in methods_of(target.config)[seed::2]:
             drafter = drafter_for(method, target)
             answer = generate(target, drafter, prompt, max_new_tokens=40)
             count += answer.token_ids != plain.token_ids
