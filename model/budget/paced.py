@@ -43,6 +43,7 @@ class PacedDrafter(Drafter):
         super().__init__(drafter.config, drafter.vocab_size, drafter.device)
         self._drafter, self._target = drafter, target
         self.max_nodes, self.needs = drafter.max_nodes, drafter.needs
+        self._needs_in_rest = replace(drafter.needs, num_candidates=0, sketches=False)
         if drafter.costs is None:
             drafter.costs = step_costs(target).fresh(drafter.draft_costs())
         self._costs = drafter.costs
@@ -61,9 +62,8 @@ class PacedDrafter(Drafter):
         self._begun = time.perf_counter_ns()
         self._num_cached, self._num_prepared = len(context) - 1, self._target.shapes.num_prepared
         self._is_resting = self._costs.switch.is_resting
-        self.needs = self._drafter.needs
+        self.needs = self._needs_in_rest if self._is_resting else self._drafter.needs
         if self._is_resting:
-            self.needs = replace(self.needs, num_candidates=0, sketches=False)
             return DraftTree.chain(context[-1:])
         cost_curve = self._costs.at(self._num_cached)
         return self._drafter.propose(context, replace(budget, cost_curve=cost_curve))
