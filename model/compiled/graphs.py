@@ -121,7 +121,8 @@ class GraphedTarget(StaticTarget):
         """Read the prompt as `TargetModel.prefill`; forgets graphs of a model that has changed since."""
         assert isinstance(cache, GraphedCache)
         cache.flush()
-        state = ModelState(self.model)
+        with self.lock:
+            state = ModelState(self.model)
         if state != self._state:
             self._passes.clear()
             self._state = state
@@ -240,8 +241,8 @@ class GraphedTarget(StaticTarget):
                 cache.keep(base, ())
                 with hidden.captured() if hidden else nullcontext():
                     logits = self.forward(tree, cache)
-                if hidden:
-                    hidden.take(tree.topology.num_nodes)
+                    if hidden:
+                        hidden.take(tree.topology.num_nodes)
         for kind in list(self._read_out_kinds):
             for _ in range(self.calls_to_prepare):
                 self.read_out(cache, tree, logits, *kind)

@@ -126,13 +126,14 @@ class StaticTarget(TargetModel, PassShapes):
         """
         # A padded tree writes beyond its nodes.
         num_rows = length_bucket(capacity + NODE_STEP)
-        storage = self._storage
-        if storage is None or self._lent() is not None or storage.num_rows < num_rows:
-            storage = StaticStorage(
-                self.layer_shapes, num_rows, self.device, self.has_dynamic_lengths
-            )
-        cache = self.cache_over(storage)
-        self._storage, self._lent = storage, weakref.ref(cache)
+        with self.lock:
+            storage = self._storage
+            if storage is None or self._lent() is not None or storage.num_rows < num_rows:
+                storage = StaticStorage(
+                    self.layer_shapes, num_rows, self.device, self.has_dynamic_lengths
+                )
+            cache = self.cache_over(storage)
+            self._storage, self._lent = storage, weakref.ref(cache)
         return cache
 
     def cache_over(self, storage: StaticStorage) -> StaticTreeCache:

@@ -109,6 +109,7 @@ def _steps(
             margin = reference.margin_of(tree, base)
             with hidden.captured() if hidden else nullcontext():
                 logits = target.forward(tree, cache)
+                rows = hidden.take(tree.topology.num_nodes) if hidden else None
             laps.end("forward")
             acceptance = verify(
                 tree,
@@ -130,7 +131,6 @@ def _steps(
         text += acceptance.tokens
         stop_reason = request.stop_reason(acceptance, len(text) - len(prompt_ids))
         if not is_whole:  # a whole step has taught the drafter already
-            rows = hidden.take(tree.topology.num_nodes) if hidden else None
             drafter.observe(VerifiedStep(tree, acceptance, stop_reason, rows))
         laps.end("observe")
         tokens, path = acceptance.tokens, acceptance.path

@@ -48,7 +48,8 @@ class PrefixCache:
         parts in which it was read.
         """
         cache, self._cache = self._cache, None  # lost if reading the prompt fails
-        weights = Weights(target.model)
+        with target.lock:  # no hooks of a pass of ours
+            weights = Weights(target.model)
         is_usable = (
             weights.are_those_of(self._weights)
             and target.is_same_in_parts

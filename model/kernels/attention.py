@@ -34,11 +34,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from ..machine.own_forwards import in_pass
 from . import short_pass as few_rows
 from .choice import ROWS, Choice, LayerHeads, bucket
-from .forwards import PassKernels
 from .linear import FEWEST_WEIGHTS, is_exact
 from .measured_attention import choice_on_gpu, first_letters, registered
+from .pass_kernels import PassKernels
 from .registered import USUAL, is_special, register_attention
 from .short_pass import DTYPES, short_pass_kernel
 
@@ -178,13 +179,15 @@ class AttentionKernels(PassKernels):
 
 @contextmanager
 def exchanged(config: Any, name: str) -> Iterator[None]:
-    """Within the block the model of this config attends with a registered function."""
+    """Within the block the model of this config attends with a registered function in passes of this thread."""
     stock = config._attn_implementation
     config._attn_implementation = name
     try:
-        yield
+        with in_pass():
+            yield
     finally:
-        config._attn_implementation = stock
+        if config._attn_implementation == name:  # else the user has set another one meanwhile
+            config._attn_implementation = stock
 
 
 def can_exchange(model: PreTrainedModel) -> bool:

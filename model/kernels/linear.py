@@ -32,7 +32,8 @@ from types import MethodType
 import torch
 from torch import nn
 
-from .forwards import PassKernels, exchanged_forwards
+from ..machine.own_forwards import OwnForwards
+from .pass_kernels import PassKernels
 from .short_pass import DTYPES, has_bfloat16_units, short_pass_kernel
 
 # Smaller models spend their time elsewhere.
@@ -73,9 +74,7 @@ class LinearKernels(PassKernels):
         has_exact = any(is_exact(layer.weight.dtype) for layer in layers)
         super().__init__("few-rows" if layers else "as-they-are", is_compiled or not has_exact)
         # Methods: a deep copy of the model gets functions of its own layers.
-        self._forwards: dict[nn.Module, MethodType] = {
-            layer: MethodType(forward, layer) for layer in layers
-        }
+        self._forwards = OwnForwards({layer: MethodType(forward, layer) for layer in layers})
         self._most_rows = most_rows
 
     def __bool__(self) -> bool:
@@ -84,7 +83,7 @@ class LinearKernels(PassKernels):
     def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
         """Return the block to run a pass over `num_rows` rows in."""
         is_used = self._forwards and num_rows <= self._most_rows and not self._is_off
-        return exchanged_forwards(self._forwards) if is_used else nullcontext()
+        return self._forwards.exchanged() if is_used else nullcontext()
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt of this length, or a single row, has reference arithmetic as it is."""

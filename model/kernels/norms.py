@@ -36,8 +36,9 @@ import torch
 from torch import nn
 from torch.nn.functional import layer_norm, rms_norm
 
-from .forwards import PassKernels, exchanged_forwards
+from ..machine.own_forwards import OwnForwards
 from .linear import is_exact
+from .pass_kernels import PassKernels
 
 # (rows [..., D], weight [D] or None, epsilon) -> rows [..., D]
 NormKind = Callable[[torch.Tensor, torch.Tensor | None, float], torch.Tensor]
@@ -110,14 +111,14 @@ class FusedNorms(PassKernels):
 
     def __init__(self, norms: Mapping[nn.Module, FusedNorm], dtype: torch.dtype) -> None:
         super().__init__("fused" if norms else "as-they-are", not norms or not is_exact(dtype))
-        self._norms = dict(norms)
+        self._norms = OwnForwards(norms)
 
     def __len__(self) -> int:
         return len(self._norms)
 
     def exchanged(self) -> AbstractContextManager[None]:
         is_used = self._norms and not self._is_off
-        return exchanged_forwards(self._norms) if is_used else nullcontext()
+        return self._norms.exchanged() if is_used else nullcontext()
 
     def plain(self) -> AbstractContextManager[None]:
         """Return the block to run a pass of plain decoding in, which is a reference for others."""

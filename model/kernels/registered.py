@@ -1,4 +1,8 @@
-"""Registers attention functions under names that transformers' models can use."""
+"""Registers attention functions under names that transformers' models can use.
+
+A model's config names its attention for all threads, so a function attends in passes of ours alone: other
+threads that run the model meanwhile attend as usual.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ..machine.own_forwards import is_in_pass
+
 # Transformers' name of its attention by torch's function.
 USUAL = "sdpa"
 # Arguments of transformers' attention functions that other functions do not support.
@@ -17,8 +23,14 @@ SPECIAL = ("position_bias", "softcap", "cache", "head_mask", "output_attentions"
 
 
 def register_attention(name: str, function: Callable[..., Any]) -> str:
-    """Register an attention function with transformers; return its name."""
-    AttentionInterface.register(name, function)
+    """Register an attention function for passes with transformers; return its name."""
+
+    def attention(*arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        attend = function if is_in_pass() else sdpa_attention_forward
+        result: tuple[torch.Tensor, None] = attend(*arguments, **options)
+        return result
+
+    AttentionInterface.register(name, attention)
     # The mask function too, or passes without our mask would lose their windows.
     AttentionMaskInterface.register(name, sdpa_mask)
     return name

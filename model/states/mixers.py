@@ -19,11 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..machine.own_forwards import OwnForwards
 from .layers import CONTAINERS, HAS_STATE_LAYERS, State, StateLayer, copied, mapped, selected
 from .own_cache import WatchedContainer
 from .scans import ScanningForward, TreeScan, scannable
@@ -86,7 +88,7 @@ class Mixers:
             base: rows before the tree.
         """
         branches = Branches(base)
-        replaced: list[tuple[dict[str, Any], Any]] = []
+        functions: dict[nn.Module, Callable[..., Any]] = {}
         try:
             for index, module in self._modules.items():
                 layer: StateLayer = layers[index]
@@ -100,18 +102,12 @@ class Mixers:
                     levels = Levels(tree, layer, base)
                     branches.after[index] = levels.after
                     run = partial(levels.run, module.forward)
-                attributes = vars(module)
-                replaced.append((attributes, attributes.get("forward")))
-                attributes["forward"] = run
-            yield branches
+                functions[module] = run
+            with OwnForwards(functions, replaces_users=True).exchanged():
+                yield branches
         finally:
             for scanning in self._scanning.values():
                 scanning.release()
-            for attributes, forward in replaced:
-                if forward is None:
-                    del attributes["forward"]
-                else:
-                    attributes["forward"] = forward
 
 
 def _scan(
@@ -219,6 +215,7 @@ def find_mixers(model: nn.Module, cache: Any, run: Callable[[], object]) -> dict
     """
     stack: list[nn.Module] = []
     found: dict[int, nn.Module] = {}
+    thread = get_ident()  # others may run the model meanwhile
 
     def report(index: int) -> None:
         if found.setdefault(index, stack[-1]) is not stack[-1]:
@@ -231,12 +228,20 @@ def find_mixers(model: nn.Module, cache: Any, run: Callable[[], object]) -> dict
             report(index)
         return method(*arguments, **options)
 
+    def enter(module: nn.Module, *_: Any) -> None:
+        if get_ident() == thread:
+            stack.append(module)
+
+    def leave(*_: Any) -> None:
+        if get_ident() == thread:
+            stack.pop()
+
     hooks = [
         hook
         for module in model.modules()
         for hook in (
-            module.register_forward_pre_hook(lambda module, _: stack.append(module)),
-            module.register_forward_hook(lambda *_: stack.pop() and None, always_call=True),
+            module.register_forward_pre_hook(enter),
+            module.register_forward_hook(leave, always_call=True),
         )
     ]
     readers = [name for name in READERS if hasattr(cache, name)]

@@ -49,7 +49,10 @@ class PassArithmetic:
 
     @property
     def lock(self) -> Any:
-        """Serialises passes: while one has swapped kernels in, no other thread may run the model or swap any."""
+        """Serialises our passes of this model, and what looks at its modules or exchanges their functions.
+
+        Others may run the model meanwhile: what a pass exchanges acts in its thread alone (`OwnForwards`).
+        """
         return _LOCKS.get(self.model) or _LOCKS.setdefault(self.model, RLock())
 
     @cached_property
@@ -57,14 +60,16 @@ class PassArithmetic:
         """The kernels of linear layers; built at the first call."""
         if not self.use_kernels:
             return LinearKernels([], is_compiled=self.is_compiled)
-        return linear_kernels(self.model, self.dtype, self.is_compiled)
+        with self.lock:
+            return linear_kernels(self.model, self.dtype, self.is_compiled)
 
     @cached_property
     def norms(self) -> FusedNorms:
         """The norms of passes; found at the first call."""
         if not self.use_kernels:
             return FusedNorms({}, self.dtype)
-        return fused_norms(self.model, self.dtype, self.is_compiled)
+        with self.lock:
+            return fused_norms(self.model, self.dtype, self.is_compiled)
 
     @cached_property
     def attention(self) -> AttentionKernels:
@@ -74,7 +79,8 @@ class PassArithmetic:
         if not self.use_kernels or not self._attention_shape or chooses_keys:
             return AttentionKernels(self.config, groups_heads=False, has_kernel=False)
         keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
-        return attention_kernels(self.model, (keys, values), self.is_compiled, self.is_replayed)
+        with self.lock:
+            return attention_kernels(self.model, (keys, values), self.is_compiled, self.is_replayed)
 
     @cached_property
     def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:
@@ -123,14 +129,18 @@ class PassArithmetic:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit."""
-        self.is_in_reference = self.has_kernels
-        try:
-            with (
-                self.linear_kernels.reference(),
-                self.attention.reference(),
-                self.norms.reference(),
-            ):
+        """Within the block prompts and single rows have reference arithmetic: plain decoding's, bit for bit.
+
+        Passes of other threads wait for its end.
+        """
+        with (
+            self.lock,
+            self.linear_kernels.reference(),
+            self.attention.reference(),
+            self.norms.reference(),
+        ):
+            self.is_in_reference = self.has_kernels
+            try:
                 yield
-        finally:
-            self.is_in_reference = False
+            finally:
+                self.is_in_reference = False

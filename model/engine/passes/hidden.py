@@ -3,8 +3,8 @@
 The model stays unchanged: a hook on its decoder takes the final, normed hidden states, which the
 output head reads, and hooks on its layers take what these read. They are there within
 `HiddenStates.captured` alone, so that no other pass pays for them, and a kept text is not dropped as
-that of a model with unknown hooks (`prefix_cache`). Decoder and layers are found by their number and
-by watching one pass, and are not known by name.
+that of a model with unknown hooks (`prefix_cache`). They pass by what other threads run. Decoder and
+layers are found by their number and by watching one pass, and are not known by name.
 
 Shapes: L rows of a pass, D hidden size, W layers wanted.
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from ..support import UnsupportedModelError
 
 # The layer whose "input" is the output head's: the final, normed hidden state.
 FINAL = -1
+_NONE: Mapping[str, Any] = MappingProxyType({})
 ADVICE = "use a method that reads no hidden states"
 
 
@@ -55,20 +58,27 @@ class HiddenStates:
                     f"hidden states: got layer {layer}; allowed: {FINAL} to {num_layers - 1} with this model"
                 )
         self.wanted = wanted
-        self.is_capturing = False
         self._device, self._lock = device, lock
+        self._thread: int | None = None  # the one that captures
         self._captured: dict[int, torch.Tensor] = {}
         name, self._layers = layers_of(model, num_layers)
         with lock:
             self._decoder = _decoder_of(model, name, run)
         with self.captured():
             run()
-        self.take(num_rows=2)
+            self.take(num_rows=2)
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether passes of this thread are captured now."""
+        return self._thread == get_ident()
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        """Within the block each pass of the model leaves its hidden states for `take`."""
+        """Within the block each pass of this thread leaves its hidden states for `take`."""
         with self._lock, ExitStack() as stack:
+            self._thread = get_ident()
+            stack.callback(setattr, self, "_thread", None)
             for layer in dict.fromkeys(self.wanted):
                 if layer == FINAL:
                     handle = self._decoder.register_forward_hook(self._keep_output)
@@ -76,12 +86,12 @@ class HiddenStates:
                     hook = self._keeping_input(layer)
                     handle = self._layers[layer].register_forward_pre_hook(hook, with_kwargs=True)
                 stack.callback(handle.remove)
-            self.is_capturing = True
-            stack.callback(setattr, self, "is_capturing", False)
             yield
 
     def take(self, num_rows: int) -> torch.Tensor:
         """Return the hidden states of the last pass, [L, W * D], the layers side by side; forget them.
+
+        Within `captured`, since another thread may capture as soon as it has ended.
 
         Args:
             num_rows: L.
@@ -111,16 +121,19 @@ class HiddenStates:
         self._captured = {layer: part[:count].clone() for layer, part in rows.items()}
 
     def _keep_output(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        self._keep(FINAL, _rows_of(output))
+        self._keep(FINAL, output)
 
     def _keeping_input(self, layer: int) -> Callable[..., None]:
-        def keep(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self._keep(layer, _rows_of(arguments or (named.get("hidden_states"),)))
+        # A thread that found the hook just before it was removed calls it without the named arguments.
+        def keep(
+            module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any] = _NONE
+        ) -> None:
+            self._keep(layer, arguments or (named.get("hidden_states"),))
 
         return keep
 
-    def _keep(self, layer: int, rows: torch.Tensor | None) -> None:
-        if rows is not None:
+    def _keep(self, layer: int, values: Any) -> None:
+        if self.is_capturing and (rows := _rows_of(values)) is not None:
             self._captured[layer] = rows
 
 
@@ -153,9 +166,10 @@ def _decoder_of(model: nn.Module, layers_name: str, run: Callable[[], Any]) -> n
     """
     parts = layers_name.split(".")[:-1]
     called: list[nn.Module] = []
+    thread = get_ident()
 
     def note(module: nn.Module, arguments: Any, output: Any) -> None:
-        if _rows_of(output) is not None:
+        if get_ident() == thread and _rows_of(output) is not None:
             called.append(module)
 
     with ExitStack() as stack:

@@ -1,12 +1,9 @@
-"""Replaces functions of a model within a block; the model is unchanged outside of it."""
+"""Functions that a model's passes use in place of its own, and when they do not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from torch import nn
 
 
 class PassKernels:
@@ -31,16 +28,3 @@ class PassKernels:
             yield
         finally:
             self._is_off = False
-
-
-@contextmanager
-def exchanged_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Within the block these modules compute with these functions."""
-    # Bypasses `nn.Module.__setattr__`, which takes longer than a small layer.
-    for module, forward in forwards.items():
-        module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        for module in forwards:
-            del module.__dict__["forward"]

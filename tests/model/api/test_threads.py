@@ -1,0 +1,207 @@
+"""Threads: a model stays its user's while decoders run, and texts of one decoder wait for each other.
+
+No test depends on the clock: one thread works until the other one has done its share.
+
+Run: pytest tests/model/api/test_threads.py
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from model import SpeculativeDecoder
+from model.engine.self_test import self_test
+from model.engine.target import TargetModel
+from tests.model.decoded import referee, required_options
+
+DATA = Path(__file__).resolve().parents[3] / "data/demo"
+PROMPTS = [
+    "USER: Tell me about the sea. ASSISTANT:",
+    "USER: Who are you? ASSISTANT:",
+    "USER: Name three colours, and then name them again, please. ASSISTANT:",
+]
+NUM_TOKENS = 12
+NUM_ROUNDS = 2  # of both threads
+
+
+@lru_cache(maxsize=3)
+def loaded(folder: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return a model of the repository, and its tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(DATA / folder, dtype=dtype)
+    return model.eval(), AutoTokenizer.from_pretrained(DATA / folder)
+
+
+def decoder_of(model: Any, method: str) -> SpeculativeDecoder:
+    return SpeculativeDecoder(model, None, method, **required_options(method, model.config))
+
+
+def plain(model: Any, prompt: list[int]) -> list[int]:
+    """Return the new tokens of the model's own greedy generation."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False
+    )
+    return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def beside(work: Callable[[], object]) -> Any:
+    """Within the block another thread does this work over and over; what it raises is raised at the end."""
+    is_over, failures, rounds = threading.Event(), [], []
+
+    def run() -> None:
+        while not is_over.is_set():
+            try:
+                work()
+            except BaseException as error:
+                failures.append(error)
+            rounds.append(None)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield rounds
+    finally:
+        is_over.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+CASES = [
+    ("model", "recycling", torch.float32),
+    ("model", "hybrid", torch.float32),
+    ("model", "medusa", torch.float32),
+    ("model", "eagle3", torch.float32),
+    ("model", "recycling", torch.bfloat16),
+    ("hybrid-model", "recycling", torch.float32),
+    ("hybrid-model", "hybrid", torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("folder", "method", "dtype"), CASES)
+def test_plain_generation_beside_a_decoder_gives_what_it_gives_alone(
+    folder: str, method: str, dtype: torch.dtype
+) -> None:
+    model, tokenizer = loaded(folder, dtype)
+    prompts = [tokenizer(text).input_ids for text in PROMPTS]
+    expected = [plain(model, prompt) for prompt in prompts]
+    decoder = decoder_of(model, method)
+    alone = [decoder.generate(prompt, max_new_tokens=NUM_TOKENS).token_ids for prompt in prompts]
+    if dtype == torch.float32:
+        assert alone == [one[: len(two)] for one, two in zip(expected, alone, strict=True)]
+
+    def generate() -> None:
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            assert plain(model, prompt) == tokens, "plain generation changed"
+
+    with beside(generate) as rounds:
+        while len(rounds) < NUM_ROUNDS:
+            found = [
+                decoder.generate(prompt, max_new_tokens=NUM_TOKENS).token_ids for prompt in prompts
+            ]
+            if dtype == torch.float32:
+                assert found == alone, "the decoder's text changed"
+
+
+def test_decoders_of_one_model_in_two_threads_give_what_they_give_alone() -> None:
+    model, tokenizer = loaded("model", torch.float32)
+    prompts = [tokenizer(text).input_ids for text in PROMPTS]
+    first, second = decoder_of(model, "medusa"), decoder_of(model, "recycling")
+    twin = copy.copy(first)
+    assert twin.target is first.target
+    expected = [referee(first.target, prompt, NUM_TOKENS, eos_id=2) for prompt in prompts]
+
+    def answer(decoder: SpeculativeDecoder) -> None:
+        found = [decoder.generate(one, max_new_tokens=NUM_TOKENS).token_ids for one in prompts]
+        assert found == expected
+
+    with beside(lambda: answer(second)), beside(lambda: answer(twin)):
+        for _ in range(NUM_ROUNDS):
+            answer(first)
+
+
+@pytest.mark.parametrize("folder", ["model", "hybrid-model"])
+def test_a_model_is_probed_and_proved_beside_plain_generation(folder: str) -> None:
+    model, tokenizer = loaded(folder, torch.float32)
+    prompt = tokenizer(PROMPTS[0]).input_ids
+    expected = plain(model, prompt)
+
+    def generate() -> None:
+        assert plain(model, prompt) == expected
+
+    with beside(generate) as rounds:
+        while len(rounds) < NUM_ROUNDS:
+            target = TargetModel(model)
+            self_test(target)
+            target.hidden_states((-1, 0))
+
+
+def test_training_beside_a_decoder_gets_its_gradients() -> None:
+    model, tokenizer = loaded("model", torch.float32)
+    model = copy.deepcopy(model)
+    prompt = tokenizer(PROMPTS[0]).input_ids
+    ids = torch.tensor([prompt])
+
+    def gradients() -> list[torch.Tensor]:
+        loss = model(input_ids=ids, labels=ids).loss
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    expected = gradients()
+
+    def train() -> None:
+        for one, other in zip(gradients(), expected, strict=True):
+            assert torch.equal(one, other)
+
+    decoder = decoder_of(model, "recycling")
+    with beside(train) as rounds:
+        while len(rounds) < NUM_ROUNDS:
+            decoder.generate(prompt, max_new_tokens=NUM_TOKENS)
+
+
+def test_a_model_that_is_copied_in_the_midst_of_a_pass_is_as_it_was_loaded() -> None:
+    model, tokenizer = loaded("model", torch.float32)
+    prompt = tokenizer(PROMPTS[0]).input_ids
+    expected = plain(model, prompt)
+    target = TargetModel(model)
+    with target.kernels(8):
+        copied = copy.deepcopy(model)
+        again = pickle.loads(pickle.dumps(model))
+    assert not any("forward" in vars(module) for module in model.modules())
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert plain(model, prompt) == expected
+    assert plain(again, prompt) == expected
+    assert plain(copied, prompt) != expected, "it computes with the weights of the first"
+
+
+def test_a_forward_that_the_user_sets_on_a_layer_is_used_and_stays() -> None:
+    model, tokenizer = loaded("model", torch.float32)
+    model = copy.deepcopy(model)
+    target = TargetModel(model)
+    layer = model.model.layers[0].mlp.down_proj
+    prompt = tokenizer(PROMPTS[0]).input_ids
+    assert target.kernel_names["linear"]  # found before the layer changes
+    calls = []
+
+    def forward(rows: torch.Tensor) -> torch.Tensor:
+        calls.append(rows.shape[-2])
+        return type(layer).forward(layer, rows)
+
+    layer.forward = forward
+    with target.kernels(1), torch.inference_mode():
+        model(torch.tensor([prompt]))
+    assert calls == [len(prompt)]
+    assert layer.forward is forward
