@@ -14,7 +14,7 @@ Shapes: P tokens of the prompt, n new tokens.
 from __future__ import annotations
 
 import dataclasses
-import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -26,6 +26,7 @@ from ..compiled.graphs import graphed
 from ..engine.drafter import Drafter
 from ..engine.loop import decode
 from ..engine.prefix_cache import PrefixCache
+from ..engine.request import Request
 from ..engine.rules import Processor, TokenRule, token_rule
 from ..engine.self_test import prove
 from ..engine.step import StepRecord
@@ -40,6 +41,7 @@ from .prompts import prompt_ids_of
 from .saved_memory import load_memory, save_memory
 from .text_stream import TextStream
 from .tokenizer import read_tokenizer
+from .turns import Turns
 
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
 
@@ -47,8 +49,8 @@ Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
 class SpeculativeDecoder:
     """A method on a loaded model.
 
-    One thread and one text at a time: there is one memory and one cache. `copy.copy` makes another
-    decoder of the same model.
+    There is one memory and one cache, so texts wait for each other, whatever threads they come from
+    (`model.api.turns`). `session` makes a decoder for another text at the same time.
 
     Args:
         model: a loaded causal LM on its device(s), in eval mode, also with peft's LoRA adapters or
@@ -87,7 +89,7 @@ class SpeculativeDecoder:
         )
         self.drafter.check_target(self.target)
         self._prefix_cache = PrefixCache()
-        self._text: object = None  # identifies the text that is being decoded
+        self._turns = Turns()
         self._has_warned = False
 
     @classmethod
@@ -160,10 +162,9 @@ class SpeculativeDecoder:
         prompt_ids, running = self._begin(
             prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
         )
-        began = time.perf_counter()
         steps = list(running)
         prefill_time = steps[0].prefill_ns / 1e9
-        decode_time = time.perf_counter() - began - prefill_time
+        decode_time = sum(step.step_ns for step in steps) / 1e9
         token_ids = [token for step in steps for token in step.tokens]
         sequences = torch.tensor([prompt_ids + token_ids], device=self.target.device)
         text = TextStream(self.tokenizer).add(token_ids, is_last=True)
@@ -181,7 +182,7 @@ class SpeculativeDecoder:
         stop_strings: str | Sequence[str] = (),
         logits_processors: Sequence[Processor] = (),
     ) -> Iterator[StreamPiece]:
-        """Yield the answer to a prompt step by step; arguments as `generate`.
+        """Return the answer to a prompt step by step; arguments, which are checked at once, as `generate`.
 
         No piece ends inside a character. Leaving the iteration ends the answer; the cache still
         serves the next prompt.
@@ -189,6 +190,9 @@ class SpeculativeDecoder:
         _, steps = self._begin(
             prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
         )
+        return self._pieces(steps)
+
+    def _pieces(self, steps: Iterator[StepRecord]) -> Iterator[StreamPiece]:
         text = TextStream(self.tokenizer)
         for step in steps:
             piece = text.add(step.tokens, is_last=step.stop_reason is not None)
@@ -220,23 +224,23 @@ class SpeculativeDecoder:
         rule: TokenRule | None = None,
         stop: Callable[[Sequence[int]], bool] | None = None,
     ) -> Iterator[StepRecord]:
-        """Yield the steps of `decode` (same arguments), with this decoder's memory and cache.
+        """Return the steps of `decode` (same arguments), with this decoder's memory and cache.
 
-        A method with a cold start uses neither: it must read a prompt to learn from it.
+        The first step waits for the text under way. Its place is free again when the last step is
+        returned, or when the iteration is closed or collected.
+        A method with a cold start uses neither memory nor cache: it must read a prompt to learn from it.
 
         Raises:
             ValueError: as `decode`; if the model was changed so that it cannot be used, or a token
-                is not in its vocabulary.
-            RuntimeError: if another text was begun meanwhile and now uses the cache.
+                is not in its vocabulary. At once.
+            RuntimeError: at a step, if it is another text's turn (`model.api.turns`).
         """
         self.target.check_unchanged()
         num_tokens = self.target.num_tokens
         if outside := [token for token in prompt_ids if not 0 <= token < num_tokens]:
             raise ValueError(f"prompt: got token {outside[0]}; allowed: 0 to {num_tokens - 1}")
-        if self.drafter.needs.cold_start:
-            self.reset()
-        self._text = text = object()
-        for step in decode(
+        Request.of(self.target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun=0)
+        running = decode(
             self.target,
             self.drafter,
             prompt_ids,
@@ -245,30 +249,49 @@ class SpeculativeDecoder:
             rule=rule,
             stop=stop,
             prefix_cache=self._prefix_cache,
-        ):
-            yield step
-            if self._text is not text:
-                if step.stop_reason is not None:
-                    return  # further steps would be unseen, and their cache may be in use by another text
-                raise RuntimeError(
-                    "stream: got a further step of a text after another was begun; allowed: one text at a "
-                    "time; make a decoder for each"
-                )
+        )
+        return self._in_turn(running)
 
-    def __copy__(self: Decoder) -> Decoder:
-        """Return a decoder of its own on the same model, with a copy of what `save_matrix` saves.
+    def _in_turn(self, running: Iterator[StepRecord]) -> Iterator[StepRecord]:
+        """Yield the steps of a text when it has the turn."""
+        text = self._turns.begin()
+        try:
+            if self.drafter.needs.cold_start:
+                self.reset()
+            stop_reason = None
+            while stop_reason is None:
+                with self._turns.stepping(text):
+                    step = next(running)
+                    stop_reason = step.stop_reason
+                    if stop_reason is not None:
+                        deque(running, maxlen=0)  # steps past the limit, which are unseen
+                if stop_reason is not None:
+                    self._turns.end(text)
+                yield step
+        finally:
+            self._turns.end(text)
 
-        So is a deep copy: weights are not copied. The cache of the last text stays here.
+    def session(self: Decoder) -> Decoder:
+        """Return a decoder for another text at the same time, in milliseconds.
+
+        It has the same model and weights, a cache of its own, and a copy of what was learned so far, from
+        where it learns by itself. Steps of several sessions take turns.
         """
         config = self.drafter.config
         options = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
         twin = type(self)(self.target, self.tokenizer, self.method, **options)
-        if memory := self.drafter.memory():
+        with self._turns.step:
+            memory = self.drafter.memory()
+        if memory:
             twin.drafter.load_memory(memory)
         return twin
 
+    def __copy__(self: Decoder) -> Decoder:
+        """Return a `session`. So is a deep copy: weights are not copied."""
+        return self.session()
+
     def __deepcopy__(self: Decoder, memo: dict[int, Any]) -> Decoder:
-        return self.__copy__()
+        return self.session()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -278,8 +301,9 @@ class SpeculativeDecoder:
 
     def reset(self) -> None:
         """Forget what the method has learned and the last text, and free its rows."""
-        self.drafter.reset()
-        self._prefix_cache.clear()
+        with self._turns.step:
+            self.drafter.reset()
+            self._prefix_cache.clear()
 
     def save_matrix(self, path: str | Path) -> None:
         """Save what the method has learned to a safetensors file.
@@ -287,7 +311,8 @@ class SpeculativeDecoder:
         Raises:
             ValueError: if the method keeps nothing across prompts.
         """
-        save_memory(self.drafter, Path(path))
+        with self._turns.step:
+            save_memory(self.drafter, Path(path))
 
     def load_matrix(self, path: str | Path) -> None:
         """Load what `save_matrix` wrote.
@@ -295,7 +320,8 @@ class SpeculativeDecoder:
         Raises:
             ValueError: if its tensors do not fit this method, vocabulary and k.
         """
-        load_memory(self.drafter, Path(path))
+        with self._turns.step:
+            load_memory(self.drafter, Path(path))
 
     def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
         criterion = stop_criterion(strings, self.tokenizer, "give the tokenizer")

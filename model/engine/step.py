@@ -36,6 +36,11 @@ class StepRecord:
     observe_ns: int = 0
 
     @property
+    def step_ns(self) -> int:
+        """Time of the step, without the prompt."""
+        return self.draft_ns + self.forward_ns + self.verify_ns + self.keep_ns + self.observe_ns
+
+    @property
     def num_nodes(self) -> int:
         """Nodes verified, root included."""
         return self.tree.topology.num_nodes

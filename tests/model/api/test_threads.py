@@ -11,8 +11,10 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +207,109 @@ def test_a_forward_that_the_user_sets_on_a_layer_is_used_and_stays() -> None:
         model(torch.tensor([prompt]))
     assert calls == [len(prompt)]
     assert layer.forward is forward
+
+
+def test_texts_of_one_decoder_wait_for_each_other() -> None:
+    """As an endpoint with four clients, two of whom hang up."""
+    model, tokenizer = loaded("model", torch.float32)
+    decoder = decoder_of(model, "recycling")
+    prompts = [tokenizer(text).input_ids for text in PROMPTS]
+    expected = [referee(decoder.target, prompt, NUM_TOKENS, eos_id=2) for prompt in prompts]
+
+    def request(number: int) -> list[int]:
+        prompt, kind = prompts[number % len(prompts)], number % 4
+        if kind == 0:
+            return decoder.generate(prompt, max_new_tokens=NUM_TOKENS).token_ids
+        pieces = decoder.stream(prompt, max_new_tokens=NUM_TOKENS)
+        if kind == 1:
+            return [token for piece in pieces for token in piece.token_ids]
+        begun = next(pieces).token_ids
+        if kind == 2:
+            pieces.close()
+        return begun
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(request, range(24)))
+    for number, answer in enumerate(answers):
+        whole = expected[number % len(prompts)]
+        assert answer == (whole if number % 4 < 2 else whole[: len(answer)]), number
+
+
+@pytest.mark.parametrize("way", ["leave", "close", "collect", "last step", "error"])
+def test_a_stream_that_is_over_in_any_way_frees_the_decoder(way: str) -> None:
+    model, tokenizer = loaded("model", torch.float32)
+    decoder = decoder_of(model, "recycling")
+    prompt = tokenizer(PROMPTS[0]).input_ids
+
+    def fail(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("stop")
+
+    if way == "leave":
+        for _ in decoder.stream(prompt, max_new_tokens=NUM_TOKENS):
+            break
+    else:
+        wrong = [fail] if way == "error" else ()
+        stream = decoder.stream(prompt, max_new_tokens=NUM_TOKENS, logits_processors=wrong)
+        if way == "error":
+            with pytest.raises(ArithmeticError):
+                next(stream)
+        while way == "last step" and next(stream).record.stop_reason is None:
+            pass
+        if way in ("close", "collect"):
+            next(stream)
+        if way == "close":
+            stream.close()
+        if way == "collect":
+            del stream
+    with ThreadPoolExecutor(1) as pool:  # another thread, which would have to wait
+        pool.submit(decoder.generate, prompt, max_new_tokens=2).result(timeout=60)
+
+
+def test_a_text_is_refused_while_another_is_open_and_not_continued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, tokenizer = loaded("model", torch.float32)
+    decoder = decoder_of(model, "recycling")
+    prompt = tokenizer(PROMPTS[0]).input_ids
+    expected = referee(decoder.target, prompt, NUM_TOKENS, eos_id=2)
+    monkeypatch.setattr("model.api.turns.PATIENCE", 0.01)
+    stream = decoder.stream(prompt, max_new_tokens=NUM_TOKENS)
+    said = next(stream).token_ids
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(decoder.generate, prompt, max_new_tokens=2)
+        with pytest.raises(RuntimeError, match=r"was not continued for 0.01 s; .*decoder.session"):
+            waiting.result()
+    assert said + [token for piece in stream for token in piece.token_ids] == expected
+    decoder.generate(prompt, max_new_tokens=2)
+
+
+def test_sessions_decode_texts_at_the_same_time() -> None:
+    model, tokenizer = loaded("model", torch.float32)
+    decoder = decoder_of(model, "recycling")
+    prompts = [tokenizer(text).input_ids for text in PROMPTS]
+    expected = [referee(decoder.target, prompt, NUM_TOKENS, eos_id=2) for prompt in prompts]
+    decoder.generate(prompts[0], max_new_tokens=NUM_TOKENS)
+    first, second = decoder.session(), decoder.session()
+    assert first.target is decoder.target and first.drafter is not decoder.drafter
+    known = decoder.drafter.memory()["adjacency"]
+    assert known.any() and torch.equal(first.drafter.memory()["adjacency"], known)
+    streams = [
+        one.stream(prompt, max_new_tokens=NUM_TOKENS)
+        for one, prompt in zip((decoder, first, second), prompts, strict=True)
+    ]
+    found: list[list[int]] = [[], [], []]
+    for pieces in zip_longest(*streams):
+        for answer, piece in zip(found, pieces, strict=True):
+            answer += [] if piece is None else piece.token_ids
+    assert found == expected
+
+
+def test_a_stream_checks_its_arguments_when_it_is_called() -> None:
+    model, tokenizer = loaded("model", torch.float32)
+    decoder = decoder_of(model, "recycling")
+    prompt = tokenizer(PROMPTS[0]).input_ids
+    for wrong in ({"max_new_tokens": 0}, {"temperature": -1.0}, {"stop_strings": "a"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            decoder.stream(prompt, **wrong)
+    with pytest.raises(ValueError, match="context"):
+        decoder.stream([1] * 5000)
