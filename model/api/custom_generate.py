@@ -2,12 +2,9 @@
 transformers' own generation.
 
 Transformers prepares processors, stopping criteria and lengths, and the callable decodes with them.
-Whatever works for one greedy or sampled sequence is supported; the rest is refused. Three arguments
-never reach a callable, because transformers drops them:
-
-- `streamer`: give `step_streamer=` instead, which gets each step's tokens together;
-- `tokenizer`: give it to `recycling(tokenizer=...)` if there are `stop_strings`;
-- `assistant_model`: has no effect.
+`generate_arguments.py` lists what each argument does; what cannot be honoured is refused. Transformers
+keeps `tokenizer` from callables: give it to `recycling(tokenizer)` if there are `stop_strings`, or use
+`accelerate`, which needs no argument in the calls.
 
     from model.api.custom_generate import recycling
 
@@ -19,39 +16,67 @@ Shapes: P tokens of the prompt, padding included, n new tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import (
-    EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
-    MaxLengthCriteria,
     PreTrainedModel,
     StoppingCriteriaList,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..engine.rules import GreedyRule, SamplingRule, TokenRule, as_in_transformers, refuse_stateful
 from ..engine.step import StepRecord
-from ..engine.support import CACHE_ARGUMENTS, holds_tokens
 from .decoder import SpeculativeDecoder, stop_criterion
-from .prompts import num_padding
+from .generate_arguments import PreparedCall, UnsupportedCallError, check
+from .prepared import Record, criteria_to_ask, eos_ids, max_length, stop_of, token_rule
+from .streamers import Streamer, TokenStream, ended_on_error
 
-MODES = ("greedy_search", "sample")
-# Arguments from transformers that are defaults or have no meaning here.
-KNOWN_ARGUMENTS = {
-    "attention_mask",
-    "position_ids",
-    *CACHE_ARGUMENTS,
-    "cache_position",
-    "use_cache",
-    "logits_to_keep",
-}
+logger = logging.getLogger(__name__)
+
+# Its frame holds arguments that never reach a callable.
+GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+
+
+class Caller(NamedTuple):
+    """What `generate` holds when it calls a callable, and does not hand on.
+
+    Attributes:
+        streamer: it got the prompt already, and waits for tokens and for the end.
+        arguments: others that would be ignored, by name.
+        given: the names of the call's own arguments.
+    """
+
+    streamer: Streamer | None
+    arguments: dict[str, Any]
+    given: frozenset[str]
+
+
+def caller_of(model: PreTrainedModel) -> Caller:
+    """Return what the `generate` of a model that is calling holds; nothing if none is.
+
+    Transformers drops `streamer` for callables, after it has put the prompt, so that whoever reads it
+    would wait for ever; `assistant_model` and `synced_gpus` would be ignored silently. No argument of a
+    callable tells of them, so that `generate`'s frame is read.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is GENERATE and frame.f_locals["self"] is model:
+            held = frame.f_locals
+            arguments = {name: held[name] for name in ("assistant_model", "synced_gpus")}
+            return Caller(held["streamer"], arguments, frozenset(held["kwargs"]))
+        frame = frame.f_back
+    return Caller(None, {}, frozenset())
 
 
 class Speculative:
@@ -63,20 +88,31 @@ class Speculative:
         options: the method's options.
 
     Attributes:
-        steps: records of the last call's steps.
+        steps: records of the steps of the call that ended last.
         decoder: the decoder, from the first call on.
+
+    Raises:
+        ValueError: for a tokenizer that is none.
     """
 
     def __init__(self, method: str = "recycling", tokenizer: Any = None, **options: Any) -> None:
+        refuse_other_than_tokenizer(tokenizer)
         self.method = method
         self.tokenizer = tokenizer
         self.options = options
         self.steps: list[StepRecord] = []
         self.decoder: SpeculativeDecoder | None = None
+        self._saved: Path | None = None  # loaded when there is a decoder
+        self._lock = threading.Lock()  # of making the decoder
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy without memory: a copy, such as one made with its model, belongs to another model."""
         return partial(Speculative, **self.options), (self.method, self.tokenizer)
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        state = "no call yet" if self.decoder is None else f"on a {self._name_of_model()}"
+        return f"<speculative({self.method!r}{options}), {state}>"
 
     @property
     def accept_lengths(self) -> list[int]:
@@ -91,7 +127,7 @@ class Speculative:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         stop_strings: str | Sequence[str] | None = None,
-        step_streamer: Any = None,
+        step_streamer: Streamer | None = None,
         **model_kwargs: Any,
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """Decode; called by `generate`.
@@ -103,7 +139,8 @@ class Speculative:
             stopping_criteria: lengths and ends of text among them.
             generation_config: all other settings.
             stop_strings: the text ends after the token that completes one of these.
-            step_streamer: gets the prompt, then every step's tokens (a `TextStreamer`, for one).
+            step_streamer: gets the prompt, then every step's tokens (a `TextStreamer`, for one). A
+                `streamer` of the call gets token by token.
             model_kwargs: all other arguments of `generate`.
 
         Returns:
@@ -111,69 +148,162 @@ class Speculative:
             for, n scores and logits, each float32 [1, V]. Its cache is None: the rows stay here.
 
         Raises:
-            ValueError: for anything that is not supported.
+            UnsupportedCallError: for anything that is not supported.
+            ValueError: if the model cannot be used, or an option of the method is not allowed.
         """
-        _refuse(model, input_ids, logits_processor, generation_config, model_kwargs)
-        decoder = self._decoder_of(model)
-        tokens: list[int] = input_ids[0].tolist()
-        padding = tokens[: _num_padding(model_kwargs, len(tokens))]
-        record = _Record(generation_config)
-        steps = decoder.steps(
+        caller = caller_of(model)
+        with ended_on_error(caller.streamer), ended_on_error(step_streamer):
+            if step_streamer is None:
+                stream = TokenStream(caller.streamer, has_prompt=True)
+            elif caller.streamer is None:
+                stream = TokenStream(step_streamer, is_by_token=False)
+            else:
+                raise ValueError("streamer, step_streamer: got both; allowed: one of them")
+            criterion = stop_criterion(
+                stop_strings,
+                self.tokenizer,
+                "transformers keeps it from callables; allowed: custom_generate=recycling(tokenizer=tokenizer)",
+            )
+            criteria = [*stopping_criteria, *([] if criterion is None else [criterion])]
+            arguments = {**model_kwargs, **caller.arguments}
+            call = PreparedCall(
+                model, input_ids, logits_processor, generation_config, arguments, caller.given
+            )
+            return self.decode(call, StoppingCriteriaList(criteria), stream)
+
+    def decode(
+        self,
+        call: PreparedCall,
+        criteria: StoppingCriteriaList,
+        stream: TokenStream,
+        *,
+        past_context: bool = True,
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """Decode a call that transformers has prepared; arguments and errors as `__call__`.
+
+        Args:
+            call: the call.
+            criteria: all stopping criteria.
+            stream: gets the text.
+            past_context: whether the call may ask for more than the model's context, where the text ends.
+        """
+        self._check(call)
+        check(call)
+        decoder = self.prepare(call.model)
+        tokens: list[int] = call.input_ids[0].tolist()
+        padding = tokens[: call.num_padding]
+        limit = max_length(criteria)
+        if not past_context:
+            _refuse_past_context(decoder, len(tokens) - len(padding), limit - len(padding))
+        record = Record(call.config)
+        device = call.input_ids.device
+        running = decoder.steps(
             tokens[len(padding) :],
-            max_new_tokens=_max_length(stopping_criteria) - len(tokens),
-            eos_ids=_eos_ids(stopping_criteria),
-            rule=_rule(logits_processor, generation_config, input_ids[:, : len(padding)], record),
-            stop=_stop(
-                self._criteria(stopping_criteria, stop_strings), padding, input_ids.device, record
+            max_new_tokens=limit - len(tokens),
+            eos_ids=eos_ids(criteria),
+            rule=token_rule(
+                call.processors, call.config, call.input_ids[:, : len(padding)], record
             ),
+            stop=stop_of(criteria_to_ask(criteria), padding, device, record),
         )
-        if step_streamer is not None:
-            step_streamer.put(input_ids.cpu())
-        self.steps = []
-        for step in steps:
-            self.steps.append(step)
-            tokens += step.tokens
-            if step_streamer is not None:
-                step_streamer.put(torch.tensor(step.tokens, device="cpu"))
-        if step_streamer is not None:
-            step_streamer.end()
-        sequences = torch.tensor([tokens], device=input_ids.device)
-        if not generation_config.return_dict_in_generate:
+        steps = []
+        with closing(running):  # an error below would leave the decoder with an open text
+            stream.begin(call.input_ids)
+            for step in running:
+                steps.append(step)
+                tokens += step.tokens
+                stream.add(step.tokens)
+        stream.end()
+        self.steps = steps
+        sequences = torch.tensor([tokens], device=device)
+        if not call.config.return_dict_in_generate:
             return sequences
         return GenerateDecoderOnlyOutput(
             sequences=sequences, scores=record.scores, logits=record.logits
         )
 
+    def prepare(self, model: PreTrainedModel) -> SpeculativeDecoder:
+        """Return the decoder, which is made and tested once, and anew for a model that was moved or cast.
+
+        Raises:
+            ValueError: if the model or an option is not allowed, or another model was used before.
+            UnsupportedCallError: if the model cannot be used any more, such as in training mode.
+        """
+        with self._lock:
+            if self.decoder is None:
+                decoder = SpeculativeDecoder(model, self.tokenizer, self.method, **self.options)
+                if self._saved is not None:
+                    decoder.load_matrix(self._saved)
+                self._saved, self.decoder = None, decoder
+            if self.decoder.target.model is not model:
+                raise ValueError(
+                    "custom_generate: got another model than at its first call, whose tokens it has "
+                    "learned; make one for each model"
+                )
+            try:
+                self.decoder.target.check_unchanged()
+            except ValueError:
+                self.decoder = self._made_anew(model)
+            return self.decoder
+
     def reset(self) -> None:
         """Forget what the method has learned and the last text, and free its rows."""
+        self._saved = None
         if self.decoder is not None:
             self.decoder.reset()
 
-    def _decoder_of(self, model: PreTrainedModel) -> SpeculativeDecoder:
-        if self.decoder is None:
-            self.decoder = SpeculativeDecoder(model, self.tokenizer, self.method, **self.options)
-        if self.decoder.target.model is not model:
-            raise ValueError(
-                "custom_generate: got another model than at its first call, whose tokens it has "
-                "learned; make one for each model"
-            )
-        return self.decoder
+    def save(self, path: str | Path) -> None:
+        """Save what the method has learned to a safetensors file.
 
-    def _criteria(
-        self, criteria: StoppingCriteriaList, stop_strings: str | Sequence[str] | None
-    ) -> StoppingCriteriaList:
-        """Return the criteria other than lengths and ends of text."""
-        others = StoppingCriteriaList(
-            one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)
+        Raises:
+            ValueError: before the first call, or if the method keeps nothing across prompts.
+        """
+        if self.decoder is None:
+            raise ValueError(
+                "save: got no call yet, so nothing was learned; allowed: after the first call"
+            )
+        self.decoder.save_matrix(path)
+
+    def load(self, path: str | Path) -> None:
+        """Load what `save` wrote; before the first call the file is read when that begins.
+
+        Raises:
+            ValueError: if it does not fit this method, vocabulary and options, here or at the first call.
+            FileNotFoundError: if there is no such file.
+        """
+        with self._lock:
+            if self.decoder is not None:
+                self.decoder.load_matrix(path)
+            elif not Path(path).is_file():
+                raise FileNotFoundError(
+                    f"load: got {path}, which is no file; allowed: one that save wrote"
+                )
+            else:
+                self._saved = Path(path)
+
+    def _check(self, call: PreparedCall) -> None:
+        model = call.model
+        prepare = type(model).prepare_inputs_for_generation
+        if model.prepare_inputs_for_generation != MethodType(prepare, model):  # peft's, for one
+            raise UnsupportedCallError(
+                "model",
+                "model: got inputs that another prepares, such as a learned prompt; allowed: the model's "
+                "own, with adapters in the layers, as LoRA",
+            )
+
+    def _made_anew(self, model: PreTrainedModel) -> SpeculativeDecoder:
+        try:
+            decoder = SpeculativeDecoder(model, self.tokenizer, self.method, **self.options)
+        except ValueError as error:
+            raise UnsupportedCallError("model", str(error)) from error
+        logger.warning(
+            "%s: the model was moved, cast or resized; what the method had learned is forgotten",
+            self.method,
         )
-        criterion = stop_criterion(
-            stop_strings,
-            self.tokenizer,
-            "transformers keeps it from callables; allowed: custom_generate=recycling(tokenizer=tokenizer)",
-        )
-        if criterion is not None:
-            others.append(criterion)
-        return others
+        return decoder
+
+    def _name_of_model(self) -> str:
+        return "" if self.decoder is None else type(self.decoder.target.model).__name__
 
 
 def speculative(method: str, tokenizer: Any = None, **options: Any) -> Speculative:
@@ -185,8 +315,8 @@ def speculative(method: str, tokenizer: Any = None, **options: Any) -> Speculati
         options: the method's options, such as `num_pred_tokens=5` for pld.
 
     Raises:
-        ValueError: at the first call, for an unknown method or option, or a value that is not
-            allowed.
+        ValueError: for a tokenizer that is none; at the first call, for an unknown method or option,
+            or a value that is not allowed.
     """
     return Speculative(method, tokenizer, **options)
 
@@ -197,193 +327,35 @@ def recycling(tokenizer: Any = None, **options: Any) -> Speculative:
     Args:
         tokenizer: for `stop_strings`.
         options: the method's options, such as `output_id_topk=16`.
+
+    Raises:
+        ValueError: as `speculative`.
     """
     return Speculative("recycling", tokenizer, **options)
 
 
-def generate_from_folder(
-    model: PreTrainedModel,
-    inputs: torch.Tensor | None = None,
-    method: str = "recycling",
-    method_options: dict[str, Any] | None = None,
-    streamer: Any = None,
-    tokenizer: Any = None,
-    assistant_model: Any = None,
-    **arguments: Any,
-) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Generate with a method, as `model.generate` does: the function of a `custom_generate` folder.
-
-    The model keeps the matrix from call to call, as long as method and options stay the same.
-
-    Args:
-        model: the model whose `generate` is called.
-        inputs: as for `generate`.
-        method: a method's name, or "package.module:DrafterClass".
-        method_options: the method's options.
-        streamer: gets the prompt, then every step's tokens.
-        tokenizer: for `stop_strings`.
-        assistant_model: not allowed.
-        arguments: all other arguments of `generate`.
+def refuse_other_than_tokenizer(tokenizer: Any) -> None:
+    """Refuse what is given where a tokenizer belongs.
 
     Raises:
-        ValueError: for anything that is not supported.
+        ValueError: for a model, a path, or anything else without a tokenizer's `decode`.
     """
-    if assistant_model is not None:
-        raise ValueError("assistant_model: got a model; allowed: none, the method drafts")
-    options = method_options or {}
-    decode = model.__dict__.get("_speculative")
-    if decode is None or (decode.method, decode.options) != (method, options):
-        decode = Speculative(method, **options)
-        model.__dict__["_speculative"] = decode
-    decode.tokenizer = tokenizer
-    # The class's method: with such a folder, the model's own `generate` is this function.
-    return GenerationMixin.generate(
-        model, inputs, custom_generate=decode, step_streamer=streamer, **arguments
+    if tokenizer is None or (hasattr(tokenizer, "decode") and hasattr(tokenizer, "get_vocab")):
+        return
+    if hasattr(tokenizer, "generate"):
+        hint = "for a model: accelerate(model, tokenizer), or model.generate(..., custom_generate=recycling())"
+    else:
+        hint = "such as AutoTokenizer.from_pretrained(...)"
+    raise ValueError(
+        f"tokenizer: got a {type(tokenizer).__name__}; allowed: the model's tokenizer, or None; {hint}"
     )
 
 
-class _Record:
-    """The logits and scores of every new token, if they were asked for."""
-
-    def __init__(self, config: GenerationConfig) -> None:
-        is_asked = bool(config.return_dict_in_generate)
-        self._keeps_scores = is_asked and bool(config.output_scores)
-        self._keeps_logits = is_asked and bool(config.output_logits)
-        # By length of the text: at a near-tie the second answer replaces the first.
-        self._scores: dict[int, torch.Tensor] = {}
-        self._logits: dict[int, torch.Tensor] = {}
-
-    @property
-    def is_needed(self) -> bool:
-        return self._keeps_scores or self._keeps_logits
-
-    @property
-    def scores(self) -> tuple[torch.Tensor, ...] | None:
-        """Scores after processors [1, V] in the order of the new tokens; None if not asked for."""
-        return tuple(self._scores.values()) if self._keeps_scores else None
-
-    @property
-    def logits(self) -> tuple[torch.Tensor, ...] | None:
-        """Logits [1, V] in the order of the new tokens; None if not asked for."""
-        return tuple(self._logits.values()) if self._keeps_logits else None
-
-    def keep(self, length: int, logits: torch.Tensor, scores: torch.Tensor) -> None:
-        """Note logits and scores of the token after `length` tokens."""
-        if self._keeps_scores:
-            self._scores[length] = scores
-        if self._keeps_logits:
-            self._logits[length] = logits
-
-
-def _refuse(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    processors: LogitsProcessorList,
-    config: GenerationConfig,
-    arguments: dict[str, Any],
-) -> None:
-    """Raise ValueError for whatever one greedy or sampled sequence does not support."""
-    prepare = type(model).prepare_inputs_for_generation
-    if model.prepare_inputs_for_generation != MethodType(prepare, model):  # peft's, for one
-        raise ValueError(
-            "model: got inputs that another prepares, such as a learned prompt; allowed: the model's own, with "
-            "adapters in the layers, as LoRA"
+def _refuse_past_context(decoder: SpeculativeDecoder, num_tokens: int, limit: int) -> None:
+    """Refuse a text of up to `limit` tokens if the model's context is shorter."""
+    context = decoder.target.context_limit(num_tokens)
+    if context is not None and limit > context:
+        raise UnsupportedCallError(
+            "max_length",
+            f"max_length: got {limit} tokens, prompt included; allowed: the model's context of {context}",
         )
-    mode = config.get_generation_mode()
-    if mode not in MODES:
-        raise ValueError(
-            f"generate: got {mode.value}; allowed: greedy decoding or sampling, no beams"
-        )
-    if input_ids.ndim != 2 or input_ids.shape[0] != 1:
-        raise ValueError(
-            f"input_ids: got shape {list(input_ids.shape)} (num_return_sequences included); "
-            "allowed: one sequence at a time, [1, P]"
-        )
-    if not config.use_cache:
-        raise ValueError("use_cache: got False; allowed: True, decoding keeps a KV cache")
-    storage = config.cache_implementation or ""
-    if storage == "quantized" or storage.startswith("offloaded"):
-        raise ValueError(
-            f"cache_implementation: got {storage}; allowed: none, the cache is our own"
-        )
-    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
-        raise ValueError(
-            "output_attentions, output_hidden_states: not kept for drafted tokens; allowed: "
-            "output_scores, output_logits"
-        )
-    caches = [arguments.get(name) for name in CACHE_ARGUMENTS]
-    if any(
-        getattr(cache, "_is_user_defined", False) or holds_tokens(cache)
-        for cache in caches
-        if cache is not None
-    ):
-        raise ValueError(
-            "past_key_values: got a cache; allowed: none, rows of a known prompt are kept by the "
-            "callable itself"
-        )
-    unknown = {name for name, value in arguments.items() if value is not None} - KNOWN_ARGUMENTS
-    if unknown:
-        raise ValueError(f"generate: got {', '.join(sorted(unknown))}; allowed: text inputs alone")
-    if not config.do_sample:
-        refuse_stateful(processors)
-
-
-def _num_padding(arguments: dict[str, Any], length: int) -> int:
-    """Return the number of padding tokens before the text, from the mask; refuse other masks and positions."""
-    mask = arguments.get("attention_mask")
-    padding = 0 if mask is None else num_padding(mask[0].tolist(), length)
-    positions = arguments.get("position_ids")
-    if positions is not None and positions[0, padding:].tolist() != list(range(length - padding)):
-        raise ValueError("position_ids: got positions of your own; allowed: 0, 1, 2, ...")
-    return padding
-
-
-def _max_length(criteria: StoppingCriteriaList) -> int:
-    limits = [one.max_length for one in criteria if type(one) is MaxLengthCriteria]
-    if not limits:
-        raise ValueError("max_new_tokens: got none; allowed: 1 or more")
-    return int(min(limits))
-
-
-def _eos_ids(criteria: StoppingCriteriaList) -> frozenset[int]:
-    ends = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
-    return frozenset(token for ids in ends for token in ids.flatten().tolist())
-
-
-def _rule(
-    processors: LogitsProcessorList,
-    config: GenerationConfig,
-    padding: torch.Tensor,
-    record: _Record,
-) -> TokenRule | None:
-    """Return the rule that chooses tokens; None for argmax.
-
-    Processors see the padding [1, ...] too, as in transformers.
-    """
-    if not config.do_sample and not processors and not record.is_needed:
-        return None
-
-    def process(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        # On the device of transformers' inputs, which need not be the model's.
-        input_ids = torch.cat((padding, input_ids.to(padding.device)), dim=1)
-        logits = logits.to(padding.device)
-        scores: torch.Tensor = processors(input_ids, logits)
-        record.keep(input_ids.shape[1], logits, scores)
-        return scores
-
-    return SamplingRule([process]) if config.do_sample else GreedyRule([process])
-
-
-def _stop(
-    criteria: StoppingCriteriaList, padding: list[int], device: torch.device, record: _Record
-) -> Callable[[Sequence[int]], bool] | None:
-    """Return a function that asks the criteria about a text; None if there are none."""
-    if not criteria:
-        return None
-
-    def stop(text: Sequence[int]) -> bool:
-        with as_in_transformers():
-            input_ids = torch.tensor([[*padding, *text]], device=device)
-            return bool(criteria(input_ids, record.scores).all())
-
-    return stop

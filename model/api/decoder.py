@@ -14,8 +14,13 @@ Shapes: P tokens of the prompt, n new tokens.
 from __future__ import annotations
 
 import dataclasses
+<<<<<<< HEAD
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+=======
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+>>>>>>> e95598a (accelerate(model) puts drafts into the model's own generate; streamers of callables end)
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -223,7 +228,7 @@ class SpeculativeDecoder:
         eos_ids: Collection[int] = (),
         rule: TokenRule | None = None,
         stop: Callable[[Sequence[int]], bool] | None = None,
-    ) -> Iterator[StepRecord]:
+    ) -> Generator[StepRecord, None, None]:
         """Return the steps of `decode` (same arguments), with this decoder's memory and cache.
 
         The first step waits for the text under way. Its place is free again when the last step is
@@ -252,7 +257,7 @@ class SpeculativeDecoder:
         )
         return self._in_turn(running)
 
-    def _in_turn(self, running: Iterator[StepRecord]) -> Iterator[StepRecord]:
+    def _in_turn(self, running: Iterator[StepRecord]) -> Generator[StepRecord, None, None]:
         """Yield the steps of a text when it has the turn."""
         text = self._turns.begin()
         try:

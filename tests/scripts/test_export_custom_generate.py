@@ -62,7 +62,7 @@ def test_generate_takes_the_folder(tmp_path: Path) -> None:
     assert model.__dict__["_speculative"].method == "pld"
     with pytest.raises(ValueError, match="num_pred_tokens: got 0"):
         model.generate(**inputs, **folder, method="pld", method_options={"num_pred_tokens": 0})
-    with pytest.raises(ValueError, match="assistant_model: got a model"):
+    with pytest.raises(ValueError, match="assistant_model: got a LlamaForCausalLM; allowed: none"):
         model.generate(**inputs, **folder, assistant_model=model)
 
 

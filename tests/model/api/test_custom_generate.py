@@ -24,7 +24,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import model.engine.rules
-from model.api.custom_generate import Speculative, generate_from_folder, recycling, speculative
+from model.api.accelerate import generate_from_folder
+from model.api.custom_generate import Speculative, recycling, speculative
 from model.engine.support import cache_argument
 from model.methods.registry import METHODS
 from tests.model.api.test_decoder import PROMPT, demo
@@ -255,11 +256,11 @@ def filled_cache() -> DynamicCache:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_beams": 2}, "generate: got beam_search; allowed: greedy decoding or sampling"),
-        ({"prompt_lookup_num_tokens": 3}, "generate: got assisted_generation"),
+        ({"num_beams": 2}, "num_beams: got 2; allowed: greedy decoding or sampling"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: got 3; allowed: none"),
         (
             {"num_return_sequences": 2, "do_sample": True},
-            r"input_ids: got shape \[2, 12\] .*one sequence",
+            "num_return_sequences: got 2; allowed: 1",
         ),
         ({"use_cache": False}, "use_cache: got False"),
         pytest.param(
@@ -270,11 +271,20 @@ def filled_cache() -> DynamicCache:
                 reason="transformers makes this cache first, which needs the GPU torch was built for",
             ),
         ),
-        ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions, output"),
-        ({"past_key_values": filled_cache}, "past_key_values: got a cache"),
+        (
+            {"return_dict_in_generate": True, "output_attentions": True},
+            "output_attentions: got True; allowed",
+        ),
+        (
+            {"past_key_values": filled_cache},
+            "past_key_values: got a DynamicCache",
+        ),
         ({"attention_mask": (torch.arange(12) < 9).long()[None]}, "allowed: padding on the left"),
-        ({"position_ids": torch.arange(12)[None] + 3}, "position_ids: got positions of your own"),
-        ({"guidance_scale": 1.5}, "guidance_scale, .*allowed: with do_sample=True"),
+        (
+            {"position_ids": torch.arange(12)[None] + 3},
+            "position_ids: got shape .*allowed: 0, 1, 2",
+        ),
+        ({"guidance_scale": 1.5}, "guidance_scale: got 1.5; allowed: with do_sample=True"),
         ({"inputs_embeds": torch.zeros(1, 12, 32)}, "inputs_embeds"),
     ],
 )

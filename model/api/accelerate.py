@@ -1,0 +1,344 @@
+"""`accelerate(model, tokenizer)`: the model's own `generate` decodes with drafts, for code that exists.
+
+    from model.api.accelerate import accelerate, restore
+
+    accelerate(model, tokenizer)
+    model.generate(**inputs, max_new_tokens=100, streamer=streamer)
+    restore(model)
+
+`generate` takes what transformers' takes, and gives its tokens. What cannot be decoded with drafts
+(`generate_arguments.py` lists it) is left to transformers' own, with a warning.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from ..engine.step import StepRecord
+from .custom_generate import Speculative, caller_of, refuse_other_than_tokenizer
+from .decoder import stop_criterion
+from .generate_arguments import BEFOREHAND, BY_NAME, PreparedCall, UnsupportedCallError, refusal
+from .streamers import TokenStream, ended_on_error
+
+logger = logging.getLogger(__name__)
+
+Model = TypeVar("Model")
+Generated: TypeAlias = torch.Tensor | GenerateDecoderOnlyOutput
+ALLOWED = "allowed: a loaded causal LM, such as AutoModelForCausalLM.from_pretrained(...)"
+
+
+def accelerate(
+    model: Model,
+    tokenizer: Any = None,
+    method: str = "recycling",
+    *,
+    fallback: bool = True,
+    **options: Any,
+) -> Model:
+    """Let a model's own `generate` decode with a method, with the tokens of transformers' `generate`.
+
+    `model.generate` then also has `steps`, `accept_lengths`, `save`, `load` and `reset`. A model that
+    is accelerated already gets the new method and options, and begins anew.
+
+    Args:
+        model: a loaded causal LM in eval mode, also with peft's LoRA adapters or compiled.
+        tokenizer: for calls with `stop_strings` that give none.
+        method: a method's name, such as "recycling" or "hybrid", or "package.module:DrafterClass".
+        fallback: leave calls that cannot be decoded with drafts (beams, batches, an assistant model and
+            the like) to transformers' own `generate`, with one warning for each kind; False raises
+            UnsupportedCallError.
+        options: the method's options, such as `output_id_topk=16` for recycling.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        ValueError: for what is no loaded model or tokenizer, an unknown method or option, or a value
+            that is not allowed.
+        UnsupportedModelError: if drafts cannot be verified exactly with this model.
+    """
+    base = _base_of(model)
+    if not isinstance(base.__dict__.get("generate"), AcceleratedGenerate | None):
+        raise ValueError(
+            "model: its generate was replaced; allowed: the one of its class; undo that first, such as "
+            "by `del model.generate`"
+        )
+    refuse_other_than_tokenizer(tokenizer)
+    attention = base.config._attn_implementation
+    decode = Speculative(method, tokenizer, **options)
+    decode.prepare(base)
+    restore(base)
+    base.generate = AcceleratedGenerate(base, decode, fallback, attention)
+    return model
+
+
+def restore(model: Model) -> Model:
+    """Undo `accelerate`; a model that is not accelerated stays as it is. Returns the model itself."""
+    base = _base_of(model)
+    generate = base.__dict__.get("generate")
+    if isinstance(generate, AcceleratedGenerate):
+        del base.generate
+        if base.config._attn_implementation != generate.attention:
+            base.set_attn_implementation(generate.attention)
+    return model
+
+
+class AcceleratedGenerate:
+    """The `generate` of an accelerated model; arguments and results as of transformers' own.
+
+    Args:
+        model: the model.
+        decode: the method, with its memory.
+        fallback: whether calls that cannot be decoded with drafts go to transformers.
+        attention: the model's attention implementation before it was accelerated.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, decode: Speculative, fallback: bool, attention: str
+    ) -> None:
+        self.decode = decode
+        self.attention = attention
+        self._model = model
+        self._fallback = fallback
+        self._warned: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<generate of a {type(self._model).__name__} with {self.decode!r}>"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(type(self._model).generate.__get__(self._model))
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """Records of the steps of the call that ended last, of those with drafts."""
+        return self.decode.steps
+
+    @property
+    def accept_lengths(self) -> list[int]:
+        """Tokens emitted by each of these steps, bonus token included."""
+        return self.decode.accept_lengths
+
+    def save(self, path: str | Path) -> None:
+        """Save what the method has learned; as `Speculative.save`."""
+        self.decode.save(path)
+
+    def load(self, path: str | Path) -> None:
+        """Load what `save` wrote; as `Speculative.load`."""
+        self.decode.load(path)
+
+    def reset(self) -> None:
+        """Forget what the method has learned and the last text, and free its rows."""
+        self.decode.reset()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate.
+
+        Raises:
+            UnsupportedCallError: for what cannot be decoded with drafts, if `fallback` is False.
+            ValueError: as transformers' own.
+        """
+        generate = type(self._model).generate
+        given = _by_name(generate, self._model, args, kwargs)
+        if given.get("custom_generate") is not None:  # asked for, and no call of ours
+            return generate(self._model, **given)
+        if self.decode.tokenizer is not None and given.get("tokenizer") is None:
+            given["tokenizer"] = self.decode.tokenizer
+        with ended_on_error(given.get("streamer")):
+            try:
+                return decode_call(generate, self._model, self.decode, given)
+            except UnsupportedCallError as error:
+                if not self._fallback:
+                    raise
+                self._warn_of(error)
+            return generate(self._model, **given)
+
+    def _warn_of(self, error: UnsupportedCallError) -> None:
+        if error.argument not in self._warned:
+            self._warned.add(error.argument)
+            logger.warning(
+                "accelerate: %s; such calls are left to transformers' own generate, without drafts",
+                error,
+            )
+
+
+def generate_from_folder(
+    model: PreTrainedModel,
+    inputs: torch.Tensor | None = None,
+    method: str = "recycling",
+    method_options: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> Generated:
+    """Generate with a method, as `model.generate` does: the function of a `custom_generate` folder.
+
+    The model keeps the matrix from call to call, as long as method and options stay the same.
+
+    Args:
+        model: the model whose `generate` is called.
+        inputs: as for `generate`.
+        method: a method's name, or "package.module:DrafterClass".
+        method_options: the method's options.
+        arguments: all other arguments of `generate`.
+
+    Raises:
+        UnsupportedCallError: for anything that is not supported.
+        ValueError: for an option that is not allowed, or a model that cannot be used.
+    """
+    options = method_options or {}
+    decode = model.__dict__.get("_speculative")
+    if decode is None or (decode.method, decode.options) != (method, options):
+        decode = Speculative(method, **options)
+        model.__dict__["_speculative"] = decode
+    with ended_on_error(arguments.get("streamer")):
+        # The class's method: with such a folder, the model's own `generate` is this function.
+        given = {"inputs": inputs, **arguments}
+        result: Generated = decode_call(
+            GenerationMixin.generate, model, decode, given, past_context=True
+        )
+        return result
+
+
+def decode_call(
+    generate: Callable[..., Any],
+    model: PreTrainedModel,
+    decode: Speculative,
+    given: Mapping[str, Any],
+    past_context: bool = False,
+) -> Any:
+    """Let transformers prepare a call, and decode it with drafts.
+
+    Args:
+        generate: of the model's class.
+        model: the model.
+        decode: the method.
+        given: the call's arguments, by name.
+        past_context: as for `Speculative.decode`.
+
+    Raises:
+        UnsupportedCallError: before the first token, if it cannot be decoded with drafts.
+    """
+    _refuse_beforehand(model, given)
+    words = _with_stop_criterion(model, given)
+    stream = TokenStream(words.pop("streamer", None))
+    words.pop("tokenizer", None)
+    is_reached = False
+
+    def prepared(
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Generated:
+        nonlocal is_reached
+        is_reached = True
+        caller = caller_of(model)
+        arguments = {**model_kwargs, **caller.arguments}
+        call = PreparedCall(
+            model, input_ids, logits_processor, generation_config, arguments, frozenset(given)
+        )
+        return decode.decode(call, stopping_criteria, stream, past_context=past_context)
+
+    result = generate(model, **words, custom_generate=prepared)
+    if not is_reached:
+        raise UnsupportedCallError(
+            "generate",
+            f"generate: got the one of {type(model).__name__}, which calls no custom_generate; allowed: "
+            "transformers' own",
+        )
+    return result
+
+
+def _refuse_beforehand(model: PreTrainedModel, given: Mapping[str, Any]) -> None:
+    """Refuse settings on which transformers acts before it calls a callable."""
+    for name in BEFOREHAND:
+        value = _setting(model, given, name)
+        if value in (True, "paged"):
+            origin = (
+                "" if name in given else " (from the generation_config, not from the call itself)"
+            )
+            raise refusal(name, value, BY_NAME[name].allowed, origin)
+
+
+def _with_stop_criterion(model: PreTrainedModel, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments with the criterion in place of `stop_strings`.
+
+    Transformers makes it with the tokenizer, which it keeps from callables.
+    """
+    words = dict(given)
+    strings: str | Sequence[str] | None = _setting(model, given, "stop_strings")
+    if not strings:
+        return words
+    words["stop_strings"] = None  # also those of a generation config
+    criterion = stop_criterion(
+        strings, given.get("tokenizer"), "give tokenizer= to accelerate or to generate"
+    )
+    criteria = given.get("stopping_criteria") or []
+    if not any(type(one) is StopStringCriteria for one in criteria):  # as in transformers
+        words["stopping_criteria"] = StoppingCriteriaList([*criteria, criterion])
+    return words
+
+
+def _setting(model: PreTrainedModel, given: Mapping[str, Any], name: str) -> Any:
+    """Return a setting of a call: its own, else its generation config's, else the model's."""
+    if name in given:
+        return given[name]
+    configs = (given.get("generation_config"), model.generation_config)
+    return next(filter(None, (getattr(config, name, None) for config in configs)), None)
+
+
+def _by_name(
+    generate: Callable[..., Any],
+    model: PreTrainedModel,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments of a call of `generate` by their names."""
+    signature = inspect.signature(generate)
+    given = dict(signature.bind(model, *args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given.update(given.pop(parameter.name, {}))
+    del given[next(iter(signature.parameters))]  # the model
+    return given
+
+
+def _base_of(model: Any) -> PreTrainedModel:
+    """Return the model whose `generate` is called, without wrappers of peft and torch.compile.
+
+    Raises:
+        ValueError: for what is no loaded causal LM.
+    """
+    if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        raise ValueError(f"model: got a {type(model).__name__}; {ALLOWED}; give model.module")
+    if not isinstance(model, torch.nn.Module):
+        hint = "; give its .model" if hasattr(model, "model") else ""
+        raise ValueError(f"model: got a {type(model).__name__}; {ALLOWED}{hint}")
+    config = getattr(model, "active_peft_config", None)  # of peft's wrapper
+    if config is not None:
+        if config.is_prompt_learning:
+            raise ValueError(
+                "model: got a learned prompt; allowed: adapters in the layers, as LoRA"
+            )
+        model = model.get_base_model()  # type: ignore[operator]
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if not isinstance(model, GenerationMixin):
+        raise ValueError(f"model: got a {type(model).__name__}, which has no generate; {ALLOWED}")
+    base: PreTrainedModel = model
+    return base

@@ -1,0 +1,323 @@
+"""The arguments of transformers' `generate`, and what each does in a call that is decoded with drafts.
+
+`ARGUMENTS` is the one list: `check` decides by it, `table` writes it for docs/library.md, and a test
+walks it, so that an argument that a version of transformers adds is noticed.
+
+Shapes: P tokens of the prompt, padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+
+from ..engine.rules import refuse_stateful
+from ..engine.support import CACHE_ARGUMENTS, holds_tokens
+from .prompts import num_padding
+
+MODES = ("greedy_search", "sample")
+
+
+class UnsupportedCallError(ValueError):
+    """A call of `generate` that cannot be decoded with drafts; the text says why in one line.
+
+    Attributes:
+        argument: the argument that is the reason.
+    """
+
+    def __init__(self, argument: str, text: str) -> None:
+        super().__init__(text)
+        self.argument = argument
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A call of `generate` as transformers hands it to a callable.
+
+    Attributes:
+        model: the model whose `generate` calls.
+        input_ids: int64 [1, P], or more rows, which are refused.
+        processors: of logits.
+        config: the generation config of the call: the model's own and what the call gives.
+        arguments: all other arguments.
+        given: the names that the call itself gives, as far as they can be known.
+    """
+
+    model: PreTrainedModel
+    input_ids: torch.Tensor
+    processors: LogitsProcessorList
+    config: GenerationConfig
+    arguments: Mapping[str, Any]
+    given: frozenset[str] = field(default=frozenset())
+
+    def value(self, name: str) -> Any:
+        """Return the value of an argument; None if there is none."""
+        if name == "input_ids":
+            return self.input_ids
+        if name in self.arguments:
+            return self.arguments[name]
+        return getattr(self.config, name, None)
+
+    @property
+    def num_padding(self) -> int:
+        """The tokens before the text that the mask leaves out. Raises ValueError for any other mask."""
+        mask = self.arguments.get("attention_mask")
+        return 0 if mask is None else num_padding(mask[0].tolist(), self.input_ids.shape[1])
+
+    def origin(self, name: str) -> str:
+        """Say where a setting comes from if not from the call's own arguments; else nothing."""
+        of_model = getattr(getattr(self.model, "generation_config", None), name, None)
+        if name in self.given or of_model is None or self.value(name) != of_model:
+            return ""
+        return " (from the model's generation_config, not from the call)"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Arguments of `generate` that are alike.
+
+    Attributes:
+        names: theirs, with spaces between.
+        here: what they do, in words for the table.
+        refused: whether a value cannot be honoured; None: all can.
+        allowed: what can, for the error's text.
+    """
+
+    names: str
+    here: str
+    refused: Callable[[Any, PreparedCall], bool] | None = None
+    allowed: str = ""
+
+
+def _is_set(value: Any, call: PreparedCall) -> bool:
+    return value is not None and value is not False
+
+
+def _is_above_one(value: Any, call: PreparedCall) -> bool:
+    return (value or 1) > 1
+
+
+def _is_contrastive(value: Any, call: PreparedCall) -> bool:
+    return (value or 0) > 0 and (call.config.top_k or 0) > 1 and call.config.do_sample is not True
+
+
+def _is_foreign_cache(value: Any, call: PreparedCall) -> bool:
+    """Whether a cache is the caller's; transformers makes one of its own for each call."""
+    if value is None:
+        return False
+    is_given = not call.given.isdisjoint(CACHE_ARGUMENTS)
+    return is_given or getattr(value, "_is_user_defined", False) or holds_tokens(value)
+
+
+def _is_stored_otherwise(value: Any, call: PreparedCall) -> bool:
+    """Whether a cache is asked for that is stored in a way in which ours is not."""
+    return value in ("quantized", "paged") or (value or "").startswith("offloaded")
+
+
+def _is_in_output(value: Any, call: PreparedCall) -> bool:
+    return bool(value) and bool(call.config.return_dict_in_generate)
+
+
+def _is_batch(value: Any, call: PreparedCall) -> bool:
+    return value is not None and (value.ndim != 2 or value.shape[0] != 1)
+
+
+def _has_holes(value: Any, call: PreparedCall) -> bool:
+    if value is None:
+        return False
+    try:
+        return call.num_padding < 0
+    except ValueError:
+        return True
+
+
+def _are_own_positions(value: Any, call: PreparedCall) -> bool:
+    if value is None:
+        return False
+    seen = value[0, call.num_padding :].tolist()
+    return bool(seen != list(range(len(seen))))
+
+
+def _has_stateful(value: Any, call: PreparedCall) -> bool:
+    """Whether greedy decoding has one of transformers' own processors that count their calls."""
+    try:
+        refuse_stateful(() if call.config.do_sample else call.processors)
+    except ValueError:
+        return True
+    return False
+
+
+def _is_of_stateful(value: Any, call: PreparedCall) -> bool:
+    return value is not None and _has_stateful(value, call)
+
+
+NO_BEAMS = "greedy decoding or sampling, no beams"
+COUNTING = (
+    "with `do_sample=True`; greedy calls are transformers', as it counts how often it is asked"
+)
+SAMPLING = "with do_sample=True, or none: it counts how often it is asked"
+
+# In the order in which they are looked at: beams and other modes are why there are several rows.
+ARGUMENTS: tuple[Argument, ...] = (
+    Argument(
+        "num_beams num_beam_groups", "above 1: beams are transformers'", _is_above_one, NO_BEAMS
+    ),
+    Argument("constraints force_words_ids", "beams are transformers'", _is_set, NO_BEAMS),
+    Argument("penalty_alpha", "contrastive search is transformers'", _is_contrastive, "none"),
+    Argument("dola_layers", "DoLa is transformers'", _is_set, "none"),
+    Argument(
+        "assistant_model prompt_lookup_num_tokens assistant_early_exit use_mtp is_assistant",
+        "assisted generation is transformers'",
+        _is_set,
+        "none, the method drafts",
+    ),
+    Argument("num_return_sequences", "above 1: transformers'", _is_above_one, "1"),
+    Argument(
+        "inputs input_ids",
+        "one prompt, or none (the text then begins with `bos_token_id`); several prompts are transformers'",
+        _is_batch,
+        "one sequence at a time, [1, P]",
+    ),
+    Argument(
+        "attention_mask",
+        "padding on the left is cut off; masks with holes or padding on the right are transformers'",
+        _has_holes,
+        "padding on the left (without a mask, transformers hides every token that equals the padding "
+        "token: give torch.ones_like(input_ids))",
+    ),
+    Argument(
+        "position_ids",
+        "0, 1, 2, ... from the first token that is seen; others are transformers'",
+        _are_own_positions,
+        "0, 1, 2, ..., or none",
+    ),
+    Argument(
+        " ".join(CACHE_ARGUMENTS),
+        "a cache of your own is transformers'; the rows of the last text are kept here",
+        _is_foreign_cache,
+        "no cache, the rows of the last text are kept here",
+    ),
+    Argument(
+        "use_cache",
+        "`False` is transformers'",
+        lambda value, call: value is False,
+        "True, decoding keeps a KV cache",
+    ),
+    Argument(
+        "cache_implementation",
+        "offloaded, quantized and paged caches are transformers'; others change no token",
+        _is_stored_otherwise,
+        "none, the cache is our own",
+    ),
+    Argument(
+        "output_attentions output_hidden_states return_legacy_cache",
+        "with `return_dict_in_generate` transformers': they are not kept for drafts",
+        _is_in_output,
+        "output_scores, output_logits",
+    ),
+    Argument("guidance_scale watermarking_config", COUNTING, _is_of_stateful, SAMPLING),
+    Argument(
+        "logits_processor",
+        "works. Greedy decoding in float32 asks twice about the same text where two tokens are nearly "
+        "equal: one of your own that counts its calls needs `do_sample=True`",
+        _has_stateful,
+        SAMPLING,
+    ),
+    Argument(
+        "token_healing", "transformers'", _is_set, "False, transformers heals before it calls us"
+    ),
+    Argument(
+        "synced_gpus", "`True`, for weights shared by processes, is transformers'", _is_set, "False"
+    ),
+    Argument(
+        "max_length max_new_tokens min_length min_new_tokens max_time",
+        "work. Past the model's declared context, `accelerate` leaves the call to transformers; a "
+        "callable ends the text there",
+    ),
+    Argument("stopping_criteria", "works; asked about every new token once, in order"),
+    Argument(
+        "stop_strings tokenizer",
+        "work with `accelerate`; transformers keeps `tokenizer` from callables: `recycling(tokenizer)`",
+    ),
+    Argument(
+        "streamer",
+        "works, token by token; callables also take `step_streamer=`, which gets each step's tokens at once",
+    ),
+    Argument("generation_config use_model_defaults", "work"),
+    Argument(
+        "do_sample temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff "
+        "renormalize_logits remove_invalid_values",
+        "work: after `torch.manual_seed` exactly `generate`'s tokens, one draw a token, in order",
+    ),
+    Argument(
+        "repetition_penalty encoder_repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
+        "bad_words_ids sequence_bias suppress_tokens begin_suppress_tokens forced_bos_token_id "
+        "forced_eos_token_id exponential_decay_length_penalty prefix_allowed_tokens_fn",
+        "work",
+    ),
+    Argument(
+        "return_dict_in_generate output_scores output_logits",
+        "work; the output's cache is `None`",
+    ),
+    Argument("pad_token_id bos_token_id eos_token_id", "work; several ends of text too"),
+    Argument("negative_prompt_ids negative_prompt_attention_mask", "work with `guidance_scale`"),
+    Argument(
+        "custom_generate trust_remote_code",
+        "with `accelerate`, a `custom_generate` of the call runs instead",
+    ),
+    Argument(
+        "cache_config max_cache_len cache_position logits_to_keep prefill_chunk_size compile_config "
+        "disable_compile continuous_batching_config low_memory",
+        "change no token: cache and passes are our own",
+    ),
+    Argument("early_stopping length_penalty diversity_penalty", "act with beams alone"),
+    Argument(
+        "num_assistant_tokens num_assistant_tokens_schedule max_matching_ngram_size "
+        "assistant_confidence_threshold assistant_lookbehind target_lookbehind assistant_ensemble_weight "
+        "assistant_tokenizer speculation_type",
+        "act in assisted generation alone",
+    ),
+    Argument("decoder_start_token_id", "acts in models with an encoder alone, which are refused"),
+    Argument("transformers_version", "no setting"),
+)
+BY_NAME = {name: one for one in ARGUMENTS for name in one.names.split()}
+# Transformers acts on them before it calls a callable.
+BEFOREHAND = ("token_healing", "cache_implementation")
+
+
+def check(call: PreparedCall) -> None:
+    """Check that a call can be decoded with drafts and then gives what `generate` gives.
+
+    Raises:
+        UnsupportedCallError: for the first argument that cannot be honoured.
+    """
+    for name, one in BY_NAME.items():
+        if one.refused is not None and one.refused(call.value(name), call):
+            raise refusal(name, call.value(name), one.allowed, call.origin(name))
+    mode = call.config.get_generation_mode()
+    if mode not in MODES:  # by a setting that the list does not know yet
+        raise refusal("generate", mode.value, NO_BEAMS)
+    unknown = {name for name, value in call.arguments.items() if value is not None} - BY_NAME.keys()
+    for name in sorted(unknown):
+        raise refusal(name, call.arguments[name], "text inputs alone")
+
+
+def refusal(name: str, value: Any, allowed: str, origin: str = "") -> UnsupportedCallError:
+    """Return the error for an argument whose value cannot be honoured."""
+    shown = value if isinstance(value, bool | int | float | str) else f"a {type(value).__name__}"
+    if isinstance(value, torch.Tensor):
+        shown = f"shape {list(value.shape)}"
+    return UnsupportedCallError(name, f"{name}: got {shown}{origin}; allowed: {allowed}")
+
+
+def table() -> str:
+    """Return the list as a table in Markdown."""
+    rows = (
+        f"| {', '.join(f'`{name}`' for name in one.names.split())} | {one.here} |"
+        for one in ARGUMENTS
+    )
+    return "\n".join(("| argument of `generate` | here |", "|---|---|", *rows))
