@@ -187,7 +187,8 @@ class Speculative:
             stream: gets the text.
             past_context: whether the call may ask for more than the model's context, where the text ends.
         """
-        self._check(call)
+        _drop_unfilled_cache(call.model)
+        _check_inputs(call.model)
         check(call)
         decoder = self.prepare(call.model)
         tokens: list[int] = call.input_ids[0].tolist()
@@ -281,16 +282,6 @@ class Speculative:
             else:
                 self._saved = Path(path)
 
-    def _check(self, call: PreparedCall) -> None:
-        model = call.model
-        prepare = type(model).prepare_inputs_for_generation
-        if model.prepare_inputs_for_generation != MethodType(prepare, model):  # peft's, for one
-            raise UnsupportedCallError(
-                "model",
-                "model: got inputs that another prepares, such as a learned prompt; allowed: the model's "
-                "own, with adapters in the layers, as LoRA",
-            )
-
     def _made_anew(self, model: PreTrainedModel) -> SpeculativeDecoder:
         try:
             decoder = SpeculativeDecoder(model, self.tokenizer, self.method, **self.options)
@@ -349,6 +340,27 @@ def refuse_other_than_tokenizer(tokenizer: Any) -> None:
     raise ValueError(
         f"tokenizer: got a {type(tokenizer).__name__}; allowed: the model's tokenizer, or None; {hint}"
     )
+
+
+def _drop_unfilled_cache(model: PreTrainedModel) -> None:
+    """Drop the static cache that transformers 4 has made for this call, and keeps for the next.
+
+    No pass fills it here, and on an unfilled one its next call fails.
+    """
+    layers = getattr(model.__dict__.get("_cache"), "layers", ())
+    if not all(getattr(layer, "is_initialized", True) for layer in layers):
+        del model._cache
+
+
+def _check_inputs(model: PreTrainedModel) -> None:
+    """Refuse a model whose inputs another prepares, such as peft's."""
+    prepare = type(model).prepare_inputs_for_generation
+    if model.prepare_inputs_for_generation != MethodType(prepare, model):
+        raise UnsupportedCallError(
+            "model",
+            "model: got inputs that another prepares, such as a learned prompt; allowed: the model's "
+            "own, with adapters in the layers, as LoRA",
+        )
 
 
 def _refuse_past_context(decoder: SpeculativeDecoder, num_tokens: int, limit: int) -> None:

@@ -14,13 +14,8 @@ Shapes: P tokens of the prompt, n new tokens.
 from __future__ import annotations
 
 import dataclasses
-<<<<<<< HEAD
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-=======
-import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
->>>>>>> e95598a (accelerate(model) puts drafts into the model's own generate; streamers of callables end)
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 

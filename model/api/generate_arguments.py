@@ -68,6 +68,12 @@ class PreparedCall:
         mask = self.arguments.get("attention_mask")
         return 0 if mask is None else num_padding(mask[0].tolist(), self.input_ids.shape[1])
 
+    @property
+    def has_usual_positions(self) -> bool:
+        """Whether `position_ids` count from the first token that is seen."""
+        seen = self.arguments["position_ids"][0, self.num_padding :].tolist()
+        return bool(seen == list(range(len(seen))))
+
     def origin(self, name: str) -> str:
         """Say where a setting comes from if not from the call's own arguments; else nothing."""
         of_model = getattr(getattr(self.model, "generation_config", None), name, None)
@@ -136,10 +142,8 @@ def _has_holes(value: Any, call: PreparedCall) -> bool:
 
 
 def _are_own_positions(value: Any, call: PreparedCall) -> bool:
-    if value is None:
-        return False
-    seen = value[0, call.num_padding :].tolist()
-    return bool(seen != list(range(len(seen))))
+    """Whether positions are the caller's; transformers 5 makes them for each call, 4 counts on from none."""
+    return "position_ids" in call.given or (value is not None and not call.has_usual_positions)
 
 
 def _has_stateful(value: Any, call: PreparedCall) -> bool:
@@ -191,9 +195,9 @@ ARGUMENTS: tuple[Argument, ...] = (
     ),
     Argument(
         "position_ids",
-        "0, 1, 2, ... from the first token that is seen; others are transformers'",
+        "positions of your own are transformers'",
         _are_own_positions,
-        "0, 1, 2, ..., or none",
+        "none, they are 0, 1, 2, ...",
     ),
     Argument(
         " ".join(CACHE_ARGUMENTS),
