@@ -17,7 +17,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from transformers import PreTrainedModel, StoppingCriteriaList, StopStringCriteria
@@ -35,6 +35,7 @@ from ..engine.target import IN_TRAINING, TargetModel
 from ..methods.registry import drafter_class
 from ..options import unknown_name
 from .checkpoint_settings import warn_of_settings
+from .defaults import Choice, default_choice, paying_options
 from .gguf import read_weights
 from .output import GenerateOutput, StreamPiece
 from .prompts import prompt_ids_of
@@ -57,8 +58,9 @@ class SpeculativeDecoder:
             compiled. Or a target that passed `model.engine.self_test`. A model is tested once. On one
             GPU its passes are replayed as CUDA graphs; `TargetModel(model)` launches each kernel by itself.
         tokenizer: its tokenizer; None if prompts are token ids and no text is wanted.
-        method: a method's name, or "package.module:DrafterClass".
-        options: the method's options, such as `output_id_topk=16` for recycling.
+        method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device
+            (`model.api.defaults`).
+        options: the method's options, such as `num_pred_tokens=5` for pld.
 
     Attributes:
         target: the checked model.
@@ -69,13 +71,17 @@ class SpeculativeDecoder:
         UnsupportedModelError: if drafts cannot be verified exactly with this model.
     """
 
+    # The method where none is named; None: what pays on the device.
+    own_method: ClassVar[str | None] = None
+
     def __init__(
         self,
         model: PreTrainedModel | TargetModel,
         tokenizer: Any = None,
-        method: str = "recycling",
+        method: str | None = None,
         **options: Any,
     ) -> None:
+        method, options = self._choice(method, options, model)
         config = _config_of(method, options)
         if isinstance(model, TargetModel):
             self.target = model
@@ -96,7 +102,7 @@ class SpeculativeDecoder:
     def from_pretrained(
         cls: type[Decoder],
         path: str | Path,
-        method: str = "recycling",
+        method: str | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
         **options: Any,
@@ -105,15 +111,17 @@ class SpeculativeDecoder:
 
         Args:
             path: folder, GGUF file (dequantised) or hub name of a causal LM.
-            method: a method's name, or "package.module:DrafterClass".
+            method: as for the decoder.
             dtype: "auto" is the checkpoint's own. In float32 texts equal those of plain decoding exactly.
             device_map: where to put the weights (needs accelerate); None is the CPU.
             options: the method's options; all others, such as `revision`, go to transformers' `from_pretrained`.
         """
-        names = _option_names(method)
+        named = method or cls.own_method
+        names = _option_names(named) if named else []
         of_method = {name: value for name, value in options.items() if name in names}
         of_model = {name: value for name, value in options.items() if name not in names}
-        _config_of(method, of_method)  # before the weights load
+        if named:
+            _config_of(named, of_method)  # before the weights load
         of_tokenizer = {
             name: of_model[name]
             for name in ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
@@ -122,6 +130,22 @@ class SpeculativeDecoder:
         tokenizer = read_tokenizer(path, **of_tokenizer)
         model = read_weights(path, dtype=dtype, device_map=device_map, **of_model)
         return cls(model.eval(), tokenizer, method, **of_method)
+
+    @classmethod
+    def _choice(
+        cls, method: str | None, options: dict[str, Any], model: PreTrainedModel | TargetModel
+    ) -> Choice:
+        """Return the method and its options, those that pay on the device where none is named."""
+        if method is not None:
+            return Choice(method, options)
+        if cls.own_method is not None:
+            return Choice(cls.own_method, paying_options(cls.own_method, options, model.device))
+        if options:
+            raise ValueError(
+                f"options: got {', '.join(options)} without a method; allowed: with the method whose options "
+                'they are, such as method="recycling"'
+            )
+        return default_choice(model.device)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -332,7 +356,12 @@ class SpeculativeDecoder:
 
 
 class TokenRecycling(SpeculativeDecoder):
-    """Token Recycling on a loaded model; arguments as `SpeculativeDecoder`."""
+    """Token Recycling on a loaded model; arguments as `SpeculativeDecoder`.
+
+    On a CPU its tree is automatic: as many nodes as pay. The paper's is `tree_version="2.2.2"`.
+    """
+
+    own_method = "recycling"
 
 
 def stop_criterion(

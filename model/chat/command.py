@@ -100,9 +100,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_options(parser, SamplingOptions)
     parser.add_argument(
         "--method",
-        default="recycling",
         metavar="NAME",
-        help="the method to begin with, of those below or package.module:DrafterClass (default: %(default)s)",
+        help="the method to begin with, of those below or package.module:DrafterClass (default: what pays on "
+        "the device, hybrid on a CPU and recycling on a GPU; with a matrix recycling)",
     )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
     parser.add_argument(
@@ -134,7 +134,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
                 "prompt: got bytes that are no text here; give UTF-8 (LC_ALL=C.UTF-8)"
             ) from error
     with user_errors():
-        find_method(options.method)
+        if options.method is not None:
+            find_method(options.method)
     given = vars(options)
     options.model, options.sampling = (
         config_of(ModelOptions, given),

@@ -6,13 +6,15 @@ so far.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from ..api.decoder import SpeculativeDecoder
+from ..api.defaults import paying_options
 from ..api.output import StreamPiece
 from ..api.prompts import chat_ids
 from ..engine.drafter import Drafter
@@ -75,15 +77,25 @@ class Dialogue:
         self.decoder.method = method
 
 
-def default_drafter(method: str, vocab_size: int, device: torch.device) -> Drafter:
-    """Return the drafter of a method with the default of every option.
+def default_drafter(
+    method: str,
+    vocab_size: int,
+    device: torch.device,
+    memory: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> Drafter:
+    """Return the drafter of a method with the default of every option, and the number of nodes that pays.
+
+    A memory may be that of a fixed number of nodes: then so is the drafter.
 
     Raises:
         ValueError: if the method is unknown, cannot run here, or an option has no default.
     """
     cls = drafter_class(method)
     try:
-        return cls(cls.config_class(), vocab_size, device)
+        drafter = cls(cls.config_class(**paying_options(method, {}, device)), vocab_size, device)
+        if memory.keys() - drafter.memory():
+            drafter = cls(cls.config_class(), vocab_size, device)
+        return drafter
     except ValueError as error:
         options = {field.name for field in fields(cls.config_class)}
         is_option = str(error).partition(":")[0] in options

@@ -6,13 +6,13 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from ..api.decoder import SpeculativeDecoder
+from ..api.defaults import RECYCLING, default_choice
 from ..commands.command_line import UserError, first_line, user_errors
 from ..commands.files import check_output
 from ..commands.loading import check_model, load_target
 from ..commands.matrix_file import read_memory, write_memory
+from ..engine.drafter import Drafter
 from ..engine.support import context_limit
 from .dialogue import Dialogue, default_drafter, render
 from .terminal import printable
@@ -37,15 +37,18 @@ class ChatSetup:
         if options.save_matrix:
             check_output(options.save_matrix, "save_matrix")
         self._model = check_model(options.model)
+        self._method = options.method or self._default_method()
         self._tokenizer = self._model.tokenizer
         self._text_config = self._model.hf_config.get_text_config(decoder=True)
         self._check_prompt()
-        self._memory = self._checked_memory()
+        self._memory = read_memory(options.load_matrix)
+        self._drafter = self._checked_drafter()
         self._token_id = self._shown_token()
 
     def load(self) -> Dialogue:
         target = load_target(self._options.model, self._model)
-        decoder = SpeculativeDecoder(target, self._tokenizer, self._options.method)
+        options = asdict(self._drafter.config)
+        decoder = SpeculativeDecoder(target, self._tokenizer, self._method, **options)
         if self._memory:
             decoder.drafter.load_memory(self._memory)
         return Dialogue(decoder, **asdict(self._options.sampling))
@@ -62,7 +65,7 @@ class ChatSetup:
         if dialogue is None:
             memory = self._memory
         else:
-            dialogue.use(self._options.method)
+            dialogue.use(self._method)
             memory = dialogue.decoder.drafter.memory()
         successors = memory[MATRIX][self._token_id].tolist()
         head = f"token {self._token_id} {self._piece(self._token_id)}: "
@@ -76,7 +79,7 @@ class ChatSetup:
     def save(self, dialogue: Dialogue) -> None:
         if not self._options.save_matrix:
             return
-        dialogue.use(self._options.method)
+        dialogue.use(self._method)
         write_memory(dialogue.decoder.drafter, Path(self._options.save_matrix))
 
     def _check_prompt(self) -> None:
@@ -97,24 +100,29 @@ class ChatSetup:
                 "shorten the prompt"
             )
 
-    def _checked_memory(self) -> dict[str, torch.Tensor]:
-        """Return the saved matrix, {} if none was given; refuse one that does not fit."""
+    def _default_method(self) -> str:
+        """Return the method that pays on the device, or the one with a matrix if that is asked for."""
         options = self._options
+        if options.load_matrix or options.save_matrix or options.show_matrix is not None:
+            return RECYCLING
+        return default_choice(self._model.device).method
+
+    def _checked_drafter(self) -> Drafter:
+        """Return a drafter of the method with its options; refuse a saved matrix that does not fit."""
+        options, method = self._options, self._method
         given = [name for name in ("load_matrix", "save_matrix") if getattr(options, name)]
-        memory = read_memory(options.load_matrix)
+        size, device = self._text_config.vocab_size, self._model.device
         with user_errors():
-            drafter = default_drafter(
-                options.method, self._text_config.vocab_size, torch.device("cpu")
-            )
-            if memory:
-                drafter.load_memory(memory)
+            drafter = default_drafter(method, size, device, self._memory)
+            if self._memory:
+                drafter.load_memory(self._memory)
         if given and not drafter.memory():
-            raise UserError(f"{given[0]}: the method {options.method} keeps nothing across prompts")
+            raise UserError(f"{given[0]}: the method {method} keeps nothing across prompts")
         if options.show_matrix is not None and MATRIX not in drafter.memory():
             raise UserError(
-                f"show_matrix: the method {options.method} keeps no matrix; give --method recycling"
+                f"show_matrix: the method {method} keeps no matrix; give --method {RECYCLING}"
             )
-        return memory
+        return drafter
 
     def _shown_token(self) -> int:
         """Return the id of the token to show: a number is the id, else the text must be one token."""

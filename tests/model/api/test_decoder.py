@@ -285,8 +285,11 @@ def test_a_cold_start_learns_from_the_same_prompt_again() -> None:
     ("options", "message"),
     [
         ({"method": "recyclin"}, "method: got 'recyclin'; .*did you mean recycling"),
-        ({"output_id_top": 8}, "option of recycling: got 'output_id_top'; .*mean output_id_topk"),
-        ({"output_id_topk": 0}, "output_id_topk: got 0; allowed: 1 or more"),
+        (
+            {"method": "recycling", "output_id_top": 8},
+            "option of recycling: got 'output_id_top'; .*mean output_id_topk",
+        ),
+        ({"method": "recycling", "output_id_topk": 0}, "output_id_topk: got 0; allowed: 1 or more"),
         ({"method": "vanilla", "top": 1}, "option of vanilla: got 'top'; allowed: none"),
     ],
 )
@@ -358,7 +361,7 @@ def num_tensors() -> int:
 
 
 def test_many_answers_leave_no_more_behind_than_one() -> None:
-    decoder = TokenRecycling(known(LLAMA).build())
+    decoder = SpeculativeDecoder(known(LLAMA).build(), method="recycling")
     counts = []
     for seed in range(6):
         decoder.generate(random_ids(20, seed=seed), max_new_tokens=20)

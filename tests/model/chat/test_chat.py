@@ -80,7 +80,7 @@ def test_lines_are_answered_and_commands_obeyed(
     assert chat.run(list(SHORT)) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) >= 2 and "\x1b" not in out + err
-    assert [row[0] for row in figures_of(err)] == ["recycling", "pld"]
+    assert [row[0] for row in figures_of(err)] == ["hybrid", "pld"]
     for text in ("pld from here on", "/method NAME", "exit code 130", "is forgotten"):
         assert text in err
 

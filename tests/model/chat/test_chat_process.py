@@ -112,7 +112,7 @@ def terminal(endless_model: Path) -> Iterator[Terminal]:
 
 def test_a_whole_chat(terminal: Terminal) -> None:
     terminal.read_until("> ")
-    stopped = r"\[recycling: \d+ tokens .*, stopped\]"
+    stopped = r"\[hybrid: \d+ tokens .*, stopped\]"
     for message in ("hello", "and again"):
         terminal.type(f"{message}\n")
         # Both colours: two steps were written. No more can be written until they are read.
@@ -139,7 +139,7 @@ def test_a_whole_chat(terminal: Terminal) -> None:
     terminal.type("hello\n")
     terminal.read_until(r"\x1b\[36m")
     terminal.type("\x03")
-    terminal.read_until(stopped.replace("recycling", "pld"))
+    terminal.read_until(stopped.replace("hybrid", "pld"))
     terminal.read_until("> ")
     terminal.type("/exit\n")
     assert terminal.close() == 0

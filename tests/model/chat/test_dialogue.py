@@ -38,7 +38,7 @@ def model() -> PreTrainedModel:
 @pytest.fixture
 def dialogue(model: PreTrainedModel) -> Dialogue:
     """A fresh conversation, recycling."""
-    decoder = SpeculativeDecoder(model, AutoTokenizer.from_pretrained(DEMO))
+    decoder = SpeculativeDecoder(model, AutoTokenizer.from_pretrained(DEMO), "recycling")
     return Dialogue(decoder, max_new_tokens=LIMIT)
 
 

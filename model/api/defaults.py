@@ -1,0 +1,68 @@
+"""What the library decodes with where no method is named, or Token Recycling without a tree.
+
+On a CPU a pass over the paper's tree of 80 nodes takes many times as long as one over a token, so that
+the text comes slower than by plain decoding. What pays there chooses each draft's nodes by their measured
+cost (docs/library.md has the figures). On a GPU, where a pass over a few rows costs about what one row does,
+it is the paper's tree until a measurement says otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ..methods.registry import drafter_class
+
+logger = logging.getLogger(__name__)
+
+RECYCLING = "recycling"
+# On a CPU, best first; the last one needs no compiler.
+ON_CPU = ("hybrid", "pld")
+
+
+class Choice(NamedTuple):
+    """A method and its options."""
+
+    method: str
+    options: dict[str, Any]
+
+
+def default_choice(device: torch.device) -> Choice:
+    """Return the method that pays on a device, with the options that make it pay.
+
+    Token Recycling on a GPU. On a CPU the hybrid, or prompt lookup with an automatic number of nodes where
+    the hybrid's C++ cannot be built.
+    """
+    if device.type != "cpu":
+        return Choice(RECYCLING, {})
+    best, without_compiler = ON_CPU
+    try:
+        drafter_class(best).config_class()
+    except ValueError as error:
+        logger.warning("%s instead of %s: %s", without_compiler, best, error)
+        return Choice(without_compiler, dict(drafter_class(without_compiler).auto_options))
+    return Choice(best, {})
+
+
+def paying_options(method: str, given: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return a method's options with what makes it pay on a device added: on a CPU an automatic number of nodes.
+
+    Options that were given stay as they are.
+
+    Raises:
+        ValueError: if a given option is not allowed.
+    """
+    drafter = drafter_class(method)
+    automatic = {**drafter.auto_options, **given}
+    if device.type != "cpu" or automatic == given:
+        return dict(given)
+    try:
+        drafter.config_class(**automatic)
+    except ValueError as error:
+        drafter.config_class(**given)  # whose own error comes first
+        logger.warning("%s: its fixed number of nodes, which is slow on a CPU: %s", method, error)
+        return dict(given)
+    return automatic
