@@ -45,7 +45,7 @@ ALLOWED = "allowed: a loaded causal LM, such as AutoModelForCausalLM.from_pretra
 def accelerate(
     model: Model,
     tokenizer: Any = None,
-    method: str = "recycling",
+    method: str | None = None,
     *,
     fallback: bool = True,
     **options: Any,
@@ -58,7 +58,8 @@ def accelerate(
     Args:
         model: a loaded causal LM in eval mode, also with peft's LoRA adapters or compiled.
         tokenizer: for calls with `stop_strings` that give none.
-        method: a method's name, such as "recycling" or "hybrid", or "package.module:DrafterClass".
+        method: a method's name, such as "recycling" or "hybrid", or "package.module:DrafterClass"; None: what
+            pays on the model's device.
         fallback: leave calls that cannot be decoded with drafts (beams, batches, an assistant model and
             the like) to transformers' own `generate`, with one warning for each kind; False raises
             UnsupportedCallError.
@@ -180,7 +181,7 @@ class AcceleratedGenerate:
 def generate_from_folder(
     model: PreTrainedModel,
     inputs: torch.Tensor | None = None,
-    method: str = "recycling",
+    method: str | None = None,
     method_options: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> Generated:
@@ -191,7 +192,7 @@ def generate_from_folder(
     Args:
         model: the model whose `generate` is called.
         inputs: as for `generate`.
-        method: a method's name, or "package.module:DrafterClass".
+        method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device.
         method_options: the method's options.
         arguments: all other arguments of `generate`.
 

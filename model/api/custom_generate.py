@@ -37,7 +37,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..engine.step import StepRecord
-from .decoder import SpeculativeDecoder, stop_criterion
+from .decoder import SpeculativeDecoder, TokenRecycling, stop_criterion
 from .generate_arguments import PreparedCall, UnsupportedCallError, check
 from .prepared import Record, criteria_to_ask, eos_ids, max_length, stop_of, token_rule
 from .streamers import Streamer, TokenStream, ended_on_error
@@ -83,11 +83,12 @@ class Speculative:
     """A callable for `generate(custom_generate=...)`; it keeps memory and cache from call to call.
 
     Args:
-        method: a method's name, or "package.module:DrafterClass".
+        method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device.
         tokenizer: for `stop_strings`.
         options: the method's options.
 
     Attributes:
+        decoder_class: of the decoder.
         steps: records of the steps of the call that ended last.
         decoder: the decoder, from the first call on.
 
@@ -95,7 +96,9 @@ class Speculative:
         ValueError: for a tokenizer that is none.
     """
 
-    def __init__(self, method: str = "recycling", tokenizer: Any = None, **options: Any) -> None:
+    decoder_class: type[SpeculativeDecoder] = SpeculativeDecoder
+
+    def __init__(self, method: str | None = None, tokenizer: Any = None, **options: Any) -> None:
         refuse_other_than_tokenizer(tokenizer)
         self.method = method
         self.tokenizer = tokenizer
@@ -107,12 +110,14 @@ class Speculative:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy without memory: a copy, such as one made with its model, belongs to another model."""
-        return partial(Speculative, **self.options), (self.method, self.tokenizer)
+        return partial(type(self), **self.options), (self.method, self.tokenizer)
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.options.items())
         state = "no call yet" if self.decoder is None else f"on a {self._name_of_model()}"
-        return f"<speculative({self.method!r}{options}), {state}>"
+        named = self.method or self.decoder_class.own_method
+        method = named if self.decoder is None else self.decoder.method
+        return f"<speculative({method!r}{options}), {state}>"
 
     @property
     def accept_lengths(self) -> list[int]:
@@ -232,7 +237,7 @@ class Speculative:
         """
         with self._lock:
             if self.decoder is None:
-                decoder = SpeculativeDecoder(model, self.tokenizer, self.method, **self.options)
+                decoder = self.decoder_class(model, self.tokenizer, self.method, **self.options)
                 if self._saved is not None:
                     decoder.load_matrix(self._saved)
                 self._saved, self.decoder = None, decoder
@@ -284,12 +289,12 @@ class Speculative:
 
     def _made_anew(self, model: PreTrainedModel) -> SpeculativeDecoder:
         try:
-            decoder = SpeculativeDecoder(model, self.tokenizer, self.method, **self.options)
+            decoder = self.decoder_class(model, self.tokenizer, self.method, **self.options)
         except ValueError as error:
             raise UnsupportedCallError("model", str(error)) from error
         logger.warning(
             "%s: the model was moved, cast or resized; what the method had learned is forgotten",
-            self.method,
+            decoder.method,
         )
         return decoder
 
@@ -297,11 +302,17 @@ class Speculative:
         return "" if self.decoder is None else type(self.decoder.target.model).__name__
 
 
-def speculative(method: str, tokenizer: Any = None, **options: Any) -> Speculative:
+class Recycling(Speculative):
+    """`Speculative` with Token Recycling, whose tree is automatic on a CPU."""
+
+    decoder_class = TokenRecycling
+
+
+def speculative(method: str | None = None, tokenizer: Any = None, **options: Any) -> Speculative:
     """Return a callable for `generate(custom_generate=...)` that decodes with a method.
 
     Args:
-        method: a method's name, or "package.module:DrafterClass".
+        method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device.
         tokenizer: for `stop_strings`.
         options: the method's options, such as `num_pred_tokens=5` for pld.
 
@@ -315,6 +326,8 @@ def speculative(method: str, tokenizer: Any = None, **options: Any) -> Speculati
 def recycling(tokenizer: Any = None, **options: Any) -> Speculative:
     """Return a callable for `generate(custom_generate=...)` that decodes with Token Recycling.
 
+    On a CPU its tree is automatic: as many nodes as pay. The paper's is `tree_version="2.2.2"`.
+
     Args:
         tokenizer: for `stop_strings`.
         options: the method's options, such as `output_id_topk=16`.
@@ -322,7 +335,7 @@ def recycling(tokenizer: Any = None, **options: Any) -> Speculative:
     Raises:
         ValueError: as `speculative`.
     """
-    return Speculative("recycling", tokenizer, **options)
+    return Recycling(None, tokenizer, **options)
 
 
 def refuse_other_than_tokenizer(tokenizer: Any) -> None:

@@ -84,7 +84,7 @@ def test_generate_has_drafts_until_it_is_restored(
     assert torch.equal(model.generate(inputs["input_ids"], max_new_tokens=30), plain)
     num_new = plain.shape[1] - inputs["input_ids"].shape[1]
     assert sum(model.generate.accept_lengths) == num_new > len(model.generate.steps)
-    assert "speculative('recycling'), on a LlamaForCausalLM" in repr(model.generate)
+    assert "speculative('hybrid'), on a LlamaForCausalLM" in repr(model.generate)
     assert restore(model) is model
     assert model.__dict__.keys() == before.keys()
     assert torch.equal(model.generate(**inputs), plain)
@@ -501,5 +501,5 @@ def test_unknown_methods_and_options_are_said_at_once(model: PreTrainedModel) ->
     with pytest.raises(ValueError, match=r"method: got 'recycle'.*did you mean recycling"):
         accelerate(model, method="recycle")
     with pytest.raises(ValueError, match="option of recycling: got 'topk'"):
-        accelerate(model, topk=3)
+        accelerate(model, method="recycling", topk=3)
     assert "generate" not in model.__dict__
