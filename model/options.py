@@ -7,13 +7,19 @@ itself against them.
 from __future__ import annotations
 
 import difflib
+import math
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
 BUDGETS = ("fixed", "auto")
 STARTS = ("hot", "cold")
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
+# Logits divided by a temperature outside these bounds overflow or vanish in float32.
+TEMPERATURES = (1e-6, 1e6)
 
 
 def option(
@@ -47,6 +53,46 @@ def budget_option(default: str) -> Any:
     return option(default, text, choices=BUDGETS)
 
 
+def integer(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> int:
+    """Return an integer, numpy's too, as Python's.
+
+    Raises:
+        ValueError: if it is no integer (True is none), or not within the bounds.
+    """
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_integer or not least <= int(value) <= most:
+        bounds = f" of {least:g} or more" if most == math.inf else f" of {least} to {most}"
+        raise ValueError(
+            f"{name}: got {value!r}; allowed: integers{bounds if math.isfinite(least) else ''}"
+        )
+    return int(value)
+
+
+def number(name: str, value: Any, allowed: str = "finite numbers") -> float:
+    """Return a finite number, numpy's too, as Python's float.
+
+    Raises:
+        ValueError: if it is none, such as True, "0.5" or NaN; `allowed` ends its text.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{name}: got {value!r}; allowed: {allowed}")
+    return float(value)
+
+
+def temperature_of(value: Any) -> float:
+    """Return a temperature: 0 is greedy decoding.
+
+    Raises:
+        ValueError: for any other value than 0 and those within `TEMPERATURES`.
+    """
+    least, most = TEMPERATURES
+    allowed = f"0 (greedy), or {least:g} to {most:g} (sampling)"
+    found = number("temperature", value, allowed)
+    if found and not least <= found <= most:
+        raise ValueError(f"temperature: got {value!r}; allowed: {allowed}")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Base of configs: it checks each option when it is made, and gives derived ones their values.
@@ -58,7 +104,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value = getattr(self, item.name)
+            value = self._typed(item)
             least, most, choices = (item.metadata.get(key) for key in ("least", "most", "choices"))
             if value == item.default:
                 continue
@@ -72,6 +118,27 @@ class Options:
             if value is not given[name]:
                 object.__setattr__(self, name, value)  # the dataclass is frozen
         self._check()
+
+    def _typed(self, item: Field[Any]) -> Any:
+        """Return an option's value in Python's own type; raise ValueError if it is of another type."""
+        value = given = getattr(self, item.name)
+        types = set(re.findall(r"\w+", getattr(item.type, "__name__", str(item.type))))
+        if value is None and (item.default is None or "None" in types):
+            return None
+        types -= {"None"}
+        if types == {"int"}:
+            value = integer(item.name, given)
+        elif types == {"float"}:
+            number(item.name, given)
+        elif types == {"bool"} and not isinstance(given, bool):
+            raise ValueError(f"{item.name}: got {given!r}; allowed: True or False")
+        elif types == {"str"} and not isinstance(given, str):
+            if not isinstance(given, os.PathLike):
+                raise ValueError(f"{item.name}: got {given!r}; allowed: a text")
+            value = os.fspath(given)
+        if value is not given:
+            object.__setattr__(self, item.name, value)  # the dataclass is frozen
+        return value
 
     def _check(self) -> None:
         """Check what bounds and choices do not tell; here: nothing."""

@@ -8,10 +8,12 @@ Run: pytest tests/test_import_rules.py
 
 from __future__ import annotations
 
+import ast
 import graphlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
@@ -90,3 +92,25 @@ def test_progress_bars_come_from_one_place(graph: grimp.ImportGraph) -> None:
     assert {name for name in graph.find_modules_that_directly_import("tqdm")} == {
         "evaluation.answers.progress"
     }
+
+
+def test_errors_of_the_library_name_no_flag_of_a_command() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{constant.lineno}: {constant.value}"
+        for file in (ROOT / "model").rglob("*.py")
+        if file.relative_to(ROOT / "model").parts[0] not in ("chat", "commands")
+        for constant in _texts(ast.parse(file.read_text(encoding="utf-8")))
+        if re.search(r"(?<!\S|/)\(?--[a-z]", constant.value)
+    ]
+    assert found == []
+
+
+def _texts(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Texts of a module, without docstrings and the help of options."""
+    for node in ast.iter_child_nodes(tree):
+        is_help = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "option"
+        if (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) or is_help:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node
+        yield from _texts(node)

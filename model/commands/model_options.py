@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..options import DTYPES, Options, option
+from ..options import DTYPES, Options, option, temperature_of
 from .known_models import KNOWN_MODELS, resolve_model
 from .options import CHECKOUT
 
 DEMO_MODEL = CHECKOUT / "data" / "demo" / "model"
-# None if the package is installed without a checkout.
-DEFAULT_MODEL = str(DEMO_MODEL) if DEMO_MODEL.is_dir() else None
+# Empty if the package is installed without a checkout.
+DEFAULT_MODEL = str(DEMO_MODEL) if DEMO_MODEL.is_dir() else ""
 MODEL_PATHS = "a folder with a model, a GGUF file, or a hub name ORG/NAME"
 KERNELS = ("auto", "off")
 GRAPHS = ("auto", "off")
@@ -51,7 +51,7 @@ class ModelOptions(Options):
     )
 
     def _check(self) -> None:
-        if self.model_path is None:  # the default if there is no demo model
+        if not self.model_path:  # the default if there is no demo model
             raise ValueError(f"model_path: got none; give --model-path, {MODEL_PATHS}")
         # Sidecars and file names then say which folder a short name stands for.
         object.__setattr__(self, "model_path", resolve_model(self.model_path))
@@ -80,8 +80,7 @@ class SamplingOptions(Options):
     def _check(self) -> None:
         if self.seed >= 2**63:
             raise ValueError(f"seed: got {self.seed}; allowed: less than 2**63")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature: got {self.temperature}; allowed: 0 (greedy) or more")
+        temperature_of(self.temperature)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: got {self.top_p}; allowed: above 0, at most 1")
         if self.temperature == 0 and (self.top_k or self.top_p < 1):

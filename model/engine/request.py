@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..options import integer
 from .budget import MAX_DRAFT
 from .rules import TokenRule
 from .step import StepRecord
@@ -52,11 +52,7 @@ class Request(NamedTuple):
         Raises:
             ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
         """
-        limit = operator.index(max_new_tokens) if hasattr(max_new_tokens, "__index__") else 0
-        if limit < 1:
-            raise ValueError(
-                f"max_new_tokens: got {max_new_tokens}; allowed: integers of 1 or more"
-            )
+        limit = integer("max_new_tokens", max_new_tokens, least=1)
         if not prompt_ids:
             raise ValueError("prompt: got no token; allowed: at least one")
         context = target.context_limit(len(prompt_ids))

@@ -24,6 +24,7 @@ from transformers import (
 
 from ..kernels.linear import is_exact
 from ..machine.transfer import uploaded
+from ..options import integer, number, temperature_of
 
 # Two logits closer than this many rounding steps of the larger may change places with the shape of
 # a forward pass; the noise measured on the demo model in float32 is 6 such steps.
@@ -31,6 +32,8 @@ TIE_STEPS = 256
 # Floor on |logit| for the margin: rounding grows with the terms of the dot product, not with their sum,
 # which may be near 0. The margin leaves room for sums some forty times as large.
 LEAST_SIZE = 1.0
+PROBABILITIES = "numbers above 0, at most 1"
+SEEDS = (-(2**63), 2**64 - 1)  # of torch's generators
 # They count their calls, and in float32 a near-tie asks twice about one token.
 # They read no prefix, so that the whole text need not go to the device for every token.
 WITHOUT_PREFIX = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
@@ -148,21 +151,26 @@ def token_rule(
     seed: int | None,
     processors: Sequence[Processor],
 ) -> TokenRule | None:
-    """Return the rule that chooses tokens; None for argmax."""
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature: got {temperature}; allowed: 0 (greedy) or more")
-    if top_k < 0 or not 0 < top_p <= 1:
-        raise ValueError(f"top_k, top_p: got {top_k}, {top_p}; allowed: 0 or more, above 0 to 1")
+    """Return the rule that chooses tokens; None for argmax.
+
+    At temperature 0 the likeliest token is taken, whatever `top_k`, `top_p` and `seed` are: they keep it.
+
+    Raises:
+        ValueError: if a value is not allowed.
+    """
+    temperature = temperature_of(temperature)
+    top_k = integer("top_k", top_k, least=0)
+    top_p = number("top_p", top_p, PROBABILITIES)
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p: got {top_p}; allowed: {PROBABILITIES}")
+    if seed is not None:
+        seed = integer("seed", seed, *SEEDS)
     if temperature > 0:
         generator = None
         if seed is not None:
             generator = torch.Generator(device).manual_seed(seed)
         return SamplingRule(
             [*processors, *sampling_processors(temperature, top_k, top_p)], generator
-        )
-    if top_k or top_p < 1:
-        raise ValueError(
-            "top_k, top_p: need sampling; give a temperature above 0, or leave them out"
         )
     refuse_stateful(processors)
     return GreedyRule(processors) if processors else None

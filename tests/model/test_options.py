@@ -54,6 +54,15 @@ def test_values_that_are_no_choice_are_refused(cls: Any, item: Any) -> None:
             cls(**{item.name: value})
 
 
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_values_of_another_type_are_refused(cls: Any) -> None:
+    wrong = {"int": (True, 2.5, "2"), "float": ("0.5", float("nan")), "str": (3,), "bool": (1,)}
+    for item in fields(cls):
+        for value in wrong[item.type.removesuffix(" | None")]:
+            with pytest.raises(ValueError, match=f"^{item.name}: got {value!r}; allowed: "):
+                cls(**{item.name: value})
+
+
 def test_an_option_left_open_has_the_value_that_follows_from_the_others() -> None:
     plain, alone = SamdConfig(), SamdConfig(fallback="none")
     assert (plain.threshold, alone.threshold) == (5, 1)

@@ -44,7 +44,7 @@ class TreeTemplate:
             if max(path) >= k:
                 raise ValueError(
                     f"tree template {self.name}: path {list(path)} uses rank {max(path)}; allowed: 0 to {k - 1} "
-                    f"(--output-id-topk {k})"
+                    f"(output_id_topk {k})"
                 )
 
     def within(self, budget: DraftBudget) -> TreeTemplate:

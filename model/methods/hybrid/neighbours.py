@@ -101,10 +101,10 @@ class Neighbours:
         shapes = (states, states, (count,), (count, self._rows.shape[1]))
         dtypes = (torch.int8, torch.int8, torch.int32, torch.int32)
         for name, tensor, shape, dtype in zip(NAMES, given, shapes, dtypes, strict=True):
-            check_tensor(f"matrix: got {name}", tensor, dtype, shape, " (--output-id-topk)")
+            check_tensor(f"matrix: got {name}", tensor, dtype, shape, " (output_id_topk)")
         if count > self._num_records:
             raise ValueError(
-                f"matrix: got {count} states; allowed: {self._num_records} (--neighbours)"
+                f"matrix: got {count} states; allowed: {self._num_records} (neighbours)"
             )
         vocab_size = len(self._latest)
         check_ids(tokens, vocab_size)

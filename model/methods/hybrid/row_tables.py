@@ -66,7 +66,7 @@ class RowTables:
     def check_memory(self, tensors: Mapping[str, torch.Tensor], vocab_size: int) -> None:
         """Raise ValueError if shapes, types or values are not those of `memory`."""
         keys, rows = tensors["keys"], tensors["rows"]
-        shape, hint = (keys.numel(), self._rows.shape[1]), " (--output-id-topk)"
+        shape, hint = (keys.numel(), self._rows.shape[1]), " (output_id_topk)"
         check_tensor("matrix: got keys", keys, torch.int64, shape[:1], hint)
         check_tensor("matrix: got rows", rows, torch.int32, shape, hint)
         check_entries(rows, vocab_size)

@@ -84,7 +84,7 @@ class CopiedRows:
 
     def load_state(self, state: torch.Tensor) -> None:
         """Load a `state`, or raise ValueError if it does not fit."""
-        shape, hint = (self._vocab_size, self._k), " (vocabulary of the model, --max-breadth)"
+        shape, hint = (self._vocab_size, self._k), " (vocabulary of the model, max_breadth)"
         check_tensor("matrix: got", state, "int32", shape, hint)
         check_ids(state, self._vocab_size)
         written = state.any(dim=1).nonzero().flatten()

@@ -232,11 +232,11 @@ class RecyclingDrafter(CostAwareDrafter):
     def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
         if set(tensors) != set(self.memory()):
             raise ValueError(
-                f"{wrong_tensors(tensors, self.memory())} (--tree-version auto, --policy average and the "
+                f"{wrong_tensors(tensors, self.memory())} (tree_version auto, policy average and the "
                 "other policies keep rows of three kinds)"
             )
         matrix = tensors["adjacency"]
-        own, hint = self._matrix, " (vocabulary of the model, --output-id-topk)"
+        own, hint = self._matrix, " (vocabulary of the model, output_id_topk)"
         check_tensor("matrix: got", matrix, own.dtype, own.shape, hint)
         check_ids(matrix, self.vocab_size)
         if self._guesses:

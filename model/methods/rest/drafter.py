@@ -54,7 +54,7 @@ class RestConfig(Options):
         if self.min_token_span > self.max_token_span:
             raise ValueError(
                 f"min_token_span: got {self.min_token_span}; allowed: at most {self.max_token_span}, "
-                "--max-token-span"
+                "the max_token_span"
             )
 
 

@@ -173,7 +173,7 @@ class SuffixDrafter(Drafter):
         if len(lengths) > self.config.max_cached_answers:
             raise ValueError(
                 f"matrix: got {len(lengths)} answers; allowed: at most {self.config.max_cached_answers}, "
-                "--max-cached-answers"
+                "the max_cached_answers"
             )
         check_ids(answers, self.vocab_size)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -309,8 +311,26 @@ def test_a_wrong_value_of_a_method_is_found_before_the_weights_load(tmp_path: Pa
         ({"max_new_tokens": 0}, "max_new_tokens: got 0"),
         ({"max_new_tokens": 2.5}, "max_new_tokens: got 2.5; allowed: integers of 1 or more"),
         ({"temperature": -1}, "temperature: got -1"),
-        ({"top_k": 5}, "need sampling"),
-        ({"temperature": 1, "top_p": 0}, "top_k, top_p: got 0, 0"),
+        ({"max_new_tokens": True}, "max_new_tokens: got True; allowed: integers of 1 or more"),
+        *(
+            (
+                {"temperature": value},
+                rf"temperature: got {re.escape(repr(value))}; allowed: 0 .greedy., or 1e-06 to 1e",
+            )
+            for value in ("0.5", 1e-40, 1e40, float("nan"), float("inf"), True, None)
+        ),
+        *(
+            ({"top_k": value}, f"top_k: got {value!r}; allowed: integers of 0 or more")
+            for value in (2.5, -1, True, "5")
+        ),
+        *(
+            ({"top_p": value}, f"top_p: got {value!r}.*; allowed: numbers above 0, at most 1")
+            for value in (0, 1.5, "0.9", float("nan"))
+        ),
+        *(
+            ({"seed": value}, "seed: got .*; allowed: integers of -")
+            for value in (2**70, 1.5, True)
+        ),
         ({"stop_strings": ["x"]}, "stop_strings: got strings without a tokenizer"),
     ],
 )
@@ -322,6 +342,22 @@ def test_a_wrong_value_for_an_answer_is_one_clear_error(options: Any, message: s
         list(decoder.stream([1, 2], **options))
     with pytest.raises(ValueError, match="got text without a tokenizer"):
         decoder.generate("text")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    decoder = TokenRecycling(known(LLAMA).build(), output_id_topk=np.int64(8))
+    assert type(decoder.drafter.config.output_id_topk) is int
+    words = {"max_new_tokens": 5, "temperature": 0.75, "top_k": 9, "top_p": 0.5, "seed": 3}
+    of_numpy = {name: np.asarray(value)[()] for name, value in words.items()}
+    found = [decoder.generate([1, 2], **one).token_ids for one in (words, of_numpy)]
+    assert found[0] == found[1]
+
+
+def test_temperature_0_is_greedy_whatever_top_k_and_top_p_are() -> None:
+    decoder = TokenRecycling(known(LLAMA).build())
+    expected = decoder.generate([1, 2], max_new_tokens=8).token_ids
+    words = {"temperature": 0, "top_p": 0.9, "top_k": 20, "seed": 1}
+    assert decoder.generate([1, 2], max_new_tokens=8, **words).token_ids == expected
 
 
 @pytest.mark.parametrize("form", [list, tuple, torch.tensor])

@@ -19,7 +19,7 @@ def test_the_demo_model_is_the_default_of_a_checkout() -> None:
 
 def test_a_model_is_asked_for_in_one_line_where_there_is_no_default() -> None:
     with pytest.raises(UserError, match=r"^model_path: got none; give --model-path, [^\n]*$"):
-        config_of(ModelOptions, {"model_path": None})
+        config_of(ModelOptions, {"model_path": ""})
 
 
 def test_compiled_passes_cannot_be_without_graphs() -> None:
