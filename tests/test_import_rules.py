@@ -24,7 +24,7 @@ PACKAGES = ("model", "evaluation", "scripts")
 # All contact of the library with transformers.
 WITH_TRANSFORMERS = {
     *("model.engine.target", "model.engine.cache", "model.engine.support", "model.engine.rules"),
-    "model.engine.passes.layout",
+    *("model.engine.passes.layout", "model.engine.referee"),
     *("model.states.layers", "model.states.own_cache", "model.states.scans"),
     *("model.compiled.target", "model.compiled.cache", "model.compiled.graphs"),
     *("model.kernels.attention", "model.kernels.registered", "model.methods.sps.draft_model"),

@@ -28,7 +28,7 @@ from ..engine.loop import decode
 from ..engine.prefix_cache import PrefixCache
 from ..engine.request import Request
 from ..engine.rules import Processor, TokenRule, token_rule
-from ..engine.self_test import prove
+from ..engine.self_test import prove, prove_changes
 from ..engine.step import StepRecord
 from ..engine.support import eos_ids_of
 from ..engine.target import IN_TRAINING, TargetModel
@@ -260,6 +260,7 @@ class SpeculativeDecoder:
             RuntimeError: at a step, if it is another text's turn (`model.api.turns`).
         """
         self.target.check_unchanged()
+        prove_changes(self.target)
         num_tokens = self.target.num_tokens
         if outside := [token for token in prompt_ids if not 0 <= token < num_tokens]:
             raise ValueError(f"prompt: got token {outside[0]}; allowed: 0 to {num_tokens - 1}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..engine.own_code import OwnCode
 from ..engine.passes.masks import WINDOWS
-from ..engine.prefix_cache import active_adapters, has_hooks
+from ..engine.prefix_cache import active_adapters
 
 
 class ModelState:
@@ -16,8 +17,8 @@ class ModelState:
     """
 
     def __init__(self, model: Any) -> None:
-        self.has_hooks = any(
-            has_hooks(module) or "forward" in vars(module) for module in model.modules()
+        self.has_hooks = bool(OwnCode.of(model).hooks) or any(
+            "forward" in vars(module) for module in model.modules()
         )
         self._addresses = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
         config = model.config.get_text_config(decoder=True)

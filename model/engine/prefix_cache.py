@@ -18,15 +18,13 @@ import torch
 from torch import nn
 
 from .cache import TreeCache
-from .passes.hidden import HiddenStates
+from .own_code import OwnCode
 from .support import rope_border
 from .target import TargetModel
 
 # Attributes of peft's layers that say which adapters are active.
 ADAPTER_STATE = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
-
-HIDDEN = HiddenStates.__module__
 # About how many numbers of a tensor are compared to find changes.
 SAMPLE = 16
 
@@ -92,7 +90,7 @@ def _common_length(known: Sequence[int], prompt_ids: Sequence[int]) -> int:
 
 
 class Weights:
-    """Which tensors a model computes with, and how often each was written.
+    """Which tensors and code a model computes with, and how often each tensor was written.
 
     PyTorch counts writes, but not those through `.data` nor those to tensors made in inference
     mode. A sample of every tensor shows writes through `.data`, except to single numbers.
@@ -100,10 +98,10 @@ class Weights:
 
     def __init__(self, model: nn.Module) -> None:
         tensors = [*model.parameters(), *model.buffers()]
+        self.code = OwnCode.of(model)
         # A hook may do anything.
-        self.are_counted = not any(tensor.is_inference() for tensor in tensors) and not any(
-            map(has_hooks, model.modules())
-        )
+        has_hooks = bool(self.code.hooks)
+        self.are_counted = not has_hooks and not any(tensor.is_inference() for tensor in tensors)
         # Weak references: replaced weights are freed, and no new tensor is taken for a freed one.
         self._tensors = [weakref.ref(tensor) for tensor in tensors]
         self._writes = [tensor._version for tensor in tensors if self.are_counted]
@@ -116,6 +114,7 @@ class Weights:
             other is not None
             and self.are_counted
             and (self._writes, self._adapters) == (other._writes, other._adapters)
+            and self.code == other.code
             and all(
                 one() is another()
                 for one, another in zip(self._tensors, other._tensors, strict=True)
@@ -132,13 +131,6 @@ def active_adapters(model: nn.Module) -> list[list[str]]:
         for module in model.modules()
         if hasattr(module, "active_adapters")
     ]
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks other than those with which transformers, or `passes.hidden`, look on."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    modules = (str(hook.__module__) for hook in hooks)
-    return any(not name.startswith("transformers.") and name != HIDDEN for name in modules)
 
 
 def _samples(

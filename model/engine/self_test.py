@@ -4,9 +4,10 @@ A chain and a small tree of random tokens go through the model like any draft. T
 node, and of a step after a kept branch, must equal those of plain passes over prefix and path (one
 sequence, transformers' own cache and mask). With recurrent states a plain pass reads the path token
 by token, as plain decoding does: some models compute another recurrence over several tokens. The
-step after the kept branch then proves the kept states. The test knows nothing of the architecture,
-so it also catches what the config does not show. Kernels with which drafts are not lossless are turned
-off. Sliding windows of transformers' masks are
+step after the kept branch then proves the kept states. A model with hooks, or with functions from
+outside transformers, is compared with its own generation, token by token (`model.engine.referee`).
+The test knows nothing of the architecture, so it also catches what the config does not show.
+Kernels with which drafts are not lossless are turned off. Sliding windows of transformers' masks are
 shortened during the test, so that a short text exceeds them; windows that a model makes itself are
 not (`support.why_chain_only`).
 
@@ -26,8 +27,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .own_code import OwnCode
 from .passes.masks import WINDOWS
 from .prefix_cache import Weights
+from .referee import Referee, plain_logits, run_plainly
 from .support import UnsupportedModelError, new_cache
 from .target import TargetModel
 from .tree import DraftTree, TreeTopology
@@ -42,6 +45,8 @@ CHAIN_PATH = (0, 1, 2, 3)
 PREFIX_LENGTH = 11
 # Shorter than the prefix, so that no node sees its first tokens.
 SHORT_WINDOW = 5
+# What logits are compared with, in messages.
+PLAIN, STEPWISE = "plain forward passes", "its own generation, token by token,"
 # After this long a line says what is going on: on a busy machine the test of a small model took a minute.
 SLOW_SECONDS = 3.0
 # What was proved of a model, by the settings of the test.
@@ -72,9 +77,9 @@ class Probe:
         return cls(ids[:prefix_length], ids[prefix_length:-1], topology, path, ids[-1])
 
     @property
-    def kept_text(self) -> list[int]:
-        """The prefix, the kept path and the token after it."""
-        return [*self.prefix, *(self.nodes[node] for node in self.path), self.extra]
+    def kept(self) -> list[int]:
+        """The kept path and the token after it."""
+        return [*(self.nodes[node] for node in self.path), self.extra]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +90,13 @@ class Comparison:
         error: the largest difference; infinite if verification raised.
         allowed: the largest difference that rounding can explain.
         failure: the exception in one line; empty if there was none.
+        referee: where the other logits are from.
     """
 
     error: float
     allowed: float
     failure: str = ""
+    referee: str = PLAIN
 
     @property
     def is_exact(self) -> bool:
@@ -98,7 +105,7 @@ class Comparison:
 
     def __str__(self) -> str:
         return self.failure or (
-            f"its logits differ from plain forward passes by {self.error:.1e} "
+            f"its logits differ from {self.referee} by {self.error:.1e} "
             f"(allowed: {self.allowed:.1e})"
         )
 
@@ -148,7 +155,7 @@ def prove(target: TargetModel) -> float:
         verdict = known.get(settings)
         if not is_plain or verdict is None or not verdict.is_of(weights, modules):
             error = self_test(target)
-            if is_plain:
+            if is_plain and not weights.code.is_on_modules:
                 known[settings] = Verdict(
                     weights,
                     modules,
@@ -158,12 +165,24 @@ def prove(target: TargetModel) -> float:
                     target.use_kernels,
                 )
             return error
+    target.code = weights.code
     target.is_same_in_parts = verdict.is_same_in_parts
     if target.use_kernels and not verdict.use_kernels:
         target.switch_kernels(False)
     if verdict.chain_reason and not target.chain_reason:
         _use_chains(target, verdict.chain_reason)
     return verdict.error
+
+
+def prove_changes(target: TargetModel) -> None:
+    """Self-test a model again if its hooks, or functions set on it, are others than those that were proved.
+
+    Raises:
+        UnsupportedModelError: as `self_test`; also at the next call, until they are as they were.
+    """
+    with target.lock:
+        if OwnCode.of(target.model) != target.code:
+            prove(target)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -202,6 +221,7 @@ def self_test(
         prefix_length = min(prefix_length, limit - CHAIN.num_nodes - 1)
     # Locked: other threads must not decode with short windows.
     with target.lock, _short_windows(target.config), _said_if_slow(kind, say):
+        code = OwnCode.of(target.model)
         chain, tree = _compare_both(target, prefix_length)
         if not (chain.is_exact and tree.is_exact) and target.has_kernels:
             chain, tree = _without_kernels(target, prefix_length, chain, tree)
@@ -209,14 +229,33 @@ def self_test(
             target.mixers.are_scanned = False
             chain, tree = _compare_both(target, prefix_length)
         if not chain.is_exact:
-            raise UnsupportedModelError(f"{kind}: a verified chain is not lossless: {chain}")
+            raise UnsupportedModelError(f"{kind}: {_why_not_lossless(target, chain)}")
         if target.mixers:
-            text = Probe.random(target.vocab_size, True, prefix_length).kept_text
+            probe = Probe.random(target.vocab_size, True, prefix_length)
+            text = [*probe.prefix, *probe.kept]
             target.is_same_in_parts = _is_same_in_parts(target, text, chain.allowed)
+        target.code = code
     if not tree.is_exact:
         _use_chains(target, f"a verified tree is not lossless: {tree}")
         return chain.error
     return max(chain.error, tree.error)
+
+
+def _why_not_lossless(target: TargetModel, chain: Comparison) -> str:
+    """Return why a model is refused, in one line."""
+    if chain.referee == STEPWISE:
+        return (
+            f"a verified chain is not lossless: {chain}; allowed: hooks, and functions from outside "
+            "transformers, that treat every position alike and leave the inputs of a step as they are"
+        )
+    probe = Probe.random(target.vocab_size, is_chain=True, prefix_length=2)
+    noise = Referee(target).noise(probe.prefix, probe.kept)
+    if not chain.failure and noise > chain.allowed:
+        return (
+            f"its logits depend on how many tokens a pass reads, by {noise:.1e} (allowed: {chain.allowed:.1e}), "
+            "as where activations are quantised in each pass; allowed: quantised weights alone"
+        )
+    return f"a verified chain is not lossless: {chain}"
 
 
 def _compare_both(target: TargetModel, prefix_length: int) -> tuple[Comparison, Comparison]:
@@ -260,20 +299,23 @@ def compare(target: TargetModel, probe: Probe) -> Comparison:
     Allowed in float32: 1e-3 standard deviations of the logits. In half precision: four times the
     error of a token-by-token loop, or four roundings of the largest logit if that is more.
     """
+    referee = Referee(target)
     expected = expected_logits(target, probe)
     if target.dtype.itemsize >= 4:
         allowed = 1e-3 * float(expected.std())
     else:
         # The loop may be exact by chance, so some roundings are always allowed.
         rounding = torch.finfo(target.dtype).eps * float(expected.abs().max())
-        allowed = 4 * max(_loop_error(target, probe.kept_text), rounding)
+        allowed = 4 * max(referee.noise(probe.prefix, probe.kept), rounding)
     try:
         found = verified_logits(target, probe)
     except Exception as error:
         # A model made without 4-D masks in mind may raise anything.
         reason = (str(error).splitlines() or [""])[0]
         return Comparison(float("inf"), allowed, f"{type(error).__name__}: {reason}")
-    comparison = Comparison(float((found - expected).abs().max()), allowed)
+    difference = float((found - expected).abs().max())
+    name = STEPWISE if referee.is_stepwise else PLAIN
+    comparison = Comparison(difference, allowed, referee=name)
     logger.info("self-test, %d nodes: %s", probe.topology.num_nodes, comparison)
     return comparison
 
@@ -291,53 +333,19 @@ def verified_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
 
 
 def expected_logits(target: TargetModel, probe: Probe) -> torch.Tensor:
-    """Return the same logits from plain passes: one for each leaf, one for the kept path."""
+    """Return the same logits from plain decoding: of each leaf's path, and of the kept path."""
+    referee = Referee(target)
     num_nodes = probe.topology.num_nodes
     rows: list[torch.Tensor | None] = [None] * num_nodes
     for leaf in range(num_nodes):
         if probe.topology.children[leaf]:
             continue
         path = probe.topology.path_to(leaf)
-        text = probe.prefix + [probe.nodes[node] for node in path]
-        logits = plain_logits(target, text, len(path) if target.mixers else 0)
-        for depth, node in enumerate(path):
-            rows[node] = logits[len(probe.prefix) + depth]
-    num_single = len(probe.path) + 1 if target.mixers else 0
-    rows.append(plain_logits(target, probe.kept_text, num_single)[-1])
+        logits = referee.path_logits(probe.prefix, [probe.nodes[node] for node in path])
+        for node, row in zip(path, logits, strict=True):
+            rows[node] = row
+    rows.append(referee.path_logits(probe.prefix, probe.kept)[-1])
     return torch.stack([row for row in rows if row is not None])
-
-
-def plain_logits(
-    target: TargetModel, token_ids: Sequence[int], num_single: int = 0
-) -> torch.Tensor:
-    """Return the logits [L, V] of plain decoding, float32: of one pass, and of one each for the last tokens.
-
-    A fresh cache of the model's own: some versions of some models (Gemma 3n in transformers 4.57)
-    compute something else without one.
-
-    Args:
-        target: the model.
-        token_ids: the text, L tokens.
-        num_single: how many of the last tokens are read alone.
-    """
-    cache = new_cache(target.model)
-    cut = len(token_ids) - num_single
-    parts = [token_ids[:cut], *([token] for token in token_ids[cut:])]
-    read, logits = 0, []
-    for part in parts:
-        if part:
-            ids = torch.tensor(part, device=target.device)
-            logits.append(_run_plainly(target, ids, read, cache))
-            read += len(part)
-    return torch.cat(logits).float()
-
-
-def _run_plainly(
-    target: TargetModel, token_ids: torch.Tensor, base: int, cache: Any
-) -> torch.Tensor:
-    """Run the model as transformers does; in half precision with the norms of plain decoding."""
-    with target.norms.plain():
-        return target.run(token_ids, base, cache, None)
 
 
 def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float) -> bool:
@@ -346,9 +354,9 @@ def _is_same_in_parts(target: TargetModel, token_ids: list[int], allowed: float)
     alone = plain_logits(target, token_ids, len(token_ids) - 1)
     cache, half = new_cache(target.model), len(token_ids) // 2
     ids = torch.tensor(token_ids, device=target.device)
-    _run_plainly(target, ids[:half], 0, cache)
+    run_plainly(target, ids[:half], 0, cache)
     try:
-        last = _run_plainly(target, ids[half:], half, cache).float()
+        last = run_plainly(target, ids[half:], half, cache).float()
     except (IndexError, RuntimeError, ValueError):  # Mamba's, in older versions of transformers 5
         return False
     differences = (whole - alone, whole[half:] - last)
@@ -381,9 +389,3 @@ def _short_windows(config: Any) -> Iterator[None]:
     finally:
         for name, value in saved.items():
             setattr(config, name, value)
-
-
-def _loop_error(target: TargetModel, token_ids: list[int]) -> float:
-    """Return the largest logit difference between a token-by-token loop and one pass: this dtype's noise."""
-    alone = plain_logits(target, token_ids, len(token_ids) - 1)
-    return float((alone - plain_logits(target, token_ids)).abs().max())

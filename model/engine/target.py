@@ -23,6 +23,7 @@ from transformers import Cache, PreTrainedModel
 from ..machine.measurements import machine_key
 from ..machine.transfer import uploaded
 from .cache import TreeCache
+from .own_code import OwnCode
 from .passes.arithmetic import PassArithmetic
 from .passes.hidden import HiddenStates
 from .passes.layout import CacheLayout
@@ -76,6 +77,7 @@ class TargetModel(PassArithmetic):
         layer_shapes, mixers, num_state_bytes, vocab_size: as `CacheLayout`.
         is_same_in_parts: whether a text has the same rows and states in whatever parts it is read, but
             for rounding, so that a known beginning may be kept; the self-test finds out.
+        code: the model's own code, with which it passed the self-test.
 
     Raises:
         UnsupportedModelError: if the model can verify neither trees nor chains exactly.
@@ -107,6 +109,8 @@ class TargetModel(PassArithmetic):
         self.layer_shapes, self.mixers = layout.shapes, layout.mixers
         self.num_state_bytes, self.vocab_size = layout.num_state_bytes, layout.vocab_size
         self.is_same_in_parts = True
+        with self.lock:
+            self.code = OwnCode.of(model)
         self._hidden: dict[tuple[int, ...], HiddenStates] = {}
         # Measurements of this model by other rooms, by name.
         self.measured: dict[str, Any] = {}

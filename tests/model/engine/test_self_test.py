@@ -21,6 +21,7 @@ from model.engine import self_test as module
 from model.engine.cache import TreeCache
 from model.engine.loop import generate
 from model.engine.passes import arithmetic
+from model.engine.referee import Referee
 from model.engine.self_test import (
     CHAIN,
     TREE,
@@ -115,7 +116,7 @@ def test_a_mask_without_the_window_is_noticed_by_a_text_shorter_than_the_window(
 def test_the_window_is_restored_when_a_pass_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     target = fresh("MistralConfig", sliding_window=200)
     monkeypatch.setattr(target.model, "forward", None)
-    with pytest.raises(TypeError):
+    with pytest.raises(UnsupportedModelError, match="TypeError"):
         self_test(target)
     assert target.config.sliding_window == 200
 
@@ -157,7 +158,7 @@ def test_half_precision_is_measured_against_its_own_loop() -> None:
 def test_half_precision_allows_some_roundings_where_the_loop_has_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_loop_error", lambda *_: 0.0)
+    monkeypatch.setattr(Referee, "noise", lambda *_: 0.0)
     for dtype in (torch.bfloat16, torch.float16):
         target = TargetModel(Family("half", "LlamaConfig").build().to(dtype))
         probe = Probe.random(target.vocab_size, is_chain=True)
