@@ -8,8 +8,8 @@ step after the kept branch then proves the kept states. A model with hooks, or w
 outside transformers, is compared with its own generation, token by token (`model.engine.referee`).
 The test knows nothing of the architecture, so it also catches what the config does not show.
 Kernels with which drafts are not lossless are turned off. Sliding windows of transformers' masks are
-shortened during the test, so that a short text exceeds them; windows that a model makes itself are
-not (`support.why_chain_only`).
+short in a copy of the model that is tested in its place (`model.engine.short_windows`); windows that a
+model makes itself are as they are (`support.why_chain_only`).
 
 Shapes: N nodes, V vocabulary, L tokens of a plain pass.
 """
@@ -28,9 +28,9 @@ import torch
 from torch import nn
 
 from .own_code import OwnCode
-from .passes.masks import WINDOWS
 from .prefix_cache import Weights
 from .referee import Referee, plain_logits, run_plainly
+from .short_windows import with_short_windows
 from .support import UnsupportedModelError, new_cache
 from .target import TargetModel
 from .tree import DraftTree, TreeTopology
@@ -43,8 +43,6 @@ TREE_PATH = (0, 1, 4, 7, 11)  # skips rows, so that `TreeCache.keep` must move s
 CHAIN = TreeTopology.chain(6)
 CHAIN_PATH = (0, 1, 2, 3)
 PREFIX_LENGTH = 11
-# Shorter than the prefix, so that no node sees its first tokens.
-SHORT_WINDOW = 5
 # What logits are compared with, in messages.
 PLAIN, STEPWISE = "plain forward passes", "its own generation, token by token,"
 # After this long a line says what is going on: on a busy machine the test of a small model took a minute.
@@ -219,26 +217,44 @@ def self_test(
         )
     if limit is not None:
         prefix_length = min(prefix_length, limit - CHAIN.num_nodes - 1)
-    # Locked: other threads must not decode with short windows.
-    with target.lock, _short_windows(target.config), _said_if_slow(kind, say):
+    with target.lock, _said_if_slow(kind, say):
         code = OwnCode.of(target.model)
-        chain, tree = _compare_both(target, prefix_length)
-        if not (chain.is_exact and tree.is_exact) and target.has_kernels:
-            chain, tree = _without_kernels(target, prefix_length, chain, tree)
-        if target.mixers.are_scanned and not (chain.is_exact and tree.is_exact):
-            target.mixers.are_scanned = False
-            chain, tree = _compare_both(target, prefix_length)
-        if not chain.is_exact:
-            raise UnsupportedModelError(f"{kind}: {_why_not_lossless(target, chain)}")
-        if target.mixers:
-            probe = Probe.random(target.vocab_size, True, prefix_length)
-            text = [*probe.prefix, *probe.kept]
-            target.is_same_in_parts = _is_same_in_parts(target, text, chain.allowed)
+        tested = with_short_windows(target)
+        error = _tested(tested, prefix_length)
+        if tested is not target:
+            _take_findings(target, tested)
         target.code = code
+    return error
+
+
+def _tested(target: TargetModel, prefix_length: int) -> float:
+    """Test a target, and set on it what is found; as `self_test`."""
+    chain, tree = _compare_both(target, prefix_length)
+    if not (chain.is_exact and tree.is_exact) and target.has_kernels:
+        chain, tree = _without_kernels(target, prefix_length, chain, tree)
+    if target.mixers.are_scanned and not (chain.is_exact and tree.is_exact):
+        target.mixers.are_scanned = False
+        chain, tree = _compare_both(target, prefix_length)
+    if not chain.is_exact:
+        kind = f"model type {target.config.model_type}"
+        raise UnsupportedModelError(f"{kind}: {_why_not_lossless(target, chain)}")
+    if target.mixers:
+        probe = Probe.random(target.vocab_size, True, prefix_length)
+        text = [*probe.prefix, *probe.kept]
+        target.is_same_in_parts = _is_same_in_parts(target, text, chain.allowed)
     if not tree.is_exact:
         _use_chains(target, f"a verified tree is not lossless: {tree}")
         return chain.error
     return max(chain.error, tree.error)
+
+
+def _take_findings(target: TargetModel, tested: TargetModel) -> None:
+    """Set on a target what was found of a target like it."""
+    target.is_same_in_parts = tested.is_same_in_parts
+    target.mixers.are_scanned = tested.mixers.are_scanned
+    target.chain_reason = target.chain_reason or tested.chain_reason
+    if tested.use_kernels != target.use_kernels:
+        target.switch_kernels(tested.use_kernels)
 
 
 def _why_not_lossless(target: TargetModel, chain: Comparison) -> str:
@@ -252,8 +268,9 @@ def _why_not_lossless(target: TargetModel, chain: Comparison) -> str:
     noise = Referee(target).noise(probe.prefix, probe.kept)
     if not chain.failure and noise > chain.allowed:
         return (
-            f"its logits depend on how many tokens a pass reads, by {noise:.1e} (allowed: {chain.allowed:.1e}), "
-            "as where activations are quantised in each pass; allowed: quantised weights alone"
+            f"a verified chain is not lossless: the model's own logits depend on how many tokens a pass reads, by "
+            f"{noise:.1e} (allowed: {chain.allowed:.1e}), as where activations are quantised anew in each pass; "
+            "allowed: quantised weights alone"
         )
     return f"a verified chain is not lossless: {chain}"
 
@@ -375,17 +392,3 @@ def _said_if_slow(kind: str, say: Callable[[str], object]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-@contextmanager
-def _short_windows(config: Any) -> Iterator[None]:
-    """Shorten the config's sliding windows within the block."""
-    names = [name for name in WINDOWS if (getattr(config, name, None) or 0) > SHORT_WINDOW]
-    saved = {name: getattr(config, name) for name in names}
-    try:
-        for name in names:
-            setattr(config, name, SHORT_WINDOW)
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(config, name, value)
