@@ -31,17 +31,17 @@ from ..engine.rules import Processor, TokenRule, token_rule
 from ..engine.self_test import prove, prove_changes
 from ..engine.step import StepRecord
 from ..engine.support import eos_ids_of
-from ..engine.target import IN_TRAINING, TargetModel
+from ..engine.target import TargetModel
 from ..methods.registry import drafter_class
 from ..options import unknown_name
 from .checkpoint_settings import warn_of_settings
 from .defaults import Choice, default_choice, paying_options
-from .gguf import read_weights
+from .foreign_arguments import refuse_foreign
+from .loading import base_of, check_tokenizer, load
 from .output import GenerateOutput, StreamPiece
-from .prompts import prompt_ids_of
+from .prompts import Prompt, prompt_ids_of
 from .saved_memory import load_memory, save_memory
 from .text_stream import TextStream
-from .tokenizer import read_tokenizer
 from .turns import Turns
 
 Decoder = TypeVar("Decoder", bound="SpeculativeDecoder")
@@ -81,12 +81,14 @@ class SpeculativeDecoder:
         method: str | None = None,
         **options: Any,
     ) -> None:
-        method, options = self._choice(method, options, model)
+        base = model if isinstance(model, TargetModel) else base_of(model)
+        check_tokenizer(tokenizer)
+        method, options = self._choice(method, options, base)
         config = _config_of(method, options)
-        if isinstance(model, TargetModel):
-            self.target = model
+        if isinstance(base, TargetModel):
+            self.target = base
         else:
-            self.target = graphed(_base_of(model))
+            self.target = graphed(base)
             prove(self.target)
         self.tokenizer = tokenizer
         self.method = method
@@ -115,6 +117,11 @@ class SpeculativeDecoder:
             dtype: "auto" is the checkpoint's own. In float32 texts equal those of plain decoding exactly.
             device_map: where to put the weights (needs accelerate); None is the CPU.
             options: the method's options; all others, such as `revision`, go to transformers' `from_pretrained`.
+
+        Raises:
+            ValueError: for an argument that neither takes, or a value that is not allowed; before weights load.
+            UnsupportedModelError: if drafts cannot be verified exactly with this model.
+            OSError: if there is no such model.
         """
         named = method or cls.own_method
         names = _option_names(named) if named else []
@@ -122,14 +129,8 @@ class SpeculativeDecoder:
         of_model = {name: value for name, value in options.items() if name not in names}
         if named:
             _config_of(named, of_method)  # before the weights load
-        of_tokenizer = {
-            name: of_model[name]
-            for name in ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
-            if name in of_model
-        }
-        tokenizer = read_tokenizer(path, **of_tokenizer)
-        model = read_weights(path, dtype=dtype, device_map=device_map, **of_model)
-        return cls(model.eval(), tokenizer, method, **of_method)
+        model, tokenizer = load(path, dtype, device_map, of_model, names)
+        return cls(model, tokenizer, method, **of_method)
 
     @classmethod
     def _choice(
@@ -154,7 +155,7 @@ class SpeculativeDecoder:
 
     def generate(
         self,
-        prompt: Any,
+        prompt: Prompt = (),
         *,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
@@ -163,13 +164,14 @@ class SpeculativeDecoder:
         seed: int | None = None,
         stop_strings: str | Sequence[str] = (),
         logits_processors: Sequence[Processor] = (),
+        **foreign: NoReturn,
     ) -> GenerateOutput:
         """Answer a prompt.
 
         Args:
-            prompt: text; chat messages, for the tokenizer's template; token ids as a sequence or a
-                tensor [P] or [1, P]; or a tokenizer's output (`input_ids` and `attention_mask`). An
-                empty text is the token with which the tokenizer begins every text.
+            prompt: text; chat messages, for the tokenizer's template; token ids as a sequence, or a
+                tensor or numpy array [P] or [1, P]; or a tokenizer's output (`input_ids` and
+                `attention_mask`). An empty text is the token with which the tokenizer begins every text.
             max_new_tokens: limit; exact.
             temperature: 0: greedy decoding; above 0: sampling.
             top_k: draw from the k likeliest tokens; 0: from all.
@@ -179,10 +181,12 @@ class SpeculativeDecoder:
             logits_processors: functions (token ids [1, P], scores [1, V]) -> scores [1, V], such as
                 transformers' `RepetitionPenaltyLogitsProcessor`, applied before temperature. In
                 float32, greedy decoding may call them twice for one token (`model.engine.rules`).
+            foreign: none; names of transformers' are refused with what does it here.
 
         Raises:
             ValueError: if a value is not allowed, or the prompt leaves no room in the context.
         """
+        refuse_foreign(foreign, "generate")
         prompt_ids, running = self._begin(
             prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
         )
@@ -196,7 +200,7 @@ class SpeculativeDecoder:
 
     def stream(
         self,
-        prompt: Any,
+        prompt: Prompt = (),
         *,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
@@ -205,12 +209,14 @@ class SpeculativeDecoder:
         seed: int | None = None,
         stop_strings: str | Sequence[str] = (),
         logits_processors: Sequence[Processor] = (),
+        **foreign: NoReturn,
     ) -> Iterator[StreamPiece]:
         """Return the answer to a prompt step by step; arguments, which are checked at once, as `generate`.
 
         No piece ends inside a character. Leaving the iteration ends the answer; the cache still
         serves the next prompt.
         """
+        refuse_foreign(foreign, "stream")
         _, steps = self._begin(
             prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
         )
@@ -223,7 +229,7 @@ class SpeculativeDecoder:
             yield StreamPiece(piece, step.tokens, step)
 
     def _begin(
-        self, prompt: Any, max_new_tokens: int, stop_strings: str | Sequence[str], *of_rule: Any
+        self, prompt: Prompt, max_new_tokens: int, stop_strings: str | Sequence[str], *of_rule: Any
     ) -> tuple[list[int], Iterator[StepRecord]]:
         """Return a prompt's tokens and the steps of its answer; `of_rule`: arguments of `token_rule`."""
         prompt_ids = prompt_ids_of(prompt, self.tokenizer)
@@ -398,14 +404,3 @@ def _config_of(method: str, options: Mapping[str, Any]) -> Any:
         if name not in names:
             raise ValueError(unknown_name(f"option of {method}", name, names or ["none"]))
     return drafter_class(method).config_class(**options)
-
-
-def _base_of(model: Any) -> PreTrainedModel:
-    """Return the model without peft's wrapper; its adapters are in the layers."""
-    if model.training:
-        raise ValueError(IN_TRAINING)
-    if not hasattr(model, "get_base_model"):
-        return model
-    if model.active_peft_config.is_prompt_learning:
-        raise ValueError("model: got a learned prompt; allowed: adapters in the layers, as LoRA")
-    return model.get_base_model()

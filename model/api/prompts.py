@@ -1,4 +1,4 @@
-"""Prompts in the usual forms (text, chat messages, token ids, tokenizer output), as token ids.
+"""Prompts in the usual forms (text, chat messages, token ids, a tokenizer's output), as token ids.
 
 Shapes: P tokens.
 """
@@ -6,17 +6,29 @@ Shapes: P tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from numbers import Integral
+from typing import Any, SupportsIndex, TypeAlias
 
+import numpy as np
 import torch
 
 FORMS = (
-    "text, chat messages, token ids, a tensor [P] or [1, P], or a tokenizer's output (one prompt, not a "
-    "batch)"
+    "text, chat messages, token ids, a tensor or array [P] or [1, P], or a tokenizer's output (one prompt, "
+    "not a batch)"
+)
+# Text; chat messages; token ids as a sequence, a tensor or an array [P] or [1, P]; a tokenizer's output.
+Prompt: TypeAlias = (
+    str
+    | Sequence[Mapping[str, Any]]
+    | Sequence[SupportsIndex]
+    | Sequence[Sequence[SupportsIndex]]
+    | torch.Tensor
+    | np.ndarray[Any, Any]
+    | Mapping[str, Any]
 )
 
 
-def prompt_ids_of(prompt: Any, tokenizer: Any = None) -> list[int]:
+def prompt_ids_of(prompt: Prompt, tokenizer: Any = None) -> list[int]:
     """Return the token ids of a prompt, without padding.
 
     Raises:
@@ -27,28 +39,35 @@ def prompt_ids_of(prompt: Any, tokenizer: Any = None) -> list[int]:
             raise ValueError(
                 "prompt: got text without a tokenizer; give the tokenizer or token ids"
             )
-        return list(tokenizer(prompt).input_ids)
+        return _one_row("prompt", tokenizer(prompt).input_ids)
     if isinstance(prompt, Sequence) and any(isinstance(part, Mapping) for part in prompt):
-        return chat_ids(prompt, tokenizer)
-    mask = None
+        return chat_ids(prompt, tokenizer)  # type: ignore[arg-type]  # the template sees what is none
+    values, mask = prompt, None
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:
             raise ValueError(f"prompt: got {sorted(prompt)}; allowed: {FORMS}")
-        prompt, mask = prompt["input_ids"], prompt.get("attention_mask")
-    ids = _one_row("prompt", prompt)
-    return ids if mask is None else ids[num_padding(_one_row("attention_mask", mask), len(ids)) :]
+        values, mask = prompt["input_ids"], prompt.get("attention_mask")
+    ids = _one_row("prompt", values)
+    if mask is None:
+        return ids
+    seen = _one_row("attention_mask", mask, (Integral, bool, np.bool_))
+    return ids[num_padding(seen, len(ids)) :]
 
 
 def chat_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
     """Return the token ids that ask for the next answer in a chat, by the tokenizer's template.
 
+    A message's content may come in parts, as OpenAI's clients send it; parts of text are put together.
+
     Raises:
-        ValueError: if the tokenizer has no template, or the template does not take these messages.
+        ValueError: if the tokenizer has no template, or the template does not take these messages; for a
+            part that is no text.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             "prompt: got chat messages without a tokenizer that has a chat template; give text or token ids"
         )
+    messages = [_with_joined_parts(message) for message in messages]
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # Jinja's, or whatever a template raises
@@ -59,6 +78,21 @@ def chat_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]
         ) from error
     # The template writes the special tokens itself.
     return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _with_joined_parts(message: Any) -> Any:
+    """Return a message whose content, if it is a list of parts, is their text."""
+    parts = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(parts, list | tuple):
+        return message
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(
+                f"prompt: got a content part of type {kind}; allowed: parts of text: "
+                '{"type": "text", "text": "..."}'
+            )
+    return {**message, "content": "".join(part["text"] for part in parts)}
 
 
 def num_padding(mask: Sequence[int], length: int) -> int:
@@ -77,14 +111,22 @@ def num_padding(mask: Sequence[int], length: int) -> int:
     return num_unseen
 
 
-def _one_row(what: str, values: Any) -> list[int]:
-    """Return a list of integers from a sequence, or from a tensor [P] or [1, P]."""
-    if isinstance(values, torch.Tensor):
-        values = values.tolist()
+def _one_row(what: str, values: Any, kinds: tuple[type, ...] = (Integral,)) -> list[int]:
+    """Return a list of integers from a sequence, or from a tensor or array [P] or [1, P]."""
+    values = _as_list(values)
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise ValueError(f"{what}: got {type(values).__name__}; allowed: {FORMS}")
-    if len(values) == 1 and isinstance(values[0], Sequence):
-        values = values[0]
-    if not all(isinstance(value, int) for value in values):
-        raise ValueError(f"{what}: got {len(values)} rows or no integers; allowed: {FORMS}")
-    return list(values)
+    if len(values) == 1:
+        row = _as_list(values[0])
+        values = row if isinstance(row, list | tuple) else values
+    values = [_as_list(value) for value in values]
+    for value in values:
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            given = f"{len(values)} rows" if isinstance(value, list | tuple) else repr(value)
+            raise ValueError(f"{what}: got {given} where an integer belongs; allowed: {FORMS}")
+    return [int(value) for value in values]
+
+
+def _as_list(values: Any) -> Any:
+    """Return a tensor's or an array's numbers; all else as it is."""
+    return values.tolist() if isinstance(values, torch.Tensor | np.ndarray) else values

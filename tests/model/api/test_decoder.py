@@ -98,7 +98,7 @@ def test_a_prompt_comes_in_any_form(kind: str) -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ([[1, 2], [3, 4]], "got 2 rows or no integers"),
+        ([[1, 2], [3, 4]], "got 2 rows where an integer belongs"),
         ({"text": [1]}, r"got \['text'\]; allowed: text, chat messages, token ids"),
         ({"input_ids": [[1, 2]], "attention_mask": [[1, 0]]}, "allowed: padding on the left"),
         ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, "of another length"),
@@ -297,7 +297,7 @@ def test_a_cold_start_learns_from_the_same_prompt_again() -> None:
 )
 def test_a_wrong_option_of_a_method_is_one_clear_error(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        SpeculativeDecoder(None, **options)  # type: ignore[arg-type]  # refused before the model is used
+        SpeculativeDecoder(demo()[0], **options)
 
 
 def test_a_wrong_value_of_a_method_is_found_before_the_weights_load(tmp_path: Path) -> None:

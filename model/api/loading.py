@@ -1,0 +1,143 @@
+"""What a decoder is made of: loads a model and its tokenizer, and refuses what is neither, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from ..engine.target import IN_TRAINING
+from ..options import DTYPES, unknown_name
+from .gguf import read, read_weights
+from .tokenizer import read_tokenizer
+
+OF_TOKENIZER = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
+# Arguments of transformers' `from_pretrained`, beside the settings of a checkpoint's config.
+OF_WEIGHTS = frozenset(
+    (
+        *OF_TOKENIZER,
+        *("adapter_kwargs", "attn_implementation", "code_revision", "config", "device_mesh"),
+        *("distributed_config", "experts_implementation", "force_download", "generation_config"),
+        *("ignore_mismatched_sizes", "kernel_config", "key_mapping", "low_cpu_mem_usage"),
+        *("max_memory", "offload_buffers", "offload_folder", "offload_state_dict", "proxies"),
+        *("quantization_config", "subfolder", "tp_plan", "tp_size", "use_kernels"),
+        *("use_safetensors", "variant", "weights_only"),
+    )
+)
+# Arguments that are given often, and what does it here.
+INSTEAD = {
+    "device": "device_map, such as device_map='cuda' (needs accelerate), or a loaded model: "
+    "SpeculativeDecoder(model.to('cuda'), tokenizer)",
+    "torch_dtype": "dtype",
+    "load_in_8bit": "quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
+    "load_in_4bit": "quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
+    "model": "a loaded model goes to the class: SpeculativeDecoder(model, tokenizer)",
+    "tokenizer": "one of your own goes to the class, with the model: SpeculativeDecoder(model, tokenizer)",
+    "gguf_file": "the file's path as the model's",
+}
+A_MODEL = "allowed: a loaded causal LM of transformers"
+
+
+class Loaded(NamedTuple):
+    """A model in eval mode, and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+
+
+def load(
+    path: str | Path,
+    dtype: str | torch.dtype,
+    device_map: Any,
+    words: Mapping[str, Any],
+    of_method: Sequence[str],
+) -> Loaded:
+    """Load a model and its tokenizer; arguments that nothing takes are refused before.
+
+    Args:
+        path: folder, GGUF file or hub name.
+        dtype: of the weights; "auto" is the checkpoint's own.
+        device_map: where to put them; None is the CPU.
+        words: for transformers' `from_pretrained`.
+        of_method: names of the method's options, from which one is suggested.
+
+    Raises:
+        ValueError: for an argument or a dtype that is not known.
+        OSError: if there is no such model.
+    """
+    is_float = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    if not is_float and dtype not in DTYPES:
+        raise ValueError(unknown_name("dtype", dtype, [*DTYPES, "torch.float32 and the like"]))
+    _refuse_unknown(path, words, of_method)
+    of_tokenizer = {name: words[name] for name in OF_TOKENIZER if name in words}
+    tokenizer = read_tokenizer(path, **of_tokenizer)
+    model = read_weights(path, dtype=dtype, device_map=device_map, **words)
+    return Loaded(model.eval(), tokenizer)
+
+
+def _refuse_unknown(path: str | Path, words: Mapping[str, Any], of_method: Sequence[str]) -> None:
+    """Raise ValueError for a word that neither `from_pretrained` nor the checkpoint's config has."""
+    for name in words:
+        if name in INSTEAD:
+            raise ValueError(f"{name}: no argument of from_pretrained; allowed: {INSTEAD[name]}")
+    others = {name: value for name, value in words.items() if name not in OF_WEIGHTS}
+    if others and "config" not in words:
+        of_hub = {name: words[name] for name in OF_TOKENIZER if name in words}
+        _, others = read(AutoConfig, path, return_unused_kwargs=True, **of_hub, **others)
+    if unknown := [name for name in words if name in others and name not in OF_WEIGHTS]:
+        known = [*of_method, "method", "dtype", "device_map", *sorted(OF_WEIGHTS)]
+        raise ValueError(unknown_name("argument of from_pretrained", unknown[0], known))
+
+
+def base_of(model: Any) -> PreTrainedModel:
+    """Return a model without peft's wrapper; its adapters are in the layers.
+
+    Raises:
+        ValueError: for what is no loaded causal LM, a model in training mode, or a learned prompt.
+    """
+    _refuse_other_than_model(model)
+    if model.training:
+        raise ValueError(IN_TRAINING)
+    base: PreTrainedModel = model
+    if hasattr(model, "get_base_model"):
+        if model.active_peft_config.is_prompt_learning:
+            raise ValueError(
+                "model: got a learned prompt; allowed: adapters in the layers, as LoRA"
+            )
+        base = model.get_base_model()
+    return base
+
+
+def _refuse_other_than_model(model: Any) -> None:
+    if isinstance(model, torch.nn.Module) and hasattr(model, "config"):
+        return
+    kind = type(model).__name__
+    what = f"got {model!r}" if isinstance(model, str | Path) else f"got a {kind}"
+    if isinstance(model, str | Path):
+        hint = "to load one: SpeculativeDecoder.from_pretrained(path)"
+    elif hasattr(model, "get_vocab"):
+        hint = "the tokenizer is the second argument"
+    elif isinstance(model, torch.nn.Module) and hasattr(
+        model, "module"
+    ):  # DataParallel and the like
+        hint = "give what it wraps, its .module"
+    elif hasattr(model, "tokenizer"):  # a pipeline
+        hint = "give its .model and its .tokenizer"
+    elif hasattr(model, "model"):
+        hint = "give what it wraps, its .model"
+    else:
+        hint = "such as AutoModelForCausalLM.from_pretrained(...)"
+    raise ValueError(f"model: {what}; {A_MODEL}; {hint}")
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise ValueError for what is given where a tokenizer belongs and is none."""
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+        what = repr(tokenizer) if isinstance(tokenizer, str) else f"a {type(tokenizer).__name__}"
+        raise ValueError(
+            f"tokenizer: got {what}; allowed: the model's tokenizer, or None; such as "
+            "AutoTokenizer.from_pretrained(...); a method is named by method="
+        )
