@@ -29,7 +29,7 @@ from evaluation.inference.loop import Finished
 from evaluation.inference.method import MethodAnswerer, Setup, load_answerer, print_notes
 from evaluation.inference.question import warm_up
 from evaluation.questions.questions import Question
-from model.commands.command_line import UserError, first_line
+from model.commands.command_line import UserError, first_line, show_notes
 from model.kernels.sdpa import turn_off_cudnn
 
 # A question whose worker dies may itself be the cause.
@@ -55,6 +55,7 @@ class Worker:
         self._num_seen = 0
 
     def load(self, setup: Setup, threads: int, question: Question) -> Loaded:
+        show_notes()
         torch.set_num_threads(threads)
         turn_off_cudnn(setup.model.device)
         try:

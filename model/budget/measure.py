@@ -6,9 +6,9 @@ again only if a short check finds that passes still take the kept times.
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ from ..engine.tree import DraftTree
 from ..machine.measurements import read_measured, write_measured
 from ..machine.timing import clocks, lost_share, relative_spread, seconds_of
 from .cost_model import CONTEXTS, CostModel
+
+logger = logging.getLogger(__name__)
 
 NAME = "step-costs"
 # Passes to time: (index of the context, nodes with the root). The last ones are left out for slow
@@ -75,10 +77,10 @@ def read_or_measure(target: TargetModel) -> CostModel:
     if found.is_steady:
         write_measured(NAME, key, found.content())
     else:
-        print(
-            f"step costs: measured beside other work and not kept (spread {found.spread:.0%}, allowed "
-            f"{MOST_SPREAD:.0%}; {found.lost:.0%} of the time lost to it, allowed {MOST_LOST:.0%})",
-            file=sys.stderr,
+        logger.info(
+            "step costs: measured beside other work and not kept (spread %.0f%%, allowed %.0f%%; %.0f%% of the "
+            "time lost to it, allowed %.0f%%)",
+            *(100 * share for share in (found.spread, MOST_SPREAD, found.lost, MOST_LOST)),
         )
     return found.costs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import select
 import sys
@@ -12,6 +13,10 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# The library's name: `model`, or `token_recycling` where it is installed.
+LIBRARY = __name__.partition(".")[0]
+# Rooms that note what a command's user waits for or misses: builds, measurements, kernels.
+NOTING = ("budget", "kernels", "machine")
 # Exit code of a process ended by SIGPIPE.
 BROKEN_PIPE = 128 + 13
 
@@ -70,10 +75,27 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+class _Notes(logging.Handler):
+    """Writes what the library logs to stderr, a line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+def show_notes() -> None:
+    """Show on stderr from now on what the library's rooms note for a command's user."""
+    for room in NOTING:
+        notes = logging.getLogger(f"{LIBRARY}.{room}")
+        if not any(isinstance(handler, _Notes) for handler in notes.handlers):
+            notes.addHandler(_Notes())
+            notes.setLevel(logging.INFO)
+
+
 def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
     """Run a command's main function and exit with its code; a `UserError` is one line on stderr and
     its code.
     """
+    show_notes()
     try:
         code = main(None)
         if sys.stdout is not None:  # None if it was closed

@@ -1,8 +1,8 @@
 """Measures which attention is fastest on a device, by the number of queries and of keys.
 
 Candidates take the same inputs: heads as in a model's layers, keys and values as a cache's first rows,
-an additive mask. One that fails, or whose numbers are not those of the first, is left out with a line
-on standard error. Several calls in a row are timed, with the device idle before and after: launched by
+an additive mask. One that fails, or whose numbers are not those of the first, is left out with a
+warning. Several calls in a row are timed, with the device idle before and after: launched by
 the host, so that launch time counts, or replayed as a CUDA graph, as the model's passes are. If two
 are equally fast, the first is taken.
 
@@ -14,8 +14,8 @@ a value.
 
 from __future__ import annotations
 
+import logging
 import statistics
-import sys
 import textwrap
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -41,6 +41,8 @@ FASTER = 1.05
 MOST_STEPS = 32
 # Letters of torch's reason why a candidate fails.
 LONGEST_REASON = 120
+
+logger = logging.getLogger(__name__)
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 # For each of `ROWS`, the name of a candidate for each of `KEYS`.
@@ -134,7 +136,7 @@ def _usable(candidates: Mapping[str, Attend], inputs: Inputs) -> dict[str, Atten
                 usable[name] = attend
                 continue
             reason = f"its numbers differ by {error:.1e} (allowed: {most:.1e})"
-        print(f"attention {name} is not used on {inputs.query.device}: {reason}", file=sys.stderr)
+        logger.warning("attention %s is not used on %s: %s", name, inputs.query.device, reason)
     return usable
 
 

@@ -7,13 +7,15 @@ kept where torch keeps its extensions (`TORCH_EXTENSIONS_DIR`).
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from .files import atomic_write
+
+logger = logging.getLogger(__name__)
 
 BUILD_SECONDS = 300
 
@@ -33,7 +35,7 @@ def built(
 
     Args:
         files: the source, then the headers of the project that it includes.
-        what: text for standard error: what is built and about how long it takes.
+        what: text for the log: what is built and about how long it takes.
         options: compiler options.
         libraries: compiler options for headers and libraries of others.
         versions: versions of these libraries.
@@ -54,7 +56,7 @@ def built(
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     compiler = cpp_extension.get_cxx_compiler()
-    print(f"building {what}", file=sys.stderr)
+    logger.info("building %s", what)
     try:
         # Another process may build at the same time and load what it finds.
         with atomic_write(library) as temporary:

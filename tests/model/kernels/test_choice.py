@@ -97,7 +97,7 @@ def test_time_is_that_of_the_clock_with_the_device_idle(monkeypatch: pytest.Monk
     assert len(waits) == 2 * (module.ROUNDS + 1) * 2 * len(ROWS) * len(KEYS)
 
 
-def test_one_that_fails_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_fails_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
     def lacks(*given: Any) -> torch.Tensor:
         raise RuntimeError("no such operation\nand much more")
 
@@ -109,7 +109,7 @@ def test_one_that_fails_is_left_out_and_said(capsys: pytest.CaptureFixture[str])
 
     others = {"lacks": lacks, "wrong": wrong, "broken": broken}
     assert choose({USUAL: folded_sdpa, **others}) == ((USUAL,) * len(KEYS),) * len(ROWS)
-    lines = capsys.readouterr().err.splitlines()
+    lines = caplog.messages
     assert [line.split(":")[0] for line in lines] == [
         f"attention {name} is not used on cpu" for name in others
     ]
@@ -119,13 +119,13 @@ def test_one_that_fails_is_left_out_and_said(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_all_candidates_work_and_take_no_random_numbers(
-    dtype: torch.dtype, capsys: pytest.CaptureFixture[str]
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = torch.get_rng_state()
     found = choose({USUAL: folded_sdpa, "products": folded_products}, dtype=dtype)
     assert [len(names) for names in found] == [len(KEYS)] * len(ROWS)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not capsys.readouterr().err
+    assert not caplog.text
 
 
 def test_it_is_measured_once_a_process_at_the_first_use_and_on_a_gpu_alone(

@@ -138,40 +138,40 @@ def test_without_a_compiler_it_is_said_why(
     why: str,
     unbuilt: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(cpp_extension, "get_cxx_compiler", lambda: compiler)
     assert load_again() is None
-    lines = capsys.readouterr().err.splitlines()
+    lines = caplog.messages
     assert len([line for line in lines if why in line]) == 1
     assert not list(unbuilt.rglob("*.*")), "something is left"
 
 
 @needs_kernel
 def test_a_folder_that_cannot_be_written_is_said(
-    unbuilt: Path, capsys: pytest.CaptureFixture[str]
+    unbuilt: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (unbuilt / "token-recycling").write_text("a file")
     assert load_again() is None
-    assert "token-recycling" in capsys.readouterr().err
+    assert "token-recycling" in caplog.text
 
 
 @needs_kernel
 def test_without_tools_for_extensions_it_is_said_why(
-    unbuilt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.cpp_extension", None)
     monkeypatch.delattr(torch.utils, "cpp_extension")
     assert load_again() is None
-    assert "cpp_extension" in capsys.readouterr().err
+    assert "cpp_extension" in caplog.text
 
 
 def test_other_processors_use_what_torch_has(
-    unbuilt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert load_again() is None
-    assert "got DEFAULT" in capsys.readouterr().err
+    assert "got DEFAULT" in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernels are for linux")
