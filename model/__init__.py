@@ -1,4 +1,10 @@
-"""Train-free speculative decoding for any decoder-only Hugging Face model, unmodified."""
+"""Train-free speculative decoding for any decoder-only Hugging Face model, unmodified.
+
+from model import TokenRecycling  # installed: from token_recycling import TokenRecycling
+
+decoder = TokenRecycling.from_pretrained("data/demo/model")
+print(decoder.generate("USER: Who are you? ASSISTANT:").text)
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,45 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .api.accelerate import accelerate, restore
+    from .api.custom_generate import recycling, speculative
     from .api.decoder import SpeculativeDecoder, TokenRecycling
     from .api.output import GenerateOutput, StreamPiece
+    from .engine.step import StepRecord
 
-__all__ = ["GenerateOutput", "SpeculativeDecoder", "StreamPiece", "TokenRecycling"]
+__version__ = "0.1.0"
+__all__ = [
+    "GenerateOutput",
+    "SpeculativeDecoder",
+    "StepRecord",
+    "StreamPiece",
+    "TokenRecycling",
+    "__version__",
+    "accelerate",
+    "recycling",
+    "restore",
+    "speculative",
+]
+# Where each name is from; it is imported at its first use, so that commands that only read reports stay fast.
+_MODULES = {
+    "GenerateOutput": ".api.output",
+    "SpeculativeDecoder": ".api.decoder",
+    "StepRecord": ".engine.step",
+    "StreamPiece": ".api.output",
+    "TokenRecycling": ".api.decoder",
+    "accelerate": ".api.accelerate",
+    "recycling": ".api.custom_generate",
+    "restore": ".api.accelerate",
+    "speculative": ".api.custom_generate",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use, so that commands that only read reports stay fast."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(".api.decoder", __name__), name)
+    return getattr(importlib.import_module(_MODULES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, those not imported yet included."""
+    return __all__
