@@ -94,6 +94,16 @@ def test_progress_bars_come_from_one_place(graph: grimp.ImportGraph) -> None:
     }
 
 
+def test_commands_of_the_library_alone_print() -> None:
+    printing = {
+        file.relative_to(ROOT / "model").parts[0]
+        for file in (ROOT / "model").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
+    }
+    assert printing == {"build.py", "chat", "commands"}
+
+
 def test_errors_of_the_library_name_no_flag_of_a_command() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{constant.lineno}: {constant.value}"

@@ -70,7 +70,7 @@ from {PACKAGE}.kernels import short_pass as first
 from model.kernels import short_pass as second
 assert model.TokenRecycling is not {PACKAGE}.TokenRecycling
 if first.short_pass_kernel():
-    second._library = lambda: Path(shutil.copy(first._library(), "another_build.so")).resolve()
+    second.kernel_library = lambda: Path(shutil.copy(first.kernel_library(), "another_build.so")).resolve()
     assert second.short_pass_kernel() == "another_build"
 found = []
 for package in ({PACKAGE}, model, {PACKAGE}):

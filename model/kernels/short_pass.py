@@ -10,6 +10,7 @@ The files are built once for each version of torch (`model.machine.build`).
 
 from __future__ import annotations
 
+import logging
 import sys
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 import torch
 
 from ..machine.build import BuildError, built
+
+logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("short_pass.cpp")
 HEADERS = (SOURCE.with_name("short_pass.h"), SOURCE.with_name("short_attention.h"))
@@ -29,24 +32,27 @@ BFLOAT16_UNITS = "-mavx512bf16"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+class UnsupportedProcessorError(BuildError):
+    """The kernels are not made for this processor."""
+
+
 @cache
 def short_pass_kernel() -> str | None:
     """Load the kernels `few_rows`, `attend` and `largest` of `torch.ops.token_recycling`; build them if needed.
 
     Returns:
-        A name of this build; None if it cannot be built or loaded, with one line on standard error.
+        A name of this build; None if it cannot be built or loaded, with a warning that says why.
     """
     try:
-        library = _library()
+        library = kernel_library()
         # The package under its other name (`model` or `token_recycling`) may have loaded its build
         # already, and torch aborts if two builds register the same operators.
         is_loaded = hasattr(torch.ops.token_recycling, "few_rows")
         if not is_loaded:
             torch.ops.load_library(str(library))
     except (BuildError, ImportError, OSError) as error:
-        print(
-            f"passes over a few rows use torch's own kernels, which are slower: {error}",
-            file=sys.stderr,
+        logger.warning(
+            "passes over a few rows use torch's own kernels, which are slower: %s", error
         )
         return None
 
@@ -114,8 +120,13 @@ def _largest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int64)
 
 
-def _library() -> Path:
-    """Return the library for this processor and torch, built if needed; raises as `built`."""
+def kernel_library() -> Path:
+    """Return the library for this processor and torch, built if needed.
+
+    Raises:
+        UnsupportedProcessorError: if the kernels are not made for it.
+        BuildError, ImportError, OSError: as `built`.
+    """
     instructions = _instructions()
     # Imports setuptools, which takes a third of a second and is not always installed.
     from torch.utils import cpp_extension
@@ -131,10 +142,10 @@ def _library() -> Path:
 
 
 def _instructions() -> tuple[str, ...]:
-    """Return the compiler options for this processor; raise BuildError if the kernels do not support it."""
+    """Return the compiler options for this processor; raise UnsupportedProcessorError for others."""
     capability = torch.backends.cpu.get_cpu_capability()
     if sys.platform != "linux" or capability not in INSTRUCTIONS:
-        raise BuildError(
+        raise UnsupportedProcessorError(
             f"processor: got {capability} on {sys.platform}; allowed: {', '.join(INSTRUCTIONS)} on linux"
         )
     instructions = INSTRUCTIONS[capability]

@@ -30,6 +30,12 @@ HEADER = Path(__file__).with_name("best_first.h")
 OPTIONS = ("-ffp-contract=off",)
 
 
+def tree_library(source: Path, what: str) -> Path:
+    """Return the file of a library that grows trees, built if needed; `what` and errors as of `built`."""
+    headers = (HEADER, *sorted(source.parent.glob("*.h")))
+    return built((source, *headers), what, OPTIONS)
+
+
 def loaded(source: Path, what: str) -> ctypes.CDLL:
     """Return the library of a C++ file that grows trees, built if needed (`model.machine.build`).
 
@@ -37,11 +43,10 @@ def loaded(source: Path, what: str) -> ctypes.CDLL:
         ValueError: if it cannot be built or loaded here.
     """
     try:
-        headers = (HEADER, *sorted(source.parent.glob("*.h")))
-        library = ctypes.CDLL(str(built((source, *headers), what, OPTIONS)))
+        library = ctypes.CDLL(str(tree_library(source, what)))
     except (BuildError, ImportError, OSError) as error:
         raise ValueError(
-            f"{what.partition(' (')[0]}: {error}; all other methods, and recycling by default, need none"
+            f"{what.partition(' (')[0]}: {error}; pld, and recycling with tree_version 2.2.2, need none"
         ) from error
     declare_functions(library, source.read_text())
     return library

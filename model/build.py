@@ -1,0 +1,76 @@
+"""Builds all C++ of the library ahead, so that no first use waits for a compiler, as in a container image.
+
+Each file is built once for each version of it, of torch and of the processor's kind, and kept where torch
+keeps its extensions.
+
+Run: python -m model.build
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from .commands.command_line import OptionParser, UserError, run_command
+from .machine.build import BuildError
+
+EXAMPLES = f"""\
+examples:
+  # once, where the library is installed; later runs find all built
+  python -m {__package__}.build
+
+  # into a folder of an image, which must be set in the same way when the library runs
+  TORCH_EXTENSIONS_DIR=/opt/extensions python -m {__package__}.build
+
+  # with another compiler than g++
+  CXX=clang++ python -m {__package__}.build
+"""
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Build what is not built yet; say what, where, and how long it took. Return the exit code.
+
+    Raises:
+        UserError: if something cannot be built, as without a compiler.
+    """
+    parser = OptionParser(
+        prog=f"python -m {__package__}.build",
+        description="Build all C++ of the library ahead, so that no first use waits for a compiler.",
+        epilog=EXAMPLES,
+    )
+    parser.parse_args(argv)
+    from .kernels.short_pass import UnsupportedProcessorError  # torch takes a second
+
+    for what, library in _libraries().items():
+        begin, since = time.perf_counter(), time.time()
+        try:
+            file = library()
+        except UnsupportedProcessorError as error:
+            print(f"left out  {what}: {error}")
+            continue
+        except (BuildError, ImportError, OSError) as error:
+            raise UserError(f"{what}: {error}") from error
+        seconds = time.perf_counter() - begin
+        is_new = file.stat().st_mtime >= since - 1
+        print(f"built in {seconds:.1f} s" if is_new else "found     ", what, file, sep="  ")
+    return 0
+
+
+def _libraries() -> dict[str, Callable[[], Path]]:
+    """Return what builds each library, by what it is for."""
+    from .kernels.short_pass import kernel_library
+    from .methods.growth.best_first import tree_library
+    from .methods.hybrid.candidate_pool import SOURCE as of_hybrid
+    from .methods.recycling.auto_tree import SOURCE as of_recycling
+
+    trees = {"trees of hybrid": of_hybrid, "automatic trees of recycling": of_recycling}
+    return {
+        "kernels for passes over a few rows": kernel_library,
+        **{what: partial(tree_library, source, what) for what, source in trees.items()},
+    }
+
+
+if __name__ == "__main__":
+    run_command(run)
