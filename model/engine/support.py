@@ -46,9 +46,23 @@ class UnsupportedModelError(ValueError):
 
 
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
-    """Return the names that the model's forward takes."""
-    uncompiled = getattr(model, "_orig_mod", model)  # a compiled model wraps the original
-    return frozenset(inspect.signature(uncompiled.forward).parameters)
+    """Return the names that the model's forward takes.
+
+    A forward from outside transformers that takes any name, `forward(self, *args, **kwargs)`, is taken to
+    hand them on to the one that it replaces; the self-test finds out.
+    """
+    uncompiled: Any = getattr(model, "_orig_mod", model)  # a compiled model wraps the original
+    places = [uncompiled, *type(uncompiled).__mro__]
+    names: set[str] = set()
+    for place in places:
+        if (forward := vars(place).get("forward")) is None:
+            continue
+        parameters = inspect.signature(forward).parameters
+        names.update(parameters)
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        if not takes_any or str(getattr(forward, "__module__", "")).startswith("transformers."):
+            break
+    return frozenset(names)
 
 
 def cache_argument(model: PreTrainedModel) -> str | None:

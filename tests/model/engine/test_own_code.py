@@ -239,3 +239,47 @@ def test_a_model_with_functions_of_its_own_is_freed() -> None:
     del model
     gc.collect()
     assert freed() is None
+
+
+class AnyArguments(LlamaForCausalLM):
+    """A subclass, as of a tutorial, that names no arguments."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class Named(AnyArguments):
+    """A subclass of it that names some of them."""
+
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [AnyArguments, Named])
+def test_a_forward_that_hands_on_any_arguments_drafts_trees(kind: type[LlamaForCausalLM]) -> None:
+    model = built(kind)
+    decoder = SpeculativeDecoder(model)
+    assert decoded(decoder) == plain(model)
+    assert not decoder.target.chain_only
+
+
+def test_a_wrapper_around_a_models_forward_drafts_trees() -> None:
+    model = built()
+    own = model.forward
+    model.forward = lambda *args, **kwargs: own(*args, **kwargs)
+    decoder = SpeculativeDecoder(model)
+    assert decoded(decoder) == plain(model)
+    assert not decoder.target.chain_only
+
+
+class Forgetful(LlamaForCausalLM):
+    """A subclass whose forward drops the cache that it takes."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("past_key_values", None)
+        return super().forward(*args, **kwargs)
+
+
+def test_a_forward_that_drops_what_it_is_given_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="does not fill a cache"):
+        SpeculativeDecoder(built(Forgetful))
