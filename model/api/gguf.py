@@ -15,6 +15,8 @@ from typing import Any
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ..machine.files import refuse_lfs_pointer
+
 MAGIC = b"GGUF"
 # Transformers unpacks by the first, and places the tensors by the second.
 PACKAGES = ("gguf", "accelerate")
@@ -32,6 +34,7 @@ def check_gguf(path: str | Path) -> None:
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"got {path}; allowed: a GGUF file that is there, a folder or a hub name")
+    refuse_lfs_pointer(file, f"model {path}")
     with file.open("rb") as content:
         found = content.read(len(MAGIC))
     if found != MAGIC:

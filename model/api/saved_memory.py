@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from ..engine.drafter import Drafter
-from ..machine.files import atomic_write
+from ..machine.files import atomic_write, refuse_lfs_pointer
 
 
 def save_memory(drafter: Drafter, file: Path) -> None:
@@ -33,7 +33,8 @@ def load_memory(drafter: Drafter, file: Path) -> None:
     """Load what `save_memory` wrote for an equally configured drafter of the same vocabulary.
 
     Raises:
-        ValueError: if it does not fit the drafter.
+        ValueError: if it does not fit the drafter, or is a pointer of Git LFS.
         OSError, SafetensorError: if the file cannot be read.
     """
+    refuse_lfs_pointer(file, f"matrix {file}")
     drafter.load_memory(load_file(file))

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from ..api.saved_memory import save_memory
 from ..engine.drafter import Drafter
+from ..machine.files import refuse_lfs_pointer
 from ..methods.growth import memory as rows
 from ..methods.registry import Method
 from .command_line import UserError, first_line, user_errors
@@ -46,7 +47,10 @@ def read_memory(file: str | None) -> dict[str, torch.Tensor]:
         return {}
     check_file(Path(file), "load_matrix", MAX_BYTES)
     try:
+        refuse_lfs_pointer(file, f"load_matrix {file}")
         return load_file(file)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"load_matrix {file}: is not a readable safetensors file: {first_line(error)}"

@@ -1,4 +1,4 @@
-"""Atomic file writes: after a crash a file is the old one or all of the new one. Fingerprints of files."""
+"""Atomic file writes: after a crash a file is the old one or all of the new one. Fingerprints and pointers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @contextmanager
@@ -40,6 +42,22 @@ def written_state(path: str | Path) -> tuple[tuple[str, int, int, int], ...]:
     except OSError:
         return ()
     return tuple((name, at.st_ino, at.st_mtime_ns, at.st_size) for name, at in states)
+
+
+def refuse_lfs_pointer(file: str | Path, what: str) -> None:
+    """Raise ValueError if a file is what Git leaves in place of a large one that was not fetched.
+
+    Args:
+        file: its path; one that cannot be read is left to its reader.
+        what: beginning of the error's text, such as "heads FOLDER: model.safetensors".
+    """
+    try:
+        with open(file, "rb") as content:
+            begin = content.read(len(LFS_POINTER))
+    except OSError:
+        return
+    if begin == LFS_POINTER:
+        raise ValueError(f"{what}: is a Git LFS pointer, not the file itself; run git lfs pull")
 
 
 def _sync(path: Path) -> None:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ...machine.files import atomic_write
+from ...machine.files import atomic_write, refuse_lfs_pointer
 from ...options import option
 
 SUFFIXES = (".safetensors", ".pt", ".bin")
@@ -74,11 +74,20 @@ class HeadFiles(NamedTuple):
             )
 
     def load_into(self, module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        """Give a module of the `meta` device the tensors; return it ready to run."""
+        """Give a module of the `meta` device the tensors; return it ready to run.
+
+        Raises:
+            ValueError: if a weight is not finite in this dtype.
+        """
         module.load_state_dict(self.tensors, assign=True)
         # A copy even where dtype and device are the same: mapped tensors change with their file.
-        for parameter in module.parameters():
+        for name, parameter in module.named_parameters():
             parameter.data = parameter.data.to(device, dtype, copy=True)
+            if not parameter.isfinite().all():
+                raise ValueError(
+                    f"heads {self.folder}: the tensor {name} has weights that are infinite or not numbers, in "
+                    f"{dtype}; get the heads again, or use another dtype"
+                )
         return module.eval().requires_grad_(False)
 
 
@@ -132,10 +141,17 @@ def read_heads(folder: Path, name: str, method: str) -> HeadFiles:
     if not found or not (folder / CONFIG).is_file():
         needed = CONFIG if found else f"{name}.safetensors or {name}.pt"
         raise ValueError(f"heads {folder}: has no {needed}; allowed: a folder with {method} heads")
-    return HeadFiles(folder, _read_config(folder / CONFIG), _read_tensors(found[0]))
+    config = _read_config(folder / CONFIG)
+    if kind := config.get("speculators_model_type"):
+        raise ValueError(
+            f"heads {folder}: are in the format of the package speculators, of its type {kind}, with other names "
+            "of tensors and settings; allowed: the format of the authors of the method"
+        )
+    return HeadFiles(folder, config, _read_tensors(found[0]))
 
 
 def _read_config(file: Path) -> dict[str, Any]:
+    refuse_lfs_pointer(file, f"heads {file.parent}: {file.name}")
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ValueError(f"has {file.stat().st_size} bytes")
@@ -151,6 +167,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """Read named tensors; a pickle's code is never run."""
+    refuse_lfs_pointer(file, f"heads {file.parent}: {file.name}")
     try:
         if file.suffix == ".safetensors":
             return load_file(file)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...machine.files import atomic_write, written_state
+from ...machine.files import atomic_write, refuse_lfs_pointer, written_state
 
 BOUNDARY = -1
 BUILD = "build one with python -m scripts.build_datastore"
@@ -98,6 +98,7 @@ class Datastore:
 @lru_cache(maxsize=1)
 def _loaded(file: str, state: tuple[object, ...]) -> Datastore:
     """Map a saved datastore; `state` is the file's fingerprint, for the cache."""
+    refuse_lfs_pointer(file, f"datastore {file}")
     try:
         arrays = np.load(file, mmap_mode="r", allow_pickle=False)
     except OSError as error:

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ...machine.files import atomic_write, written_state
+from ...machine.files import atomic_write, refuse_lfs_pointer, written_state
 from .suffix_automaton import ROOT, Match, SuffixAutomaton
 
 BOUNDARY = -1
@@ -92,6 +92,7 @@ class StaticAutomaton:
 @lru_cache(maxsize=1)
 def _loaded(file: str, state: tuple[object, ...]) -> StaticAutomaton:
     """Load a saved automaton; `state` is the file's fingerprint, for the cache."""
+    refuse_lfs_pointer(file, f"automaton {file}")
     try:
         with safe_open(file, framework="numpy") as content:
             is_ours = (content.metadata() or {}).get("format") == FORMAT

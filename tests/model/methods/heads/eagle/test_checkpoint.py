@@ -210,3 +210,30 @@ def test_a_folder_that_is_not_there_is_named() -> None:
         ValueError, match=r"heads: got 'none'; allowed: a folder with EAGLE or EAGLE-2 heads"
     ):
         open_checkpoint("./none", EagleNetwork)
+
+
+def test_heads_in_the_format_of_speculators_are_named(tmp_path: Path) -> None:
+    config = {"speculators_model_type": "eagle3", "transformer_layer_config": config_of(VOCAB)}
+    tensors = {
+        name.replace("midlayer.", "layers.0."): tensor
+        for name, tensor in eagle3_tensors(VOCAB, DRAFT_VOCAB).items()
+    }
+    name = write(tmp_path, config, tensors)
+    with pytest.raises(
+        ValueError, match="are in the format of the package speculators, of its type"
+    ):
+        open_checkpoint(name, Eagle3Network)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(float("nan"), torch.float32), (float("inf"), torch.float32), (1e5, torch.float16)],
+)
+def test_weights_that_are_no_numbers_are_refused(
+    tmp_path: Path, value: float, dtype: torch.dtype
+) -> None:
+    name = eagle(tmp_path, lambda tensors: tensors["fc.weight"].__setitem__((1, 2), value))
+    with pytest.raises(
+        ValueError, match=r"fc\.weight has weights that are infinite or not numbers"
+    ):
+        build_network(open_checkpoint(name, EagleNetwork), CPU, dtype)
