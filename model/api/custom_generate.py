@@ -37,6 +37,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..engine.step import StepRecord
+from ..engine.support import refuse_unverifiable
 from .decoder import SpeculativeDecoder, TokenRecycling, stop_criterion
 from .generate_arguments import PreparedCall, UnsupportedCallError, check
 from .prepared import Record, criteria_to_ask, eos_ids, max_length, stop_of, token_rule
@@ -156,6 +157,8 @@ class Speculative:
             UnsupportedCallError: for anything that is not supported.
             ValueError: if the model cannot be used, or an option of the method is not allowed.
         """
+        if model.config.is_encoder_decoder:  # before its arguments, which are others
+            refuse_unverifiable(model)
         caller = caller_of(model)
         with ended_on_error(caller.streamer), ended_on_error(step_streamer):
             if step_streamer is None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from model import SpeculativeDecoder
 from model.api.custom_generate import recycling
@@ -270,6 +270,20 @@ def test_a_wrapper_around_a_models_forward_drafts_trees() -> None:
     decoder = SpeculativeDecoder(model)
     assert decoded(decoder) == plain(model)
     assert not decoder.target.chain_only
+
+
+def test_an_encoder_decoder_is_named_within_generate() -> None:
+    sizes = {
+        "vocab_size": 64,
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+    }
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
+    with pytest.raises(UnsupportedModelError, match="is an encoder-decoder"):
+        model.generate(torch.tensor([PROMPT]), max_new_tokens=2, custom_generate=recycling())
 
 
 class Forgetful(LlamaForCausalLM):
