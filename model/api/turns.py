@@ -7,6 +7,7 @@ after an interrupt: there the new text takes the turn.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 
 # Seconds without a step after which others stop waiting for an open text.
 PATIENCE = 30.0
+# Seconds after which those who wait look again.
+PAUSE = 0.5
 ADVICE = "one text at a time; close its stream, or give each text a decoder of its own: decoder.session()"
 
 
@@ -41,15 +44,15 @@ class Turns:
         """
         with self._changed:
             while self._text is not None and not self._is_left_by_this_thread():
-                waits = PATIENCE - (time.monotonic() - self._last_step)
-                if self._is_stepping:
-                    waits = PATIENCE
-                elif waits <= 0:
+                is_idle = not self._is_stepping
+                if is_idle and time.monotonic() - self._last_step >= PATIENCE:
                     raise RuntimeError(
                         f"decoder: another of its texts is open, and was not continued for {PATIENCE:g} s; "
                         f"allowed: {ADVICE}"
                     )
-                self._changed.wait(waits)
+                if not self._changed.wait(min(PAUSE, PATIENCE)) and is_idle:
+                    # Web servers leave the stream of a client that is gone in a cycle of references.
+                    gc.collect()
             self._text = text = object()
             self._note()
             return text

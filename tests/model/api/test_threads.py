@@ -260,7 +260,9 @@ def test_a_stream_that_is_over_in_any_way_frees_the_decoder(way: str) -> None:
         if way == "close":
             stream.close()
         if way == "collect":
-            del stream
+            cycle: list[object] = [stream]
+            cycle.append(cycle)  # as a web server leaves that of a client that is gone
+            del stream, cycle
     with ThreadPoolExecutor(1) as pool:  # another thread, which would have to wait
         pool.submit(decoder.generate, prompt, max_new_tokens=2).result(timeout=60)
 
