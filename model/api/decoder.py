@@ -32,8 +32,8 @@ from ..engine.self_test import prove, prove_changes
 from ..engine.step import StepRecord
 from ..engine.support import eos_ids_of
 from ..engine.target import TargetModel
-from ..methods.registry import drafter_class
-from ..options import unknown_name
+from ..methods.registry import MethodName, drafter_class
+from ..options import chosen, unknown_name
 from .checkpoint_settings import warn_of_settings
 from .defaults import Choice, default_choice, paying_options
 from .foreign_arguments import refuse_foreign
@@ -60,7 +60,9 @@ class SpeculativeDecoder:
         tokenizer: its tokenizer; None if prompts are token ids and no text is wanted.
         method: a method's name, or "package.module:DrafterClass"; None: what pays on the model's device
             (`model.api.defaults`).
-        options: the method's options, such as `num_pred_tokens=5` for pld.
+        options: the method's options. Of recycling:
+            `output_id_topk=8, tree_version="2.2.2", start="hot", policy="average", harvest_prompt=None`;
+            those of all others are listed in docs/methods.md, and are the fields of `decoder.drafter.config`.
 
     Attributes:
         target: the checked model.
@@ -78,7 +80,7 @@ class SpeculativeDecoder:
         self,
         model: PreTrainedModel | TargetModel,
         tokenizer: Any = None,
-        method: str | None = None,
+        method: MethodName | str | None = None,
         **options: Any,
     ) -> None:
         base = model if isinstance(model, TargetModel) else base_of(model)
@@ -104,7 +106,7 @@ class SpeculativeDecoder:
     def from_pretrained(
         cls: type[Decoder],
         path: str | Path,
-        method: str | None = None,
+        method: MethodName | str | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
         **options: Any,
@@ -116,7 +118,10 @@ class SpeculativeDecoder:
             method: as for the decoder.
             dtype: "auto" is the checkpoint's own. In float32 texts equal those of plain decoding exactly.
             device_map: where to put the weights (needs accelerate); None is the CPU.
-            options: the method's options; all others, such as `revision`, go to transformers' `from_pretrained`.
+            options: the method's options. Of recycling:
+                `output_id_topk=8, tree_version="2.2.2", start="hot", policy="average", harvest_prompt=None`;
+                those of all others are listed in docs/methods.md. All else, such as `revision`, goes to
+                transformers' `from_pretrained`.
 
         Raises:
             ValueError: for an argument that neither takes, or a value that is not allowed; before weights load.
@@ -147,6 +152,14 @@ class SpeculativeDecoder:
                 'they are, such as method="recycling"'
             )
         return default_choice(model.device)
+
+    def __repr__(self) -> str:
+        """Return the model, the method with the options that are not its defaults, device and dtype."""
+        model, config = self.target.model, self.drafter.config
+        name = getattr(model.config, "name_or_path", "") or type(model).__name__
+        options = "".join(f", {key}={value!r}" for key, value in chosen(config).items())
+        where = f"device='{self.target.device}', dtype={self.target.dtype}"
+        return f"{type(self).__name__}({name!r}, method={self.method!r}{options}, {where})"
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -365,7 +378,17 @@ class SpeculativeDecoder:
 class TokenRecycling(SpeculativeDecoder):
     """Token Recycling on a loaded model; arguments as `SpeculativeDecoder`.
 
-    On a CPU its tree is automatic: as many nodes as pay. The paper's is `tree_version="2.2.2"`.
+    Its options, with the method's defaults:
+    `output_id_topk=8, tree_version="2.2.2", start="hot", policy="average", harvest_prompt=None`
+
+    - output_id_topk: successors kept for each token (k).
+    - tree_version: "2.2.2", the paper's tree; a JSON file of rank paths; or "auto": each step the tree that
+      pays most on the device. On a CPU "auto" is taken where none is given.
+    - start: "hot" keeps what was learned from prompt to prompt; "cold" clears it before each.
+    - policy: how rows are written: "average", "accepted-last", "accepted-only" or "original".
+    - harvest_prompt: whether rows are made of the prompt's logits too; None: where that pays.
+
+    Another method is named by `method=`; the options of all others are listed in docs/methods.md.
     """
 
     own_method = "recycling"

@@ -10,7 +10,7 @@ from .tree import DraftTree
 PARTS = ("draft", "forward", "verify", "keep", "observe")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class StepRecord:
     """One step of decoding.
 
@@ -34,6 +34,11 @@ class StepRecord:
     verify_ns: int = 0
     keep_ns: int = 0
     observe_ns: int = 0
+
+    def __repr__(self) -> str:
+        ended = f", stop_reason={self.stop_reason!r}" if self.stop_reason else ""
+        milliseconds = self.step_ns / 1e6
+        return f"StepRecord(tokens={self.tokens}, {self.num_nodes} nodes, {milliseconds:.1f} ms{ended})"
 
     @property
     def step_ns(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..machine.installed_name import answer_to_installed_name
 from ..options import Words, unknown_name
@@ -41,6 +41,27 @@ BUILT_IN: dict[str, str] = {
     "eagle3": ".heads.eagle.drafter:Eagle3Drafter",
     "hybrid": ".hybrid.drafter:HybridDrafter",
 }
+
+
+MethodName = Literal[
+    "vanilla",
+    "recycling",
+    "pld",
+    "lookahead",
+    "samd",
+    "suffix",
+    "rest",
+    "sps",
+    "racer",
+    "logitspec",
+    "goose",
+    "medusa",
+    "hydra",
+    "eagle",
+    "eagle2",
+    "eagle3",
+    "hybrid",
+]  # of `BUILT_IN`, for editors
 
 
 class _Methods(Mapping[str, str]):

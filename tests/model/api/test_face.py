@@ -5,15 +5,26 @@ Run: pytest tests/model/api/test_face.py
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import inspect
+import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
+import torch
+
 import model
+from model import SpeculativeDecoder, TokenRecycling
 from model.api.custom_generate import Speculative
+from model.methods.recycling.drafter import RecyclingConfig
+from model.methods.registry import BUILT_IN, MethodName
 
 ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "data/demo/model"
+PROMPT = "USER: Tell me about the sea. ASSISTANT:"
 FRESH = """
 import sys, model
 assert set(dir(model)) >= {*model.__all__}
@@ -67,3 +78,40 @@ def test_a_users_file_has_types(tmp_path: Path) -> None:
     assert [name for name in found if name] == REVEALED
     errors = [line for line in done.stdout.splitlines() if "error: " in line]
     assert len(errors) == 2 and '"do_sample"' in errors[0] and '"int"' in errors[1]
+
+
+def test_an_output_says_its_figures_in_one_line() -> None:
+    decoder = TokenRecycling.from_pretrained(
+        DEMO, dtype=torch.float32, output_id_topk=9, tree_version="2.2.2"
+    )
+    output = decoder.generate(PROMPT, max_new_tokens=30)
+    assert output.mean_accepted_tokens == len(output.token_ids) / len(output.steps) > 1
+    assert output.tokens_per_second == len(output.token_ids) / output.decode_time
+    assert f"{output.mean_accepted_tokens:.2f} tokens a step (MAT)" in output.summary()
+    assert output.summary().endswith(f"ended by {output.stop_reason}")
+    piece = next(decoder.stream(PROMPT, max_new_tokens=3))
+    for shown, begin in (
+        (output, f"GenerateOutput({output.text[:9]!r}"[:-1]),
+        (piece, "StreamPiece("),
+        (piece.record, "StepRecord(tokens=["),
+    ):
+        assert repr(shown).startswith(begin)
+        assert "\n" not in repr(shown) and len(repr(shown)) < 300
+    assert str(piece) == piece.text
+    decoder.target.model.config.name_or_path = "folder"
+    assert repr(decoder) == (
+        "TokenRecycling('folder', method='recycling', output_id_topk=9, device='cpu', dtype=torch.float32)"
+    )
+
+
+def test_docstrings_name_the_options_of_recycling_with_their_defaults() -> None:
+    defaults = {item.name: item.default for item in dataclasses.fields(RecyclingConfig)}
+    options = ", ".join(f"{name}={value!r}" for name, value in defaults.items()).replace("'", '"')
+    decoders = (SpeculativeDecoder, TokenRecycling, SpeculativeDecoder.from_pretrained)
+    assert all(f"`{options}`" in str(inspect.getdoc(one)) for one in decoders)
+    listed = re.findall(r"^- (\w+): ", str(inspect.getdoc(TokenRecycling)), re.MULTILINE)
+    assert listed == list(defaults)
+
+
+def test_an_editor_knows_the_methods() -> None:
+    assert typing.get_args(MethodName) == tuple(BUILT_IN)
