@@ -8,6 +8,7 @@ Run: pytest tests/model/api/test_accelerate.py
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import pickle
 from collections.abc import Iterator
@@ -85,6 +86,7 @@ def test_generate_has_drafts_until_it_is_restored(
     num_new = plain.shape[1] - inputs["input_ids"].shape[1]
     assert sum(model.generate.accept_lengths) == num_new > len(model.generate.steps)
     assert "speculative('hybrid'), on a LlamaForCausalLM" in repr(model.generate)
+    assert "streamer" in inspect.signature(model.generate).parameters
     assert restore(model) is model
     assert model.__dict__.keys() == before.keys()
     assert torch.equal(model.generate(**inputs), plain)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import model.engine.rules
-from model.api.accelerate import generate_from_folder
+from model.api.accelerate import accelerate, generate_from_folder
 from model.api.custom_generate import Speculative, recycling, speculative
 from model.engine.support import cache_argument
 from model.methods.registry import METHODS
@@ -304,6 +306,24 @@ def test_inputs_that_another_prepares_are_refused() -> None:
     model.generate(IDS, **PLAIN, custom_generate=recycling())
 
 
+def test_inputs_that_a_class_outside_transformers_prepares_are_refused() -> None:
+    model = known(LLAMA).build()
+
+    class Other(type(model)):  # type: ignore[misc]
+        def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            """Change nothing; what it does at a later step cannot be known."""
+            return super().prepare_inputs_for_generation(*args, **kwargs)
+
+    class Same(type(model)):  # type: ignore[misc]
+        pass
+
+    model.__class__ = Other
+    with pytest.raises(ValueError, match=r"model: got inputs that another prepares \(tests\.model"):
+        model.generate(IDS, **PLAIN, custom_generate=recycling())
+    model.__class__ = Same
+    model.generate(IDS, **PLAIN, custom_generate=recycling())
+
+
 def test_a_batch_is_refused() -> None:
     ids = torch.cat((IDS, IDS))
     options = PLAIN | {"attention_mask": torch.ones_like(ids)}
@@ -325,6 +345,61 @@ def test_a_callable_serves_one_model() -> None:
     llama().generate(IDS, **PLAIN, custom_generate=decode)
     with pytest.raises(ValueError, match="got another model than at its first call"):
         known(LLAMA).build(seed=1).generate(IDS, **PLAIN, custom_generate=decode)
+
+
+def test_what_was_learned_is_saved_and_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "learned.safetensors"
+    decode = recycling()
+    with pytest.raises(ValueError, match=r"save: got no call yet, .*allowed: after the first call"):
+        decode.save(file)
+    with pytest.raises(FileNotFoundError, match=r"load: got .*, which is no file"):
+        decode.load(file)
+    llama().generate(IDS, **PLAIN, custom_generate=decode)
+    num_steps = len(decode.steps)
+    decode.save(file)
+    decode.reset()
+    decode.load(file)
+    fresh = recycling()
+    fresh.load(file)  # kept until there is a decoder
+    for one in (decode, fresh):
+        llama().generate(IDS, **PLAIN, custom_generate=one)
+        assert len(one.steps) < num_steps, "it should know the text"
+    other = recycling(output_id_topk=9)
+    other.load(file)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match="adjacency"
+        ):  # at every call, as nothing else was asked for
+            llama().generate(IDS, **PLAIN, custom_generate=other)
+    other.reset()
+    llama().generate(IDS, **PLAIN, custom_generate=other)
+
+
+def test_a_callable_says_what_it_is() -> None:
+    decode = speculative("pld", num_pred_tokens=4)
+    assert repr(decode) == "<speculative('pld', num_pred_tokens=4), no call yet>"
+    llama().generate(IDS, **PLAIN, custom_generate=decode)
+    assert repr(decode) == "<speculative('pld', num_pred_tokens=4), on a LlamaForCausalLM>"
+
+
+@pytest.mark.parametrize("way", ["callable", "accelerate"])
+def test_several_threads_share_one(way: str) -> None:
+    model, tokenizer = known(LLAMA).build(), demo()[1]
+    prompts = [torch.tensor([random_ids(12 + seed, seed=seed)]) for seed in range(4)]
+    words = {"max_new_tokens": 20, "do_sample": False}
+    calls = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} | words for ids in prompts]
+    expected = [model.generate(**call) for call in calls]
+    own = {"custom_generate": recycling(tokenizer)} if way == "callable" else {}
+    if not own:
+        accelerate(model, tokenizer)
+    made = [call | own | {"streamer": Pieces()} for call in calls]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(2):
+            found = list(pool.map(lambda call: model.generate(**call), made))
+            assert all(map(torch.equal, found, expected))
+    for call, tokens in zip(made, expected, strict=True):
+        pieces = [token for piece in call["streamer"].pieces for token in piece]
+        assert pieces == 2 * tokens[0].tolist()
 
 
 def test_a_copied_model_begins_anew() -> None:
