@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 # Decoders write it for invalid or incomplete bytes.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# A token that is one byte of a character, as sentencepiece writes it.
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TextStream:
@@ -26,13 +29,30 @@ class TextStream:
         if self._tokenizer is None:
             return ""
         self._new += token_ids
+        settled = len(self._new) if is_last else self._num_settled()
         before = self._decode(self._known)
-        text = self._decode(self._known + self._new)
+        text = self._decode(self._known + self._new[:settled])
         if (text.endswith(REPLACEMENT) and not is_last) or not text.startswith(before):
             return text[len(before) :] if is_last else ""
         if len(text) > len(before):
-            self._known, self._new = self._new, []
+            self._known, self._new = self._new[:settled], self._new[settled:]
         return text[len(before) :]
+
+    def _num_settled(self) -> int:
+        """Return the number of new tokens before the bytes at the end.
+
+        Such tokenizers read bytes that follow each other as a whole: after one that fits no character, the
+        characters before it are no text either. Special tokens between them leave no trace.
+        """
+        num = len(self._new)
+        special = self._tokenizer.all_special_ids
+        for index in reversed(range(num)):
+            token = self._new[index]
+            if BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token) or ""):
+                num = index
+            elif token not in special:
+                break
+        return num
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         """Return their text without special tokens and without cleaning up spaces."""

@@ -65,6 +65,19 @@ def test_characters_spelt_in_bytes_are_whole(seed: int) -> None:
     assert not any(REPLACEMENT in piece for piece in pieces)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_pieces_are_the_text_wherever_bytes_are_cut(seed: int) -> None:
+    """A text that ends inside a character, or has bytes that are none; a special token among them."""
+    tokenizer = byte_fallback()
+    draws = random.Random(seed)
+    spelt = [1 + byte for byte in "é😀日".encode()]
+    ids = [258, *spelt[: draws.randint(3, len(spelt) - 1)]]
+    if seed % 2:
+        ids += [draws.choice([0, 259, 1 + 0x80, 1 + 0xE2]) for _ in range(5)]
+    pieces = in_pieces(tokenizer, ids, seed)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
 def test_what_is_no_character_comes_at_the_end() -> None:
     tokenizer = byte_fallback()
     stream = TextStream(tokenizer)
