@@ -123,7 +123,7 @@ def load_setup(
     method: Method, asked: Asked, run: RunConfig, config: Any, matrix: str | None
 ) -> tuple[MethodAnswerer, Setup]:
     """Check that matrix and model fit, and load the model."""
-    model, memory = asked.model, read_memory(matrix)
+    model, memory = asked.model, read_memory(matrix, asked.model.tokenizer)
     if model.vocab_size:
         make_drafter(method, config, model.vocab_size, model.device, memory)
     setup = Setup(method, run, config, model, asked.conversation, memory, method.name)

@@ -126,7 +126,7 @@ def prepare(
     The memory begins with `load_matrix` and is saved to `save_matrix`; `circumstances` is further
     content of the sidecar.
     """
-    memory = read_memory(load_matrix)
+    memory = read_memory(load_matrix, asked.model.tokenizer)
     is_hot = False
     if isinstance(method, Method) and asked.model.vocab_size:
         # The run's device: a draft model loaded here is kept; workers load their own.

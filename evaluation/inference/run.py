@@ -77,4 +77,4 @@ def _answer(plan: Plan, memory: dict[str, torch.Tensor] | None, save_matrix: str
         restore=lambda: drafter.load_memory(memory) if memory else None,
     )
     if save_matrix:
-        write_memory(drafter, Path(save_matrix))
+        write_memory(drafter, Path(save_matrix), setup.model.tokenizer)

@@ -40,7 +40,7 @@ from .foreign_arguments import refuse_foreign
 from .loading import base_of, check_tokenizer, load
 from .output import GenerateOutput, StreamPiece
 from .prompts import Prompt, prompt_ids_of
-from .saved_memory import load_memory, save_memory
+from .saved_memory import read_memory, save_memory
 from .text_stream import TextStream
 from .turns import Turns
 
@@ -356,16 +356,16 @@ class SpeculativeDecoder:
             ValueError: if the method keeps nothing across prompts.
         """
         with self._turns.step:
-            save_memory(self.drafter, Path(path))
+            save_memory(self.drafter, Path(path), self.tokenizer)
 
     def load_matrix(self, path: str | Path) -> None:
         """Load what `save_matrix` wrote.
 
         Raises:
-            ValueError: if its tensors do not fit this method, vocabulary and k.
+            ValueError: if it was learned with another tokenizer, or does not fit this method and its options.
         """
         with self._turns.step:
-            load_memory(self.drafter, Path(path))
+            self.drafter.load_memory(read_memory(path, self.tokenizer))
 
     def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
         criterion = stop_criterion(strings, self.tokenizer, "give the tokenizer")

@@ -41,7 +41,7 @@ class ChatSetup:
         self._tokenizer = self._model.tokenizer
         self._text_config = self._model.hf_config.get_text_config(decoder=True)
         self._check_prompt()
-        self._memory = read_memory(options.load_matrix)
+        self._memory = read_memory(options.load_matrix, self._tokenizer)
         self._drafter = self._checked_drafter()
         self._token_id = self._shown_token()
 
@@ -80,7 +80,7 @@ class ChatSetup:
         if not self._options.save_matrix:
             return
         dialogue.use(self._method)
-        write_memory(dialogue.decoder.drafter, Path(self._options.save_matrix))
+        write_memory(dialogue.decoder.drafter, Path(self._options.save_matrix), self._tokenizer)
 
     def _check_prompt(self) -> None:
         """Refuse a prompt that does not fit the context, and a chat template that fails."""

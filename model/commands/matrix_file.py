@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from ..api.saved_memory import save_memory
+from ..api import saved_memory
 from ..engine.drafter import Drafter
-from ..machine.files import refuse_lfs_pointer
 from ..methods.growth import memory as rows
 from ..methods.registry import Method
 from .command_line import UserError, first_line, user_errors
@@ -41,14 +39,13 @@ def make_drafter(
     return drafter
 
 
-def read_memory(file: str | None) -> dict[str, torch.Tensor]:
-    """Read a saved matrix; {} if no file was given."""
+def read_memory(file: str | None, tokenizer: Any = None) -> dict[str, torch.Tensor]:
+    """Read a saved matrix for the tokens of a tokenizer; {} if no file was given."""
     if not file:
         return {}
     check_file(Path(file), "load_matrix", MAX_BYTES)
     try:
-        refuse_lfs_pointer(file, f"load_matrix {file}")
-        return load_file(file)
+        return saved_memory.read_memory(file, tokenizer)
     except ValueError as error:
         raise UserError(str(error)) from error
     except (OSError, SafetensorError) as error:
@@ -57,13 +54,13 @@ def read_memory(file: str | None) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def write_memory(drafter: Drafter, file: Path) -> None:
+def write_memory(drafter: Drafter, file: Path, tokenizer: Any = None) -> None:
     """Save what the drafter keeps across prompts; a reader sees the whole file or none.
 
     Raises:
         UserError: if the file cannot be written.
     """
     try:
-        save_memory(drafter, file)
+        saved_memory.save_memory(drafter, file, tokenizer)
     except (OSError, SafetensorError) as error:
         raise UserError(f"save_matrix {file}: cannot be written: {first_line(error)}") from error

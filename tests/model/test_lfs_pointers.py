@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from model.api import saved_memory
 from model.api.gguf import check_gguf
-from model.api.saved_memory import load_memory
-from model.commands.matrix_file import read_memory
+from model.commands import matrix_file
 from model.methods.heads.head_files import read_heads
 from model.methods.rest.datastore import Datastore
 from model.methods.samd.static_automaton import StaticAutomaton
@@ -33,10 +33,10 @@ def open_heads(file: str) -> object:
     [
         open_heads,
         check_gguf,
-        read_memory,
+        saved_memory.read_memory,
+        matrix_file.read_memory,
         StaticAutomaton.load,
         Datastore.load,
-        lambda file: load_memory(None, Path(file)),  # type: ignore[arg-type]
     ],
 )
 def test_a_pointer_is_named_as_one(opened: Callable[[str], Any], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from evaluation.questions.questions import DATA_FOLDER
 from tests.evaluation.conftest import TOKENIZER_FILES, error_line
@@ -115,7 +115,7 @@ CASES = (
     Case("tree unknown", "--tree-version 2.2.3", ("tree_version", "'2.2.3'", "mean 2.2.2?")),
     Case("tree lacks ancestor", TREE, ("[0, 1]", "lacks", "[0]"), _tree([[0, 1], [1]])),
     Case("tree path twice", TREE, ("[0, 1]", "twice"), _tree([[0], [0, 1], [0, 1]])),
-    Case("tree rank too high", TREE, ("[0, 8]", "--output-id-topk 8"), _tree([[0], [0, 8]])),
+    Case("tree rank too high", TREE, ("[0, 8]", "output_id_topk 8"), _tree([[0], [0, 8]])),
     Case("tree rank negative", TREE, ("[0, -1]", "ranks"), _tree([[0], [0, -1]])),
     Case("tree path empty", TREE, ("[]", "non-empty"), _tree([[0], []])),
     Case("tree not JSON", TREE, ("tree.json", "JSON"), {"tree.json": "0 1"}),
@@ -123,7 +123,7 @@ CASES = (
     Case("k is 0", "--output-id-topk 0", ("output_id_topk", "got 0", "1 or more")),
     Case("k is negative", "--output-id-topk -3", ("output_id_topk", "got -3", "1 or more")),
     Case("k past the vocabulary", "--output-id-topk 8193", ("output_id_topk", "8193", "8192")),
-    Case("k below the tree's ranks", "--output-id-topk 2", ("2.2.2", "rank", "--output-id-topk 2")),
+    Case("k below the tree's ranks", "--output-id-topk 2", ("2.2.2", "rank", "output_id_topk 2")),
     Case("matrix missing", LOAD + "m.safetensors", ("load_matrix", "m.safetensors")),
     Case("matrix is a folder", LOAD, ("load_matrix",)),
     Case("matrix is no safetensors", LOAD + "m", ("load_matrix", "safetensors"), {"m": "x" * 99}),
@@ -136,6 +136,12 @@ CASES = (
         LOAD + "m.safetensors",
         ("matrix", "vocabulary"),
         _matrix((8192, 8), value=9000),
+    ),
+    Case(
+        "matrix of another tokenizer",
+        LOAD + "m.safetensors",
+        ("load_matrix", "another tokenizer"),
+        {"m.safetensors": save(_matrix((8192, 8))["m.safetensors"], {"vocabulary_sha256": "0"})},
     ),
     Case(
         "a matrix that a cold start would forget",
@@ -191,7 +197,7 @@ CASES = (
     Case("seed without sampling", "--seed 3", ("seed: got 3", "needs sampling")),
     Case("negative seed", "--seed -1", ("seed", "got -1")),
     Case("seed past 64 bits", f"--seed {2**64}", ("seed", str(2**64))),
-    Case("negative temperature", "--temperature -1", ("temperature", "-1", "0 (greedy) or more")),
+    Case("negative temperature", "--temperature -1", ("temperature", "-1", "0 (greedy), or")),
     Case("temperature nan", "--temperature nan", ("temperature", "nan")),
     Case("temperature inf", "--temperature inf", ("temperature", "inf")),
     Case("top-p 0", "--temperature 1 --top-p 0", ("top_p", "got 0.0", "above 0")),

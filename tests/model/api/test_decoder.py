@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import pickle
 import re
 from functools import lru_cache
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -263,6 +265,33 @@ def test_a_matrix_is_saved_loaded_and_forgotten(tmp_path: Path) -> None:
         TokenRecycling(model, output_id_topk=9).load_matrix(tmp_path / "matrix.safetensors")
     with pytest.raises(ValueError, match="keeps nothing"):
         SpeculativeDecoder(model, method="pld").save_matrix(tmp_path / "none.safetensors")
+
+
+def test_a_matrix_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    model, tokenizer = demo()
+    file, bare = tmp_path / "matrix.safetensors", tmp_path / "bare.safetensors"
+    TokenRecycling(model, tokenizer).save_matrix(file)
+    TokenRecycling(model).save_matrix(bare)
+
+    words = json.loads(tokenizer.backend_tokenizer.to_str())
+    ids = words["model"]["vocab"]
+    ids["the"], ids["and"] = ids["and"], ids["the"]
+    other = copy.deepcopy(tokenizer)
+    other._tokenizer = Tokenizer.from_str(json.dumps(words))
+    assert len(other) == len(tokenizer)
+    with pytest.raises(ValueError, match=r"^load_matrix .*: was learned with another tokenizer,"):
+        TokenRecycling(model, other).load_matrix(file)
+    decode = recycling(other)
+    decode.load(file)
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    with pytest.raises(ValueError, match="another tokenizer"):
+        model.generate(ids, custom_generate=decode, max_new_tokens=3)
+
+    enlarged = copy.deepcopy(tokenizer)
+    enlarged.add_special_tokens({"pad_token": "<another>"})
+    TokenRecycling(model, enlarged).load_matrix(file)  # special tokens may differ
+    TokenRecycling(model).load_matrix(file)  # without a tokenizer nothing is known
+    TokenRecycling(model, other).load_matrix(bare)
 
 
 def test_a_cold_start_forgets_before_every_prompt() -> None:
