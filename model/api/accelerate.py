@@ -30,16 +30,16 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..engine.step import StepRecord
-from .custom_generate import Speculative, caller_of, refuse_other_than_tokenizer
+from .custom_generate import Speculative, caller_of
 from .decoder import stop_criterion
 from .generate_arguments import BEFOREHAND, BY_NAME, PreparedCall, UnsupportedCallError, refusal
+from .loading import check_tokenizer, without_wrapper
 from .streamers import TokenStream, ended_on_error
 
 logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model")
 Generated: TypeAlias = torch.Tensor | GenerateDecoderOnlyOutput
-ALLOWED = "allowed: a loaded causal LM, such as AutoModelForCausalLM.from_pretrained(...)"
 
 
 def accelerate(
@@ -79,7 +79,7 @@ def accelerate(
             "model: its generate was replaced; allowed: the one of its class; undo that first, such as "
             "by `del model.generate`"
         )
-    refuse_other_than_tokenizer(tokenizer)
+    check_tokenizer(tokenizer)
     attention = base.config._attn_implementation
     decode = Speculative(method, tokenizer, **options)
     decode.prepare(base)
@@ -326,20 +326,10 @@ def _base_of(model: Any) -> PreTrainedModel:
     Raises:
         ValueError: for what is no loaded causal LM.
     """
-    if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
-        raise ValueError(f"model: got a {type(model).__name__}; {ALLOWED}; give model.module")
-    if not isinstance(model, torch.nn.Module):
-        hint = "; give its .model" if hasattr(model, "model") else ""
-        raise ValueError(f"model: got a {type(model).__name__}; {ALLOWED}{hint}")
-    config = getattr(model, "active_peft_config", None)  # of peft's wrapper
-    if config is not None:
-        if config.is_prompt_learning:
-            raise ValueError(
-                "model: got a learned prompt; allowed: adapters in the layers, as LoRA"
-            )
-        model = model.get_base_model()  # type: ignore[operator]
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
-    if not isinstance(model, GenerationMixin):
-        raise ValueError(f"model: got a {type(model).__name__}, which has no generate; {ALLOWED}")
-    base: PreTrainedModel = model
+    base: PreTrainedModel = without_wrapper(model)
+    base = getattr(base, "_orig_mod", base)  # of torch.compile
+    if not isinstance(base, GenerationMixin):
+        raise ValueError(
+            f"model: got a {type(base).__name__}, which has no generate; allowed: a loaded causal LM"
+        )
     return base

@@ -40,6 +40,7 @@ from ..engine.step import StepRecord
 from ..engine.support import refuse_unverifiable
 from .decoder import SpeculativeDecoder, TokenRecycling, stop_criterion
 from .generate_arguments import PreparedCall, UnsupportedCallError, check
+from .loading import check_tokenizer
 from .prepared import Record, criteria_to_ask, eos_ids, max_length, stop_of, token_rule
 from .streamers import Streamer, TokenStream, ended_on_error
 
@@ -100,7 +101,7 @@ class Speculative:
     decoder_class: type[SpeculativeDecoder] = SpeculativeDecoder
 
     def __init__(self, method: str | None = None, tokenizer: Any = None, **options: Any) -> None:
-        refuse_other_than_tokenizer(tokenizer)
+        check_tokenizer(tokenizer)
         self.method = method
         self.tokenizer = tokenizer
         self.options = options
@@ -339,23 +340,6 @@ def recycling(tokenizer: Any = None, **options: Any) -> Speculative:
         ValueError: as `speculative`.
     """
     return Recycling(None, tokenizer, **options)
-
-
-def refuse_other_than_tokenizer(tokenizer: Any) -> None:
-    """Refuse what is given where a tokenizer belongs.
-
-    Raises:
-        ValueError: for a model, a path, or anything else without a tokenizer's `decode`.
-    """
-    if tokenizer is None or (hasattr(tokenizer, "decode") and hasattr(tokenizer, "get_vocab")):
-        return
-    if hasattr(tokenizer, "generate"):
-        hint = "for a model: accelerate(model, tokenizer), or model.generate(..., custom_generate=recycling())"
-    else:
-        hint = "such as AutoTokenizer.from_pretrained(...)"
-    raise ValueError(
-        f"tokenizer: got a {type(tokenizer).__name__}; allowed: the model's tokenizer, or None; {hint}"
-    )
 
 
 def _drop_unfilled_cache(model: PreTrainedModel) -> None:

@@ -38,6 +38,7 @@ INSTEAD = {
     "tokenizer": "one of your own goes to the class, with the model: SpeculativeDecoder(model, tokenizer)",
     "gguf_file": "the file's path as the model's",
 }
+PACKAGE = __name__.partition(".")[0]
 A_MODEL = "allowed: a loaded causal LM of transformers"
 
 
@@ -93,14 +94,24 @@ def _refuse_unknown(path: str | Path, words: Mapping[str, Any], of_method: Seque
 
 
 def base_of(model: Any) -> PreTrainedModel:
+    """Return a model to decode with, without peft's wrapper.
+
+    Raises:
+        ValueError: as `without_wrapper`, and for a model in training mode.
+    """
+    base = without_wrapper(model)
+    if model.training:
+        raise ValueError(IN_TRAINING)
+    return base
+
+
+def without_wrapper(model: Any) -> PreTrainedModel:
     """Return a model without peft's wrapper; its adapters are in the layers.
 
     Raises:
-        ValueError: for what is no loaded causal LM, a model in training mode, or a learned prompt.
+        ValueError: for what is no loaded causal LM, or a learned prompt.
     """
     _refuse_other_than_model(model)
-    if model.training:
-        raise ValueError(IN_TRAINING)
     base: PreTrainedModel = model
     if hasattr(model, "get_base_model"):
         if model.active_peft_config.is_prompt_learning:
@@ -117,7 +128,7 @@ def _refuse_other_than_model(model: Any) -> None:
     kind = type(model).__name__
     what = f"got {model!r}" if isinstance(model, str | Path) else f"got a {kind}"
     if isinstance(model, str | Path):
-        hint = "to load one: SpeculativeDecoder.from_pretrained(path)"
+        hint = "such as AutoModelForCausalLM.from_pretrained(path), or SpeculativeDecoder.from_pretrained(path)"
     elif hasattr(model, "get_vocab"):
         hint = "the tokenizer is the second argument"
     elif isinstance(model, torch.nn.Module) and hasattr(
@@ -135,9 +146,11 @@ def _refuse_other_than_model(model: Any) -> None:
 
 def check_tokenizer(tokenizer: Any) -> None:
     """Raise ValueError for what is given where a tokenizer belongs and is none."""
-    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
-        what = repr(tokenizer) if isinstance(tokenizer, str) else f"a {type(tokenizer).__name__}"
-        raise ValueError(
-            f"tokenizer: got {what}; allowed: the model's tokenizer, or None; such as "
-            "AutoTokenizer.from_pretrained(...); a method is named by method="
-        )
+    if tokenizer is None or (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
+        return
+    what = repr(tokenizer) if isinstance(tokenizer, str) else f"a {type(tokenizer).__name__}"
+    if hasattr(tokenizer, "generate"):
+        hint = f"for a model: {PACKAGE}.accelerate(model, tokenizer)"
+    else:
+        hint = "such as AutoTokenizer.from_pretrained(...); a method is named by method="
+    raise ValueError(f"tokenizer: got {what}; allowed: the model's tokenizer, or None; {hint}")

@@ -95,9 +95,9 @@ def test_settings_of_the_checkpoint_go_to_transformers() -> None:
     [
         (
             lambda model, _: str(DEMO),
-            r"got '.*'; .* to load one: SpeculativeDecoder.from_pretrained",
+            r"got '.*'; .* or SpeculativeDecoder.from_pretrained",
         ),
-        (lambda model, _: DEMO, "to load one: SpeculativeDecoder.from_pretrained"),
+        (lambda model, _: DEMO, "or SpeculativeDecoder.from_pretrained"),
         (lambda model, _: None, "got a NoneType; "),
         (lambda model, tokenizer: tokenizer, "the tokenizer is the second argument"),
         (lambda model, _: torch.nn.DataParallel(model), "DataParallel; .* its .module"),
