@@ -34,9 +34,9 @@ TIE_STEPS = 256
 LEAST_SIZE = 1.0
 PROBABILITIES = "numbers above 0, at most 1"
 SEEDS = (-(2**63), 2**64 - 1)  # of torch's generators
-# They count their calls, and in float32 a near-tie asks twice about one token.
 # They read no prefix, so that the whole text need not go to the device for every token.
 WITHOUT_PREFIX = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
+# They count their calls, and in float32 a near-tie asks twice about one token.
 STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
 
 
@@ -165,6 +165,11 @@ def token_rule(
         raise ValueError(f"top_p: got {top_p}; allowed: {PROBABILITIES}")
     if seed is not None:
         seed = integer("seed", seed, *SEEDS)
+    if not isinstance(processors, Sequence) or not all(map(callable, processors)):
+        raise ValueError(
+            f"logits_processors: got {processors!r}; allowed: a list of functions (token ids [1, P], scores "
+            "[1, V]) -> scores [1, V]"
+        )
     if temperature > 0:
         generator = None
         if seed is not None:

@@ -29,6 +29,6 @@ def load_template(version: str) -> TreeTemplate:
     is_named = version in template_names()
     file = TEMPLATE_FOLDER / f"{version}.json" if is_named else Path(version)
     if not is_named and not file.is_file():
-        known = unknown_name("tree_version", version, template_names())
+        known = unknown_name("tree_version", version, [*template_names(), "auto"])
         raise ValueError(f"{known}, or the path of a JSON file of rank paths")
     return read_template(file, version)
