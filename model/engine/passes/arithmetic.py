@@ -6,11 +6,11 @@ Sums of kernels may round in another way. In float32 near-ties are decided by th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from threading import RLock
-from typing import Any
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,6 +23,29 @@ from ...kernels.sdpa import without_cudnn
 from .layer_shape import BufferShape, LayerShape
 
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+Value = TypeVar("Value")
+
+
+class FoundOnce(Generic[Value]):
+    """A property of a target model that is found at its first use, under the model's lock.
+
+    `cached_property` has a lock of its own, one for all models up to Python 3.11: a thread that looks within a
+    pass, and one that waits for that pass to end, would wait for each other.
+    """
+
+    def __init__(self, find: Callable[[Any], Value]) -> None:
+        self._find = find
+        self._name = find.__name__
+        self.__doc__ = find.__doc__
+
+    def __get__(self, target: Any, owner: type) -> Value:
+        known = target.__dict__
+        with target.lock:
+            if self._name not in known:  # else another thread has found it
+                known[self._name] = self._find(target)  # which comes before this from now on
+            value: Value = known[self._name]
+            return value
 
 
 class PassArithmetic:
@@ -55,23 +78,21 @@ class PassArithmetic:
         """
         return _LOCKS.get(self.model) or _LOCKS.setdefault(self.model, RLock())
 
-    @cached_property
+    @FoundOnce
     def linear_kernels(self) -> LinearKernels:
         """The kernels of linear layers; built at the first call."""
         if not self.use_kernels:
             return LinearKernels([], is_compiled=self.is_compiled)
-        with self.lock:
-            return linear_kernels(self.model, self.dtype, self.is_compiled)
+        return linear_kernels(self.model, self.dtype, self.is_compiled)
 
-    @cached_property
+    @FoundOnce
     def norms(self) -> FusedNorms:
         """The norms of passes; found at the first call."""
         if not self.use_kernels:
             return FusedNorms({}, self.dtype)
-        with self.lock:
-            return fused_norms(self.model, self.dtype, self.is_compiled)
+        return fused_norms(self.model, self.dtype, self.is_compiled)
 
-    @cached_property
+    @FoundOnce
     def attention(self) -> AttentionKernels:
         """The attention of passes; built at the first call."""
         # Models that choose among keys do so themselves only for transformers' attention.
@@ -79,8 +100,7 @@ class PassArithmetic:
         if not self.use_kernels or not self._attention_shape or chooses_keys:
             return AttentionKernels(self.config, groups_heads=False, has_kernel=False)
         keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
-        with self.lock:
-            return attention_kernels(self.model, (keys, values), self.is_compiled, self.is_replayed)
+        return attention_kernels(self.model, (keys, values), self.is_compiled, self.is_replayed)
 
     @cached_property
     def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:
