@@ -6,6 +6,7 @@ depends on the clock, and measured ones go to a temporary folder. Random numbers
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from model.budget.cost_model import CostModel
+from model.commands.command_line import LIBRARY, NOTING
 from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts
 
 TESTS = Path(__file__).parent
@@ -95,6 +97,16 @@ def no_unusable_gpu() -> Iterator[None]:
 def same_numbers() -> None:
     """Begin every test with the same random numbers, whichever ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def quiet_library() -> Iterator[None]:
+    """End every test with a library that shows no notes: a command shows them from then on in its process."""
+    yield
+    for room in NOTING:
+        notes = logging.getLogger(f"{LIBRARY}.{room}")
+        notes.handlers.clear()
+        notes.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True, scope="session")
