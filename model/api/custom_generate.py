@@ -353,19 +353,14 @@ def _drop_unfilled_cache(model: PreTrainedModel) -> None:
 
 
 def _check_inputs(model: PreTrainedModel) -> None:
-    """Refuse a model whose inputs are not prepared by transformers' own code: they may change tokens.
-
-    Peft exchanges the function of the model, a class of the user's or of a checkpoint may have its own.
-    """
+    """Refuse a model whose function that prepares inputs was exchanged, as by peft; its class's is proved."""
     prepare = type(model).prepare_inputs_for_generation
-    is_own = model.prepare_inputs_for_generation == MethodType(prepare, model)
-    if is_own and prepare.__module__.startswith("transformers."):
-        return
-    raise UnsupportedCallError(
-        "model",
-        f"model: got inputs that another prepares ({prepare.__module__}), such as a learned prompt; "
-        "allowed: transformers' own prepare_inputs_for_generation, with adapters in the layers, as LoRA",
-    )
+    if model.prepare_inputs_for_generation != MethodType(prepare, model):
+        raise UnsupportedCallError(
+            "model",
+            "model: got inputs that another prepares, such as a learned prompt; allowed: the model's "
+            "own, with adapters in the layers, as LoRA",
+        )
 
 
 def _refuse_past_context(decoder: SpeculativeDecoder, num_tokens: int, limit: int) -> None:

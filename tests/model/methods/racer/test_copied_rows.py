@@ -83,7 +83,7 @@ def test_rows_are_saved_and_a_file_that_does_not_fit_is_refused() -> None:
     assert grown(other, 30) == grown(copied, 30)
     assert torch.equal(other.state(), copied.state())
     for wrong in (torch.zeros(VOCAB, 3, dtype=torch.int32), torch.zeros(VOCAB, 4)):
-        with pytest.raises(ValueError, match="max-breadth"):
+        with pytest.raises(ValueError, match="max_breadth"):
             other.load_state(wrong)
     with pytest.raises(ValueError, match="outside the vocabulary"):
         other.load_state(torch.full((VOCAB, 4), VOCAB, dtype=torch.int32))
