@@ -26,6 +26,7 @@ from model.kernels.choice import KEYS, ROWS
 from model.kernels.measured_attention import FOLDED, choice_on_gpu
 from model.kernels.norms import has_fused_rms_norm, weighted
 from model.kernels.registered import USUAL
+from model.machine.own_forwards import OwnForwards
 from tests.model.decoded import known
 from tests.simulated_device.demo import FIRST_TEXT, TEXT, Setting, demo_model, prompt_of
 from tests.simulated_device.device import SimulatedCuda
@@ -162,8 +163,9 @@ def test_near_ties_are_decided_with_the_models_own_kernels(
             device_runs.gpu, TargetModel(model, use_kernels=False), "vanilla"
         ).tokens
         target = kind(model)
-        found = target.norms._norms
-        found |= {one: replace(norm, kind=wrong) for one, norm in found.items()}
+        found = target.norms._norms._functions
+        exchanged = {one: replace(norm, kind=wrong) for one, norm in found.items()}
+        target.norms._norms = OwnForwards(exchanged)
         for steps in (0, 1e9):
             monkeypatch.setattr(rules, "TIE_STEPS", steps)
             tokens[steps] = decoded_on(device_runs.gpu, target, "vanilla").tokens

@@ -89,7 +89,9 @@ def test_every_node_has_the_logits_of_a_plain_pass(name: str) -> None:
     paths = [topology.path_to(node) for node in range(topology.num_nodes)]
     texts = [probe.prefix + [probe.nodes[node] for node in path] for path in paths]
     with torch.inference_mode():
-        expected = torch.stack([last_logits(target, text) for text in [*texts, [*probe.prefix, *probe.kept]]])
+        expected = torch.stack(
+            [last_logits(target, text) for text in [*texts, [*probe.prefix, *probe.kept]]]
+        )
         found = verified_logits(target, probe)
     errors = (found - expected).abs().amax(dim=-1) / expected.std()
     worst = int(errors.argmax())
