@@ -23,6 +23,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._known: list[int] = []  # tokens of the last piece
         self._new: list[int] = []  # tokens that are not yet text
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def add(self, token_ids: Sequence[int], is_last: bool = False) -> str:
         """Return the text that the tokens complete; for the last ones, everything that is left."""
@@ -45,12 +46,11 @@ class TextStream:
         characters before it are no text either. Special tokens between them leave no trace.
         """
         num = len(self._new)
-        special = self._tokenizer.all_special_ids
         for index in reversed(range(num)):
             token = self._new[index]
             if BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token) or ""):
                 num = index
-            elif token not in special:
+            elif token not in self._special:
                 break
         return num
 
