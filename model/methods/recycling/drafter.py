@@ -85,7 +85,7 @@ class RecyclingConfig(Options):
                 "start: got cold with policy original, which never resets; leave one out"
             )
         if self.tree_version != AUTO:
-            load_template(self.tree_version).check_ranks(self.output_id_topk)
+            load_template(self.tree_version, (AUTO,)).check_ranks(self.output_id_topk)
         elif self.policy == "original":
             raise ValueError("tree_version: got auto with policy original, whose tree is static")
         if self.tree_version == AUTO:

@@ -6,6 +6,7 @@ by path (`growth.tree_template`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...options import unknown_name
@@ -19,8 +20,12 @@ def template_names() -> list[str]:
     return sorted(file.stem for file in TEMPLATE_FOLDER.glob("*.json"))
 
 
-def load_template(version: str) -> TreeTemplate:
+def load_template(version: str, others: Sequence[str] = ()) -> TreeTemplate:
     """Load a template by name, or from a JSON file by path.
+
+    Args:
+        version: the name or the path.
+        others: names that the caller takes beside those of templates, for the error's text.
 
     Raises:
         ValueError: if the name is unknown, the file cannot be read or parsed, or a path in it is
@@ -29,6 +34,6 @@ def load_template(version: str) -> TreeTemplate:
     is_named = version in template_names()
     file = TEMPLATE_FOLDER / f"{version}.json" if is_named else Path(version)
     if not is_named and not file.is_file():
-        known = unknown_name("tree_version", version, [*template_names(), "auto"])
+        known = unknown_name("tree_version", version, [*template_names(), *others])
         raise ValueError(f"{known}, or the path of a JSON file of rank paths")
     return read_template(file, version)
