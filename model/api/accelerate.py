@@ -33,7 +33,7 @@ from ..engine.step import StepRecord
 from .custom_generate import Speculative, caller_of
 from .decoder import stop_criterion
 from .generate_arguments import BEFOREHAND, BY_NAME, PreparedCall, UnsupportedCallError, refusal
-from .loading import check_tokenizer, without_wrapper
+from .loading import without_wrapper
 from .streamers import TokenStream, ended_on_error
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,6 @@ def accelerate(
             "model: its generate was replaced; allowed: the one of its class; undo that first, such as "
             "by `del model.generate`"
         )
-    check_tokenizer(tokenizer)
     attention = base.config._attn_implementation
     decode = Speculative(method, tokenizer, **options)
     decode.prepare(base)

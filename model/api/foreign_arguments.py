@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..machine.installed_name import HERE
 from ..options import unknown_name
 from .generate_arguments import BY_NAME
 
-PACKAGE = __name__.partition(".")[0]
 OURS = (
     *("prompt", "max_new_tokens", "temperature", "top_k", "top_p"),
     *("seed", "stop_strings", "logits_processors"),
@@ -49,9 +49,7 @@ def refuse_foreign(names: Iterable[str], where: str) -> None:
     for name in names:
         instead = INSTEAD.get(name, "")
         if name in BY_NAME and instead != PROMPT:
-            elsewhere = (
-                f"model.generate after `from {PACKAGE} import accelerate; accelerate(model)`"
-            )
+            elsewhere = f"model.generate after `from {HERE} import accelerate; accelerate(model)`"
             instead = f"{instead}; or {elsewhere}" if instead else elsewhere
         if instead:
             raise ValueError(f"{name}: no argument of decoder.{where}; allowed: {instead}")

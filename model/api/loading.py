@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from ..engine.target import IN_TRAINING
+from ..machine.installed_name import HERE
 from ..options import DTYPES, unknown_name
 from .gguf import read, read_weights
 from .tokenizer import read_tokenizer
@@ -38,7 +39,6 @@ INSTEAD = {
     "tokenizer": "one of your own goes to the class, with the model: SpeculativeDecoder(model, tokenizer)",
     "gguf_file": "the file's path as the model's",
 }
-PACKAGE = __name__.partition(".")[0]
 A_MODEL = "allowed: a loaded causal LM of transformers"
 
 
@@ -150,7 +150,7 @@ def check_tokenizer(tokenizer: Any) -> None:
         return
     what = repr(tokenizer) if isinstance(tokenizer, str) else f"a {type(tokenizer).__name__}"
     if hasattr(tokenizer, "generate"):
-        hint = f"for a model: {PACKAGE}.accelerate(model, tokenizer)"
+        hint = f"for a model: {HERE}.accelerate(model, tokenizer)"
     else:
         hint = "such as AutoTokenizer.from_pretrained(...); a method is named by method="
     raise ValueError(f"tokenizer: got {what}; allowed: the model's tokenizer, or None; {hint}")

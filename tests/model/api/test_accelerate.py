@@ -481,11 +481,12 @@ def wrong_models(model: PreTrainedModel, tokenizer: Any) -> dict[str, tuple[Any,
             torch.nn.Linear(2, 2),
             "model: got a Linear; allowed: a loaded causal LM of transformers",
         ),
+        "base": (model.model, "model: got a LlamaModel, which has no generate; allowed: a loaded"),
         "nothing": (None, "model: got a NoneType; allowed: a loaded causal LM"),
     }
 
 
-@pytest.mark.parametrize("kind", ["path", "pipeline", "parallel", "layer", "nothing"])
+@pytest.mark.parametrize("kind", ["path", "pipeline", "parallel", "layer", "base", "nothing"])
 def test_what_is_no_loaded_model_is_refused(
     kind: str, model: PreTrainedModel, tokenizer: Any
 ) -> None:
@@ -503,7 +504,9 @@ def test_what_is_no_tokenizer_is_refused(model: PreTrainedModel) -> None:
     ):
         with pytest.raises(ValueError, match=r"tokenizer: got a LlamaForCausalLM; .*accelerate\("):
             function(model)
-        with pytest.raises(ValueError, match=r"tokenizer: got .*; .*such as AutoTokenizer"):
+        with pytest.raises(
+            ValueError, match=r"tokenizer: got 'data/demo/model'; .*such as AutoTokenizer"
+        ):
             function("data/demo/model")
     assert "generate" not in model.__dict__
 

@@ -349,9 +349,8 @@ def test_what_was_learned_is_saved_and_loaded(tmp_path: Path) -> None:
     other = recycling(output_id_topk=9)
     other.load(file)
     for _ in range(2):
-        with pytest.raises(
-            ValueError, match="int32 of shape"
-        ):  # at every call, as nothing else was asked for
+        # At every call, as nothing else was asked for.
+        with pytest.raises(ValueError, match="int32 of shape"):
             llama().generate(IDS, **PLAIN, custom_generate=other)
     other.reset()
     llama().generate(IDS, **PLAIN, custom_generate=other)
