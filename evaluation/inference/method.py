@@ -76,6 +76,7 @@ class MethodAnswerer:
         self._max_new_tokens = sampling.max_new_tokens
         self._eos_ids = eos_ids
         self._rule = None
+        self._is_warm = False  # answers before that are not measured
         self._generator = torch.Generator(device=target.device)
         if sampling.temperature > 0:
             processors = sampling_processors(sampling.temperature, sampling.top_k, sampling.top_p)
@@ -109,7 +110,8 @@ class MethodAnswerer:
             "stop_reasons": generation.steps[-1].stop_reason,
             **step_counts(generation.steps),
         }
-        if num_compiled := self.target.shapes.num_late - num_late:
+        num_compiled = self.target.shapes.num_late - num_late
+        if self._is_warm and num_compiled:
             logger.warning(
                 "%d shapes were compiled within an answer, whose time includes it", num_compiled
             )
@@ -140,6 +142,7 @@ class MethodAnswerer:
             self.drafter.reset()
         limit = self.target.context_limit(1) or self._longest_text
         self.drafter.prepare(self.target, min(self._longest_text, limit))
+        self._is_warm = True
         if prepared := str(self.target.shapes.preparation):
             print(prepared, file=sys.stderr, flush=True)
 

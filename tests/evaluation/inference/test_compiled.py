@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from evaluation import compare
 from model.commands import loading
 from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
@@ -47,6 +48,16 @@ def test_compiled_answers_are_those_of_a_run_without(
         late = tmp_path / "late.jsonl"
         assert run("recycling", options, late, "--warmup", 0, "--compile") == 0
         assert "shapes were compiled within an answer" in caplog.text
+
+
+def test_shapes_of_a_warm_up_beside_others_are_within_no_answer(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    methods = ("--methods", "vanilla", "recycling --tree-version 2.2.2")
+    options = ["--model-path", tiny_model, *OPTIONS, "--compile", "--warmup", 1, *methods]
+    with caplog.at_level(logging.WARNING):
+        assert compare.main([*map(str, options), "--out", str(tmp_path)]) == 0
+    assert "were compiled within an answer" not in caplog.text
 
 
 def test_compile_needs_a_model_on_one_gpu() -> None:
