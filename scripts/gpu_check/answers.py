@@ -32,6 +32,7 @@ from model.engine.target import TargetModel
 from scripts.gpu_check.bench import EAGER, GRAPHS, Bench, Found
 
 BASELINE = "vanilla"
+FILES = "answers"  # begins the names of answer files
 METHODS = (
     *("vanilla", "generate", "generate-pld", "recycling"),
     *("recycling-auto", "hybrid", "pld"),
@@ -124,16 +125,19 @@ def _asked(
     target, table = bench.target(kind), StringIO()
     with TemporaryDirectory(prefix="gpu-check-") as folder:
         with redirect_stdout(table):
-            if compare_methods(entrants, run, folder, load=lambda options, checked: target):
+            if compare_methods(entrants, run, folder, FILES, load=lambda options, checked: target):
                 found.problems.append(f"{kind}: questions failed; see standard error")
             leaderboard.main([folder, "--no-published", "--markdown", f"{folder}/table.md"])
         text = Path(folder, "table.md").read_text(encoding="utf-8")
         bench.show_text(f"{count} questions of {bench_name}, passes {kind}", text)
         dtype = str(bench.checked.dtype).removeprefix("torch.")
-        files = [next(Path(folder).glob(f"*-{one.label}-{dtype}-temp-*.jsonl")) for one in entrants]
-        return [
-            Answered(kind, *pair) for pair in zip(entrants, map(read_answers, files), strict=True)
-        ]
+        return [Answered(kind, one, _rows_of(one, folder, dtype)) for one in entrants]
+
+
+def _rows_of(entrant: Entrant, folder: str, dtype: str) -> list[AnswerRow]:
+    """Return an entrant's answers in a folder of one comparison."""
+    (file,) = Path(folder).glob(f"{FILES}-{entrant.label}-{dtype}-temp-*.jsonl")
+    return read_answers(file)
 
 
 def _compare(bench: Bench, every: Sequence[Answered], bench_name: str, found: Found) -> None:

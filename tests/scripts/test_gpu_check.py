@@ -271,6 +271,17 @@ def test_answers_that_differ_are_judged(free: int, monkeypatch: pytest.MonkeyPat
         assert not found.problems
 
 
+def test_answers_are_read_from_the_files_of_their_own_methods(tmp_path: Path) -> None:
+    entrants = [entrant_of(words) for words in ("pld", "generate-pld", "recycling")]
+    for question_id, entrant in enumerate(entrants):
+        row = {"question_id": question_id, "category": "qa", "choices": []}
+        file = tmp_path / f"{answers.FILES}-{entrant.label}-float16-temp-0.0-128.jsonl"
+        file.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    for question_id, entrant in enumerate(entrants):
+        (row,) = answers._rows_of(entrant, str(tmp_path), "float16")
+        assert row.question_id == question_id
+
+
 def judged(part: str, **figures: dict[str, Any]) -> tuple[str, str]:
     """Return the verdict on the question that holds a text, and its figure, where parts found these figures."""
     parts = {name: Found(figures=found) for name, found in figures.items()}
