@@ -65,7 +65,7 @@ class SimulatedCuda(TorchDispatchMode):
 
     def __enter__(self) -> SimulatedCuda:
         """Show the devices to torch."""
-        if not torch.backends.cuda.is_built():
+        if not torch.cuda.is_available():
             load_guard()
         self._block.enter_context(stand_ins(self))
         super().__enter__()

@@ -1,4 +1,4 @@
-// A build of torch without CUDA has no guard for its devices, which indexing asks for: one that does nothing.
+// Where there is no GPU, torch has no guard for its devices, or one that asks for the driver: one that does nothing.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace c10::impl {

@@ -1,4 +1,4 @@
-"""The device guard that a build of torch without CUDA needs to index tensors of a GPU."""
+"""The device guard of simulated GPUs, which copies and indexing ask for, on a machine without a real one."""
 
 from __future__ import annotations
 
