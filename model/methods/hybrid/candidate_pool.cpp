@@ -21,6 +21,7 @@ using namespace candidates;
 namespace {
 
 constexpr int LONGEST_ROW_KEY = 3;
+constexpr int32_t NO_TOKEN = -1;  // where fewer tokens have been emitted than are ranked
 
 // The context on which a node's guesses depend.
 struct Context {
@@ -39,21 +40,18 @@ struct CandidatePool {
   Neighbours neighbours;
   State end;  // state after the text's last token but one
   Growth<CandidatePool, Context> growth;
-  std::vector<int32_t> frequent;  // the most frequent first
 
   explicit CandidatePool(const Shared& shared)
       : shared(shared),
         rates{shared.rates, shared.num_kinds, shared.most_observations},
         buckets{shared.minus_edges, shared.num_buckets},
         index(shared.vocab_size),
-        neighbours(this->shared) {
-    reload();
-  }
+        neighbours(this->shared) {}
 
-  // Rebuild from counts and records that Python has changed.
+  // Rank anew from counts that Python has changed.
   void reload() {
     end.clear();
-    frequent.clear();
+    std::fill_n(shared.frequent, shared.num_frequent, NO_TOKEN);
     for (int64_t token = 0; token < shared.vocab_size; ++token) {
       if (shared.counts[token]) rank(token);
     }
@@ -147,9 +145,9 @@ struct CandidatePool {
     }
     const size_t first = guesses.size();
     if (tokens_.empty()) {
-      for (size_t rank = 0; rank < frequent.size(); ++rank) {
+      for (int64_t rank = 0; rank < shared.num_frequent && shared.frequent[rank] != NO_TOKEN; ++rank) {
         const int32_t kind = shared.first_frequent + rank;
-        guesses.push_back({rates[kind], frequent[rank], kind});
+        guesses.push_back({rates[kind], shared.frequent[rank], kind});
       }
     }
     double total = 1.0;  // "none of these"
@@ -169,16 +167,17 @@ struct CandidatePool {
 
  private:
   // Move a token to its rank if it is among the most frequent; of equal counts the larger id comes first.
-  void rank(int32_t token) {
-    const auto comes_before = [this](int32_t a, int32_t b) {
-      return shared.counts[a] != shared.counts[b] ? shared.counts[a] > shared.counts[b] : a > b;
+  void rank(int32_t token) const {
+    const auto count_of = [this](int32_t token) { return token == NO_TOKEN ? 0 : shared.counts[token]; };
+    const auto comes_before = [&](int32_t a, int32_t b) {
+      return count_of(a) != count_of(b) ? count_of(a) > count_of(b) : a > b;
     };
-    if (std::find(frequent.begin(), frequent.end(), token) == frequent.end()) {
-      if (static_cast<int64_t>(frequent.size()) == shared.num_frequent && comes_before(frequent.back(), token)) return;
-      frequent.push_back(token);
+    int32_t *const first = shared.frequent, *const last = first + shared.num_frequent;
+    if (std::find(first, last, token) == last) {
+      if (comes_before(last[-1], token)) return;
+      last[-1] = token;
     }
-    std::sort(frequent.begin(), frequent.end(), comes_before);
-    if (static_cast<int64_t>(frequent.size()) > shared.num_frequent) frequent.pop_back();
+    std::sort(first, last, comes_before);
   }
 
   std::vector<int32_t> tokens_;  // candidates at a node, and their weights

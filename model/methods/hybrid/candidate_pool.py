@@ -107,7 +107,7 @@ class CandidatePool:
             "kind_centres": np.array(KIND_CENTRES),
             "neighbour_weights": np.array(NEIGHBOUR_WEIGHTS),
             "rates": self._rates.array,
-            "counts": self._frequent.state().numpy(),
+            **self._frequent.arrays,
             **self.tables.arrays,
             **self.neighbours.arrays,
         }

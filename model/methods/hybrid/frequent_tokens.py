@@ -6,6 +6,7 @@ be wasted.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from ..growth.memory import check_tensor
@@ -14,16 +15,25 @@ NUM_TOKENS = 8
 
 
 class FrequentTokens:
-    """Counts of emitted tokens; C++ counts and ranks them."""
+    """Counts of emitted tokens, and the most frequent ones; C++ counts and ranks them.
+
+    Where Python changes the counts, C++ ranks anew (`pool_reload`).
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._counts = torch.zeros(vocab_size, dtype=torch.int32, device="cpu")
+        self._ranked = np.full(NUM_TOKENS, -1, dtype=np.int32)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Counts [V] and the most frequent tokens, -1 after them, by their names in C++; writable."""
+        return {"counts": self._counts.numpy(), "frequent": self._ranked}
 
     def reset(self) -> None:
         self._counts.zero_()
 
     def state(self) -> torch.Tensor:
-        """Return the counts, int32 [V], writable."""
+        """Return the counts, int32 [V]."""
         return self._counts
 
     def check_state(self, counts: torch.Tensor) -> None:

@@ -23,6 +23,7 @@ struct Shared {
   int32_t* rows;                 // [num_slots, k]
   double* rates;                 // [2, num_kinds]: rates and numbers of observations
   int32_t* counts;               // [V], of emitted tokens
+  int32_t* frequent;             // [num_frequent], the most frequent first, -1 after them
   // Records of verified nodes, each at its number modulo E: states before and after the token.
   int8_t* before;                // [E, S]
   int8_t* after;                 // [E, S]
