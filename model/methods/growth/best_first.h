@@ -79,20 +79,22 @@ class Growth {
   int64_t grow(
       Source& source, int32_t root, const Context& context, int64_t num_drafted, int64_t max_depth, bool chain_only,
       const CostCurve& costs) {
-    source_ = &source;
-    nodes_.clear();
-    guesses_.clear();
-    heap_ = {};
-    next_number_ = 0;
-    num_left_ = num_drafted;
-    max_depth_ = max_depth;
-    chain_only_ = chain_only;
-    nodes_.push_back({root, -1, 0, 0, true, context});
-    if (max_depth > 0) wait(-1.0, 0, 1.0, NOWHERE, 0);
+    plant(source, root, context, num_drafted, max_depth, chain_only);
     if (costs.count) return 1 + worth(costs);
     int64_t drawn = 0;
     while (next() >= 0.0) ++drawn;
     return 1 + drawn;
+  }
+
+  // Grow a tree without costs, as long as nodes are accepted with a probability of at least `least`; write these
+  // probabilities, falling, [num_drafted] at most; return their number.
+  int64_t offer(
+      Source& source, int32_t root, const Context& context, int64_t num_drafted, int64_t max_depth, bool chain_only,
+      double least, double* gains) {
+    plant(source, root, context, num_drafted, max_depth, chain_only);
+    int64_t count = 0;
+    for (double gain = next(); gain >= std::max(0.0, least); gain = next()) gains[count++] = gain;
+    return count;
   }
 
   // Write the first N nodes in depth-first order: tokens, parents and kinds [N], the root first.
@@ -134,6 +136,21 @@ class Growth {
       return negative != other.negative ? negative > other.negative : number > other.number;
     }
   };
+
+  // Begin a tree with its root.
+  void plant(
+      Source& source, int32_t root, const Context& context, int64_t num_drafted, int64_t max_depth, bool chain_only) {
+    source_ = &source;
+    nodes_.clear();
+    guesses_.clear();
+    heap_ = {};
+    next_number_ = 0;
+    num_left_ = num_drafted;
+    max_depth_ = max_depth;
+    chain_only_ = chain_only;
+    nodes_.push_back({root, -1, 0, 0, true, context});
+    if (max_depth > 0) wait(-1.0, 0, 1.0, NOWHERE, 0);
+  }
 
   void wait(double negative, int32_t parent, double reached, int64_t first_guess, int64_t num_guesses) {
     heap_.push({negative, next_number_++, parent, reached, first_guess, num_guesses});

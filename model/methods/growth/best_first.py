@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -53,15 +53,23 @@ def loaded(source: Path, what: str) -> ctypes.CDLL:
 
 
 class Growth:
-    """The last tree that a C++ function, such as `pool_grow`, has grown from its first argument, the source.
+    """The last tree that a C++ library has grown from a source.
+
+    Args:
+        library: of the functions.
+        name: that their names begin with: "pool" for `pool_grow`, `pool_offer` and `pool_take`.
+        source: their first argument.
 
     Attributes:
         tokens, parents: of the tree's nodes; later entries are meaningless.
     """
 
-    def __init__(self, grow: Callable[..., int], source: int) -> None:
-        self._grow = grow
+    def __init__(self, library: ctypes.CDLL, name: str, source: int) -> None:
+        self._grow, self._offer, self._take = (
+            getattr(library, f"{name}_{verb}") for verb in ("grow", "offer", "take")
+        )
         self._source = source
+        self._num_offered = 0
         self.tokens, self.parents, self._kinds = (array("i") for _ in range(3))
 
     def grow(
@@ -76,9 +84,8 @@ class Growth:
         Without a cost curve it grows to `num_drafted`. `sources` has the source of each kind of guess, if there
         are several.
         """
-        if len(self.tokens) <= num_drafted:
-            zeros = bytes((1 + num_drafted) * self.tokens.itemsize)
-            self.tokens, self.parents, self._kinds = (array("i", zeros) for _ in range(3))
+        self._make_room(num_drafted)
+        self._num_offered = 0
         cost_curve = budget.cost_curve
         sizes = array("q", cost_curve.sizes if cost_curve else ())
         milliseconds = array("d", cost_curve.milliseconds if cost_curve else ())
@@ -87,6 +94,46 @@ class Growth:
             *(len(sizes), address(sizes), address(milliseconds), MARGIN),
             *map(address, (self.tokens, self.parents, self._kinds)),
         )
+        return self._tree(count, sources)
+
+    def offer(
+        self, root: int, num_drafted: int, budget: DraftBudget, least: float = 0.0
+    ) -> array[float]:
+        """Grow the tree of the most probable nodes, at most `num_drafted`, whatever they cost.
+
+        Returns:
+            The probability of each drafted node that it is accepted, in falling order, none below `least`.
+        """
+        gains = array("d", bytes(num_drafted * 8))
+        self._num_offered = self._offer(
+            *(self._source, root, num_drafted, budget.max_depth, budget.chain_only),
+            *(least, address(gains)),
+        )
+        return gains[: self._num_offered]
+
+    def take(self, num_drafted: int, sources: Sequence[str] | None = None) -> DraftTree:
+        """Return the tree of the first nodes of the last offer; `sources` as of `grow`.
+
+        Raises:
+            ValueError: if fewer nodes were offered.
+        """
+        if not 0 <= num_drafted <= self._num_offered:
+            raise ValueError(
+                f"take: got {num_drafted} nodes; allowed: 0 to {self._num_offered}, those of the last offer"
+            )
+        self._make_room(num_drafted)
+        self._take(
+            *(self._source, 1 + num_drafted),
+            *map(address, (self.tokens, self.parents, self._kinds)),
+        )
+        return self._tree(1 + num_drafted, sources)
+
+    def _make_room(self, num_drafted: int) -> None:
+        if len(self.tokens) <= num_drafted:
+            zeros = bytes((1 + num_drafted) * self.tokens.itemsize)
+            self.tokens, self.parents, self._kinds = (array("i", zeros) for _ in range(3))
+
+    def _tree(self, count: int, sources: Sequence[str] | None) -> DraftTree:
         parents = tuple(self.parents[:count])
         names = tuple([sources[kind] for kind in self._kinds[:count]]) if sources else None
         return DraftTree.from_lists(self.tokens[:count].tolist(), parents, names)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, takewhile
 from operator import mul
 
 from ...engine.budget import CostCurve
@@ -28,8 +28,11 @@ class ChainAcceptance:
 
     def paying(self, kind: int, length: int, cost_curve: CostCurve) -> int:
         """Return the best number of guesses for a chain of this kind, at most `length`."""
-        first = self._first(kind)
-        return cost_curve.best_size(accumulate(self._rates.rates[first : first + length], mul))
+        return cost_curve.best_size(self._gains(kind, length))
+
+    def gains(self, kind: int, length: int, least: float) -> list[float]:
+        """Return the probability that each guess of a chain is accepted, in falling order, none below `least`."""
+        return [*takewhile(lambda gain: gain >= least, self._gains(kind, length))]
 
     def learn(self, kind: int, guess: Sequence[int], tokens: Sequence[int]) -> None:
         """Compare a chain with the emitted tokens."""
@@ -41,6 +44,10 @@ class ChainAcceptance:
 
     def reset(self) -> None:
         self._rates.reset()
+
+    def _gains(self, kind: int, length: int) -> Iterator[float]:
+        first = self._first(kind)
+        return accumulate(self._rates.rates[first : first + length], mul)
 
     def _first(self, kind: int) -> int:
         return min(kind, self._num_kinds - 1) * self._length

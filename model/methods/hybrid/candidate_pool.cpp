@@ -1,7 +1,7 @@
 // The candidate pool of the hybrid (candidate_pool.py); the same in Python takes ten times as long.
 //
 // Python owns the arrays of rows, rates and counts, and saves and loads them; the text and the current tree are kept
-// here.
+// here. Pools of several texts share the arrays.
 //
 // Shapes: N nodes of a tree, k tokens in a row, S sketches, V vocabulary.
 
@@ -96,6 +96,11 @@ struct CandidatePool {
   void remember_end(int64_t node) {
     const int8_t* state = neighbours.state(node);
     end.assign(state, state + shared.num_probes);
+  }
+
+  Context at_end() const {
+    const Last last = index.end(LONGEST_KEY);
+    return {last, index.match_end(), neighbours.find(*(last.from_end(1)), end.empty() ? nullptr : end.data())};
   }
 
   Context follow(const Context& before, int32_t token) const {
@@ -223,14 +228,23 @@ void pool_write_rows(
 int64_t pool_grow(
     CandidatePool* pool, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, int64_t num_costs,
     const int64_t* sizes, const double* milliseconds, double margin, int32_t* tokens, int32_t* parents, int32_t* kinds) {
-  const Last last = pool->index.end(LONGEST_KEY);
-  const int8_t* state = pool->end.empty() ? nullptr : pool->end.data();
-  const Neighbour neighbour = pool->neighbours.find(*(last.from_end(1)), state);
-  const Context context{last, pool->index.match_end(), neighbour};
   const CostCurve costs{num_costs, sizes, milliseconds, margin};
-  const int64_t N = pool->growth.grow(*pool, root, context, num_drafted, max_depth, chain_only, costs);
+  const int64_t N = pool->growth.grow(*pool, root, pool->at_end(), num_drafted, max_depth, chain_only, costs);
   pool->growth.put_in_order(N, tokens, parents, kinds);
   return N;
+}
+
+// Grow a tree at the end of the text, without costs: write the nodes' acceptance probabilities [num_drafted], down
+// to `least`; return their number.
+int64_t pool_offer(
+    CandidatePool* pool, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, double least,
+    double* gains) {
+  return pool->growth.offer(*pool, root, pool->at_end(), num_drafted, max_depth, chain_only, least, gains);
+}
+
+// Take the first N nodes of the last tree, the root included: tokens, parents and kinds [N].
+void pool_take(CandidatePool* pool, int64_t N, int32_t* tokens, int32_t* parents, int32_t* kinds) {
+  pool->growth.put_in_order(N, tokens, parents, kinds);
 }
 
 // Learn from the last tree of N nodes: tokens and parents [N], the accepted path and its emitted tokens, the

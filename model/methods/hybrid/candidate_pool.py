@@ -114,7 +114,7 @@ class CandidatePool:
         shared = shared_struct(SHARED.read_text(), self._shared)
         self._pool = library.pool_new(ctypes.byref(shared))
         weakref.finalize(self, library.pool_free, self._pool)
-        self._growth = Growth(library.pool_grow, self._pool)
+        self._growth = Growth(library, "pool", self._pool)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         tokens = array("i", prompt_ids)
@@ -139,6 +139,16 @@ class CandidatePool:
     def grow(self, root: int, num_nodes: int, budget: DraftBudget) -> DraftTree:
         """Return the tree of the most probable nodes, as `Growth.grow`."""
         return self._growth.grow(root, num_nodes, budget, KIND_SOURCES)
+
+    def offer(
+        self, root: int, num_nodes: int, budget: DraftBudget, least: float
+    ) -> Sequence[float]:
+        """Return the acceptance probabilities of the most probable nodes, as `Growth.offer`."""
+        return self._growth.offer(root, num_nodes, budget, least)
+
+    def take(self, num_nodes: int) -> DraftTree:
+        """Return the tree of the first nodes offered, as `Growth.take`."""
+        return self._growth.take(num_nodes, KIND_SOURCES)
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn from the last tree: acceptance of its guesses, rows (the accepted path's last), and new tokens."""

@@ -106,6 +106,15 @@ class HybridDrafter(CostAwareDrafter):
         limits = DraftBudget(depth, budget.chain_only, budget.cost_curve)
         return self._pool.grow(context[-1], self.config.num_nodes, limits)
 
+    def offer(
+        self, context: Sequence[int], budget: DraftBudget, most: int, least: float = 0.0
+    ) -> Sequence[float]:
+        limits = DraftBudget(min(budget.max_depth, MAX_DEPTH), budget.chain_only)
+        return self._pool.offer(context[-1], min(most, self.config.num_nodes), limits, least)
+
+    def take(self, count: int) -> DraftTree:
+        return self._pool.take(count)
+
     def observe(self, step: VerifiedStep) -> None:
         """Write rows for every node, the accepted path last, and index the new tokens."""
         self._pool.learn(step.tree, step.acceptance)

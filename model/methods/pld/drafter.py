@@ -63,18 +63,31 @@ class PldDrafter(CostAwareDrafter):
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the chain that followed the longest known suffix."""
+        self._look_up(budget.max_depth)
+        drafted = len(self._guess)
+        if budget.cost_curve:
+            drafted = self._rates.paying(self._ngram_size - 1, drafted, budget.cost_curve)
+        return self.take(drafted)
+
+    def offer(
+        self, context: Sequence[int], budget: DraftBudget, most: int, least: float = 0.0
+    ) -> Sequence[float]:
+        self._look_up(budget.max_depth)
+        return self._rates.gains(self._ngram_size - 1, min(most, len(self._guess)), least)
+
+    def take(self, count: int) -> DraftTree:
+        return DraftTree.chain([self._text[-1], *self._guess[:count]])
+
+    def _look_up(self, max_depth: int) -> None:
+        """Guess what followed the longest known suffix."""
         text = self._text
         self._guess = []
         for size in range(min(self.config.max_ngram_size, len(text) - 1), 0, -1):
             start = self._continuation.get(tuple(text[-size:]))
             if start is not None:
-                end = start + min(self.config.num_pred_tokens, budget.max_depth)
+                end = start + min(self.config.num_pred_tokens, max_depth)
                 self._guess, self._ngram_size = text[start:end], size
                 break
-        drafted = len(self._guess)
-        if budget.cost_curve:
-            drafted = self._rates.paying(self._ngram_size - 1, drafted, budget.cost_curve)
-        return DraftTree.chain([text[-1], *self._guess[:drafted]])
 
     def observe(self, step: VerifiedStep) -> None:
         """Index the new tokens and learn how far the guess was right, drafted or not."""

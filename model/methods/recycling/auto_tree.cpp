@@ -1,6 +1,6 @@
 // The guesses of `--tree-version auto` (auto_tree.py); the same in Python takes four to seven times as long.
 //
-// Python owns the matrix, codes and rates, and saves and loads them; the current tree is kept here.
+// Python owns the matrix, codes and rates, and saves and loads them; the text and the current tree are kept here.
 //
 // Shapes: N nodes of a tree, V vocabulary, k successors kept for a token.
 
@@ -148,6 +148,19 @@ int64_t rows_grow(
   const int64_t N = rows->growth.grow(*rows, root, root, num_drafted, max_depth, chain_only, costs);
   rows->growth.put_in_order(N, tokens, parents, kinds);
   return N;
+}
+
+// Grow a tree without costs: write the nodes' acceptance probabilities [num_drafted], down to `least`; return their
+// number.
+int64_t rows_offer(
+    AutoTree* rows, int32_t root, int64_t num_drafted, int64_t max_depth, int32_t chain_only, double least,
+    double* gains) {
+  return rows->growth.offer(*rows, root, root, num_drafted, max_depth, chain_only, least, gains);
+}
+
+// Take the first N nodes of the last tree, the root included: tokens, parents and kinds [N].
+void rows_take(AutoTree* rows, int64_t N, int32_t* tokens, int32_t* parents, int32_t* kinds) {
+  rows->growth.put_in_order(N, tokens, parents, kinds);
 }
 
 // Begin a text with a prompt.

@@ -67,7 +67,7 @@ class AutoTree:
         shared = shared_struct(SOURCE.read_text(), self._shared)
         self._rows = library.rows_new(ctypes.byref(shared))
         weakref.finalize(self, library.rows_free, self._rows)
-        self._growth = Growth(library.rows_grow, self._rows)
+        self._growth = Growth(library, "rows", self._rows)
         self._is_grown = False
 
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -86,6 +86,20 @@ class AutoTree:
         self._check(root)
         self._is_grown = True
         return self._growth.grow(root, MAX_MEASURED_NODES - 1, budget)
+
+    def offer(
+        self, root: int, num_drafted: int, budget: DraftBudget, least: float
+    ) -> Sequence[float]:
+        """Return the acceptance probabilities of the most probable nodes, as `Growth.offer`; none after a token
+        without a row.
+        """
+        num_drafted = min(num_drafted, MAX_MEASURED_NODES - 1) if root < len(self._matrix) else 0
+        self._is_grown = True
+        return self._growth.offer(root, num_drafted, budget, least)
+
+    def take(self, num_drafted: int) -> DraftTree:
+        """Return the tree of the first nodes offered, as `Growth.take`."""
+        return self._growth.take(num_drafted)
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
         """Learn acceptance from the last tree, append the new tokens, and write the rows of nodes in this order."""

@@ -180,6 +180,15 @@ class RecyclingDrafter(CostAwareDrafter):
             token_ids[level.nodes] = self._matrix[token_ids[level.parents], level.ranks]
         return DraftTree(torch.from_numpy(token_ids), template.topology)
 
+    def offer(
+        self, context: Sequence[int], budget: DraftBudget, most: int, least: float = 0.0
+    ) -> Sequence[float] | None:
+        """Return the probabilities of the automatic tree; a template has none."""
+        return self._guesses.offer(context[-1], most, budget, least) if self._guesses else None
+
+    def take(self, count: int) -> DraftTree:
+        return self._guesses.take(count) if self._guesses else super().take(count)
+
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Seed the rows of a chunk of prompt tokens; of equal tokens the last one wins."""
         values, top_ids = top_k(logits, self.config.output_id_topk)  # [C, k]

@@ -158,18 +158,35 @@ class SamdDrafter(CostAwareDrafter):
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the chain after the match if that is long enough and pays, else the fallback's tree."""
-        chain = self._best_chain(min(self.config.num_pred_tokens, budget.max_depth))
-        self._chain = chain if chain.length >= self.config.threshold and chain.tokens else None
-        drafted = len(chain.tokens) if self._chain else 0
-        if drafted and budget.cost_curve and self.config.budget == "auto":
+        self._chain = chain = self._long_match(budget)
+        drafted = len(chain.tokens) if chain else 0
+        if chain and budget.cost_curve and self.config.budget == "auto":
             drafted = self._rates.paying(chain.length - 1, drafted, budget.cost_curve)
-        if drafted:
-            tree = DraftTree.chain([context[-1], *chain.tokens[:drafted]])
-            return replace(tree, sources=(chain.source,) * (1 + drafted))
+        if chain and drafted:
+            return self._drafted(chain, drafted)
         if self._fallback:
-            tree = self._fallback.propose(context, budget)
-            return replace(tree, sources=(self.config.fallback,) * tree.topology.num_nodes)
+            return self._of_fallback(self._fallback.propose(context, budget))
         return DraftTree.chain([context[-1]])
+
+    def offer(
+        self, context: Sequence[int], budget: DraftBudget, most: int, least: float = 0.0
+    ) -> Sequence[float] | None:
+        """Return the probabilities of the chain if the match is long enough, else of the fallback's tree."""
+        self._chain = chain = self._long_match(budget)
+        if chain and self.config.budget != "auto":
+            return None  # chains are drafted whole
+        if chain:
+            return self._rates.gains(chain.length - 1, min(most, len(chain.tokens)), least)
+        if isinstance(self._fallback, CostAwareDrafter):
+            return self._fallback.offer(context, budget, most, least)
+        return None if self._fallback else ()
+
+    def take(self, count: int) -> DraftTree:
+        if self._chain:
+            return self._drafted(self._chain, count)
+        if isinstance(self._fallback, CostAwareDrafter):
+            return self._of_fallback(self._fallback.take(count))
+        return DraftTree.chain(self._text.text[-1:])
 
     def observe(self, step: VerifiedStep) -> None:
         """Append the new tokens; the fallback learns from chains too."""
@@ -212,6 +229,18 @@ class SamdDrafter(CostAwareDrafter):
         self._text.extend(tokens)
         if self._follower:
             self._follower.extend(tokens)
+
+    def _long_match(self, budget: DraftBudget) -> _Chain | None:
+        """Return the chain after the match; None if that is too short, or nothing followed it."""
+        chain = self._best_chain(min(self.config.num_pred_tokens, budget.max_depth))
+        return chain if chain.length >= self.config.threshold and chain.tokens else None
+
+    def _drafted(self, chain: _Chain, count: int) -> DraftTree:
+        tree = DraftTree.chain([self._text.text[-1], *chain.tokens[:count]])
+        return replace(tree, sources=(chain.source,) * (1 + count))
+
+    def _of_fallback(self, tree: DraftTree) -> DraftTree:
+        return replace(tree, sources=(self.config.fallback,) * tree.topology.num_nodes)
 
     def _best_chain(self, max_tokens: int) -> _Chain:
         """Return the continuation of the longer match; a corpus match counts as shorter by the bias."""

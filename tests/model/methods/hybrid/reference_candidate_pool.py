@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -108,15 +108,28 @@ class ReferencePool:
         """Return the tree of the most probable nodes: as many as are worth their cost, at most
         `num_nodes` drafted.
         """
-        self._growth = growth = Growth(
-            *(root, self._context_at_end(), self._guesses, self._follow),
-            *(budget.max_depth, budget.chain_only),
-        )
+        growth = self._begin(root, budget)
         gains = islice(growth, num_nodes)
         num_drafted = (
             budget.cost_curve.best_size(gains) if budget.cost_curve else sum(1 for _ in gains)
         )
         return growth.tree(num_drafted, KIND_SOURCES)
+
+    def offer(self, root: int, num_nodes: int, budget: DraftBudget, least: float) -> list[float]:
+        """Grow the tree of the most probable nodes; return the probabilities that are not below `least`."""
+        gains = islice(self._begin(root, budget), num_nodes)
+        return [*takewhile(lambda gain: gain >= least, gains)]
+
+    def take(self, num_nodes: int) -> DraftTree:
+        """Return the tree of the first nodes offered."""
+        return self._growth.tree(num_nodes, KIND_SOURCES)
+
+    def _begin(self, root: int, budget: DraftBudget) -> Growth[_Context]:
+        self._growth = Growth(
+            *(root, self._context_at_end(), self._guesses, self._follow),
+            *(budget.max_depth, budget.chain_only),
+        )
+        return self._growth
 
     def learn(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn from the last tree: acceptance of its guesses, rows (the accepted path's last), and new tokens."""

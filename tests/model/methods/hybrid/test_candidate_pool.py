@@ -81,7 +81,14 @@ class Pair:
         root, num_nodes = self.tokens(1)[0], self.source.choice((1, 3, 7, 30))
         max_depth, chain_only = self.source.choice((0, 1, 3, 24)), self.source.random() < 0.2
         budget = DraftBudget(max_depth, chain_only, self.cost_curve())
-        trees = [pool.grow(root, num_nodes, budget) for pool in self.pools]
+        if self.source.random() < 0.3:
+            least = self.source.choice((0.0, 0.1))
+            gains = [[*pool.offer(root, num_nodes, budget, least)] for pool in self.pools]
+            assert gains[0] == gains[1]
+            count = self.source.randint(0, len(gains[0]))
+            trees = [pool.take(count) for pool in self.pools]
+        else:
+            trees = [pool.grow(root, num_nodes, budget) for pool in self.pools]
         assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
         assert trees[0].topology is trees[1].topology
         assert trees[0].sources == trees[1].sources

@@ -10,7 +10,7 @@ Shapes: V vocabulary, k successors kept for a token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 
 import numpy as np
 import torch
@@ -91,10 +91,24 @@ class ReferenceRowGuesses:
     def grow(self, root: int, budget: DraftBudget) -> DraftTree:
         """Return the tree of the most probable nodes that are worth their cost."""
         assert budget.cost_curve is not None
+        growth = self._begin(root, budget)
+        return growth.tree(budget.cost_curve.best_size(growth))
+
+    def offer(self, root: int, num_drafted: int, budget: DraftBudget, least: float) -> list[float]:
+        """Grow the tree of the most probable nodes; return the probabilities that are not below `least`."""
+        gains = islice(self._begin(root, budget), num_drafted)
+        return [*takewhile(lambda gain: gain >= least, gains)]
+
+    def take(self, num_drafted: int) -> DraftTree:
+        """Return the tree of the first nodes offered."""
+        assert self._growth is not None
+        return self._growth.tree(num_drafted)
+
+    def _begin(self, root: int, budget: DraftBudget) -> Growth[int]:
         self._growth = growth = Growth(
             root, root, self._at, lambda _, token: token, budget.max_depth, budget.chain_only
         )
-        return growth.tree(budget.cost_curve.best_size(growth))
+        return growth
 
     def learn(self, acceptance: Acceptance, order: Sequence[int]) -> None:
         """Learn acceptance from the last tree, append the new tokens, and write the rows of nodes in this order."""

@@ -43,7 +43,14 @@ def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> N
         depth, chain_only = source.choice((0, 1, 3, 24)), source.random() < 0.2
         budget = DraftBudget(depth, chain_only, CostCurve(SIZES, tuple(costs)))
         root = source.randrange(VOCAB)
-        trees = [guesses.grow(root, budget) for guesses in both]
+        if source.random() < 0.3:
+            limits = source.choice((0, 3, 12)), budget, source.choice((0.0, 0.1))
+            gains = [list(guesses.offer(root, *limits)) for guesses in both]
+            assert gains[0] == gains[1]
+            count = source.randint(0, len(gains[0]))
+            trees = [guesses.take(count) for guesses in both]
+        else:
+            trees = [guesses.grow(root, budget) for guesses in both]
         assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
         assert trees[0].topology is trees[1].topology
         num_nodes = trees[0].topology.num_nodes
