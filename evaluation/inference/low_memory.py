@@ -55,8 +55,7 @@ class LeanDrafter(CostAwareDrafter):
         self._drafter.observe(step)
 
     def skip(self, tokens: Sequence[int]) -> None:
-        if self._cost_aware is not None:
-            self._cost_aware.skip(tokens)
+        self._drafter.skip(tokens)
 
     def reset(self) -> None:
         self._drafter.reset()

@@ -55,9 +55,6 @@ class CostAwareDrafter(Drafter):
         """
         raise NotImplementedError
 
-    def skip(self, tokens: Sequence[int]) -> None:
-        """Take the new tokens of a resting step, for which `propose` was not called."""
-
     def draft_costs(self) -> CostModel | None:
         """Return the costs of the draft model, which runs one pass for each drafted node; None if there is none."""
         return None
@@ -98,7 +95,6 @@ class PacedDrafter(Drafter):
     def observe(self, step: VerifiedStep) -> None:
         """Let the drafter learn, and correct the costs by the time of the step."""
         tokens = step.acceptance.tokens
-        # One that reads hidden states misses no row of the text.
         if self._is_resting and not self.needs.hidden_layers:
             self._drafter.skip(tokens)
         else:

@@ -116,6 +116,13 @@ class Drafter:
     def observe(self, step: VerifiedStep) -> None:
         """Learn from a verified step."""
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Take the new tokens of a step of the root alone, for which `propose` was not called.
+
+        `observe` is not called either, unless the drafter reads hidden states (`needs.hidden_layers`): it misses
+        no row of the text, and observes such a step too.
+        """
+
     def on_device(self) -> DeviceDrafting | None:
         """Return this drafter's part of steps that run whole on the device; None if it works on the
         host. Such steps replace `propose` and `observe`.

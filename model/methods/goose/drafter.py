@@ -126,6 +126,9 @@ class GooseDrafter(Drafter):
             self._rate += SMOOTHING * (num_accepted / self._num_spine - self._rate)
         self._text.extend(acceptance.tokens)
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        self._text.extend(tokens)
+
     def reset(self) -> None:
         self._table.clear()
 

@@ -59,12 +59,14 @@ class LogitSpecDrafter(Drafter):
             prompt_logits=config.harvest_prompt,
         )
         self._pool = NgramPool(config.max_ngram_size, config.num_pred_tokens)
+        self._root = 0  # the last token of the text, which is not indexed yet
         self._likely: Sequence[int] = ()  # the tokens of the logits that chose the root
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Index the prompt, its last token, the first root, left out."""
         self._pool = NgramPool(self.config.max_ngram_size, self.config.num_pred_tokens)
         self._pool.extend(prompt_ids[:-1])
+        self._root = prompt_ids[-1]
         self._likely = ()
 
     def observe_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
@@ -86,8 +88,17 @@ class LogitSpecDrafter(Drafter):
     def observe(self, step: VerifiedStep) -> None:
         """Index the text up to the next root, and keep the likeliest tokens of the logits that chose it."""
         acceptance = step.acceptance
-        self._pool.extend([acceptance.node_tokens[0], *acceptance.tokens[:-1]])
+        self._extend(acceptance.tokens)
         self._likely = acceptance.candidates.token_ids[acceptance.path[-1]]
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Index the text up to the next root, whose logits were not seen."""
+        self._extend(tokens)
+        self._likely = ()
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        self._pool.extend([self._root, *tokens[:-1]])
+        self._root = tokens[-1]
 
     def _branches(self, ending: Sequence[int], max_depth: int) -> list[list[int]]:
         """Return the branches under the last token of an ending, none of them empty."""

@@ -108,15 +108,23 @@ class RacerDrafter(Drafter):
         acceptance = step.acceptance
         if self.config.max_breadth:
             self._rows.write(acceptance.node_tokens, acceptance.candidates.token_ids)
-        self._text += acceptance.tokens
+        self._extend(acceptance.tokens, followed=acceptance.tokens[:-1])
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Count the n-grams of the new text, and follow the root too, as `propose` does."""
+        self._extend(tokens, followed=[self._text[-1], *tokens[:-1]])
+
+    def _extend(self, tokens: Sequence[int], followed: Sequence[int]) -> None:
+        """Append new tokens, count their n-grams, and go on in the automaton, up to before the next root."""
+        self._text += tokens
         size = self.config.ngram
         if not size:
             return
         root = len(self._text) - 1
-        for end in range(root, max(root - len(acceptance.tokens), size - 1), -1):
+        for end in range(root, max(root - len(tokens), size - 1), -1):
             self._automaton.add(self._text[end - size : end])
-        if accepted := acceptance.tokens[:-1]:
-            self._automaton.advance(accepted)
+        if followed:
+            self._automaton.advance(followed)
 
     def reset(self) -> None:
         self._automaton.clear()

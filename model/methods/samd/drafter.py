@@ -199,7 +199,7 @@ class SamdDrafter(CostAwareDrafter):
 
     def skip(self, tokens: Sequence[int]) -> None:
         self._extend(tokens)
-        if isinstance(self._fallback, CostAwareDrafter):
+        if self._fallback:
             self._fallback.skip(tokens)
 
     def reset(self) -> None:

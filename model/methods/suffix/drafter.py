@@ -131,7 +131,9 @@ class SuffixDrafter(Drafter):
         return max(0, min(by_match, self.max_nodes - 1, max_depth))
 
     def observe(self, step: VerifiedStep) -> None:
-        tokens = step.acceptance.tokens
+        self.skip(step.acceptance.tokens)
+
+    def skip(self, tokens: Sequence[int]) -> None:
         self._text_tree.extend(tokens)
         if self.config.max_cached_answers:
             self._answer_tree.extend(tokens)
