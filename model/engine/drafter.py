@@ -113,6 +113,14 @@ class Drafter:
         """Return a draft whose root is `context[-1]`, inside the budget."""
         raise NotImplementedError
 
+    def offer(
+        self, context: Sequence[int], budget: DraftBudget, most: int
+    ) -> Sequence[float] | None:
+        return None
+
+    def take(self, count: int) -> DraftTree:
+        raise NotImplementedError
+
     def observe(self, step: VerifiedStep) -> None:
         """Learn from a verified step."""
 

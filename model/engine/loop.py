@@ -1,31 +1,23 @@
 """The loop: propose a tree, verify it in one forward pass, keep the accepted rows, learn from it.
 
 The inference commands, the library and the tests all use this one generator. Vanilla is the empty
-draft through the same loop. The prompt is read up to its last token, which is
-the first tree's root, so that acceptance lengths sum exactly to the number of new tokens.
+draft through the same loop. A step's parts are those of a text (`model.engine.text`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 
-from .budget import DraftBudget
-from .cache import TreeCache
-from .drafter import Drafter, VerifiedStep
-from .near_ties import ReferenceRows
-from .passes.device_step import DeviceStep
-from .passes.hidden import HiddenStates
+from .drafter import Drafter
 from .prefix_cache import PrefixCache
 from .request import Request
 from .rules import TokenRule
 from .step import Generation, Laps, StepRecord
 from .target import TargetModel
-from .verification import verify
+from .text import Text
 
 
 def generate(
@@ -72,117 +64,31 @@ def decode(
     if drafter.needs.hidden_layers:
         prefix_cache = None  # rows that are not read again show no hidden states
     laps = Laps()
-    cache, reference = _read_prompt(target, drafter, prompt_ids, request, prefix_cache)
+    text = Text(target, drafter, prompt_ids, request, prefix_cache)
+    for _ in text.read_prompt():
+        pass
+    if prefix_cache is not None:
+        text.cache.mark()  # the next prompt may go on from the end of this one
+    target.synchronize()
     prefill_ns = laps.end("prefill")
-    for record, text in _steps(target, drafter, prompt_ids, request, cache, reference):
+    while text.stop_reason is None:
+        record = _step(text)
         if prefix_cache is not None:
-            prefix_cache.store(cache, text)
-        if visible := request.visible(record, len(text) - len(prompt_ids)):
+            prefix_cache.store(text.cache, text.tokens)
+        if visible := text.visible(record):
             visible.prefill_ns, prefill_ns = prefill_ns, 0
             yield visible
 
 
-def _steps(
-    target: TargetModel,
-    drafter: Drafter,
-    prompt_ids: Sequence[int],
-    request: Request,
-    cache: TreeCache,
-    reference: ReferenceRows,
-) -> Iterator[tuple[StepRecord, list[int]]]:
-    """Yield each step, unseen ones included, with the text after it."""
-    text, stop_reason = list(prompt_ids), None
-    on_device = _device_step(target, drafter, request, reference)
-    hidden = _hidden_states(target, drafter)
-    while stop_reason is None:
-        laps = Laps()
-        base, room = cache.length, request.num_total - (len(text) - len(prompt_ids))
-        is_chain = target.chain_only_at(base, drafter.max_nodes)
-        budget = DraftBudget(request.context - 1 - base, is_chain)
-        if is_whole := on_device is not None and on_device.fits(budget, text[-1]):
-            tree, acceptance = on_device.run(text[-1], cache, room)
-            laps.end("forward")
-        else:
-            tree = drafter.propose(text, budget)
-            budget.check(tree.topology)
-            laps.end("draft")
-            margin = reference.margin_of(tree, base)
-            with hidden.captured() if hidden else nullcontext():
-                logits = target.forward(tree, cache)
-                rows = hidden.take(tree.topology.num_nodes) if hidden else None
-            laps.end("forward")
-            acceptance = verify(
-                tree,
-                logits,
-                request.rule,
-                text,
-                request.eos_ids,
-                max_tokens=room,
-                tie_margin=margin,
-                num_candidates=drafter.needs.num_candidates,
-                stop=request.stop,
-                with_sketches=drafter.needs.sketches,
-                read=partial(target.read_out, cache),
-            )
-            laps.end("verify")
-            cache.keep(base, acceptance.path)
-        acceptance = reference.with_token_decided(acceptance, text, request.rule, request.stop)
-        laps.end("keep")
-        text += acceptance.tokens
-        stop_reason = request.stop_reason(acceptance, len(text) - len(prompt_ids))
-        if not is_whole:  # a whole step has taught the drafter already
-            drafter.observe(VerifiedStep(tree, acceptance, stop_reason, rows))
-        laps.end("observe")
-        tokens, path = acceptance.tokens, acceptance.path
-        yield StepRecord(tokens, tree, path, stop_reason, 0, *laps.parts()), text
-
-
-def _read_prompt(
-    target: TargetModel,
-    drafter: Drafter,
-    prompt_ids: Sequence[int],
-    request: Request,
-    prefix_cache: PrefixCache | None,
-) -> tuple[TreeCache, ReferenceRows]:
-    """Read the prompt up to its last token; the drafter learns from it."""
-    capacity = len(prompt_ids) + request.num_total + drafter.max_nodes
-    if prefix_cache is not None:
-        cache = prefix_cache.open(target, prompt_ids, capacity)
+def _step(text: Text) -> StepRecord:
+    laps = Laps()
+    if text.runs_on_device:
+        record = text.run_on_device(laps)
     else:
-        cache = target.new_cache(capacity)
-    reference = ReferenceRows(target, cache, len(prompt_ids))
-    drafter.start(prompt_ids)
-    hidden = _hidden_states(target, drafter)
-    with hidden.captured() if hidden else nullcontext():
-        for chunk in target.prefill(prompt_ids, cache, _is_harvested(target, drafter)):
-            reference.read_prompt(len(chunk.token_ids))
-            if hidden:
-                rows = hidden.take(len(chunk.token_ids))
-                drafter.observe_prompt_hidden(chunk.token_ids, rows)
-            if chunk.logits is not None:
-                drafter.observe_prompt(chunk.token_ids, chunk.logits)
-    if prefix_cache is not None:
-        cache.mark()  # the next prompt may go on from the end of this one
-    target.synchronize()
-    return cache, reference
-
-
-def _is_harvested(target: TargetModel, drafter: Drafter) -> bool:
-    """Whether the prompt's logits are computed for the drafter: where it leaves that open, if they are cheap."""
-    wanted = drafter.needs.prompt_logits
-    return target.head_share <= drafter.needs.cheap_head if wanted is None else wanted
-
-
-def _hidden_states(target: TargetModel, drafter: Drafter) -> HiddenStates | None:
-    layers = drafter.needs.hidden_layers
-    return target.hidden_states(layers) if layers else None
-
-
-def _device_step(
-    target: TargetModel, drafter: Drafter, request: Request, reference: ReferenceRows
-) -> DeviceStep | None:
-    """Return steps that run whole on the device; None if request, drafter or target need the host."""
-    drafting = drafter.on_device() if request.is_greedy else None
-    if drafting is None:
-        return None
-    return target.shapes.device_step(drafting, reference.margin, request.eos_ids)
+        tree = text.propose()
+        laps.end("draft")
+        logits, hidden = text.forward(tree)
+        laps.end("forward")
+        record = text.conclude(tree, logits, hidden, laps)
+    record.set_times(laps)
+    return record

@@ -39,9 +39,15 @@ class ReferenceRows:
         is_reference = is_first and self._target.is_reference(num_tokens)
         self._num_rows = self._cache.length if is_reference else 0
 
-    def margin_of(self, tree: DraftTree, base: int) -> float:
-        """Return the margin for the step to come, after `base` rows: 0 where it is plain decoding itself."""
-        is_root = tree.topology.num_nodes == 1
+    def margin_of(self, tree: DraftTree, base: int, is_alone: bool = True) -> float:
+        """Return the margin for the step to come, after `base` rows: 0 where it is plain decoding itself.
+
+        Args:
+            tree: of the step.
+            base: rows before it.
+            is_alone: whether no other text shares its pass.
+        """
+        is_root = is_alone and tree.topology.num_nodes == 1
         self._is_reference = (
             is_root and self._num_rows == base and self._target.is_reference(num_rows=1)
         )

@@ -22,6 +22,7 @@ class StepRecord:
         prefill_ns: time of reading the prompt, on the first step; 0 on others.
         draft_ns, forward_ns, verify_ns, keep_ns, observe_ns: time of each part. The host waits for the
             device in verify alone. A whole step on the device is counted as forward.
+        num_texts: texts that shared the pass; the times are those of all of them.
     """
 
     tokens: list[int]
@@ -34,6 +35,7 @@ class StepRecord:
     verify_ns: int = 0
     keep_ns: int = 0
     observe_ns: int = 0
+    num_texts: int = 1
 
     def __repr__(self) -> str:
         ended = f", stop_reason={self.stop_reason!r}" if self.stop_reason else ""
@@ -44,6 +46,16 @@ class StepRecord:
     def step_ns(self) -> int:
         """Time of the step, without the prompt."""
         return self.draft_ns + self.forward_ns + self.verify_ns + self.keep_ns + self.observe_ns
+
+    @property
+    def share_ns(self) -> float:
+        """This text's share of the time, with its prompt: the shares of all texts add up to the time of a run."""
+        return self.prefill_ns + self.step_ns / self.num_texts
+
+    def set_times(self, laps: Laps, num_texts: int = 1) -> None:
+        """Set the times of the parts, of a step that this many texts shared."""
+        self.draft_ns, self.forward_ns, self.verify_ns, self.keep_ns, self.observe_ns = laps.parts()
+        self.num_texts = num_texts
 
     @property
     def num_nodes(self) -> int:
@@ -64,14 +76,15 @@ class Laps:
         self._last = time.perf_counter_ns()
 
     def end(self, part: str) -> int:
-        """End a part; return its time, counted from the end of the last part."""
+        """End a part; return its time, counted from the end of the last part. Equal parts add up."""
         now = time.perf_counter_ns()
-        self._times[part] = taken = now - self._last
+        taken = now - self._last
+        self._times[part] = self._times.get(part, 0) + taken
         self._last = now
         return taken
 
     def parts(self) -> list[int]:
-        """Return the times in the order of `PARTS`, as `StepRecord` takes them; 0 for skipped parts."""
+        """Return the times in the order of `PARTS`; 0 for skipped parts."""
         return [self._times[part] for part in PARTS]
 
 

@@ -1,0 +1,233 @@
+"""A text under way: its tokens, its cache, its drafter and what was asked for.
+
+A step is `propose`, a pass of the target model, `conclude`. The loop of one text (`model.engine.loop`) and that of
+several (`model.engine.batch`) are both built on it. The prompt is read up to its last token, which is the first
+tree's root, so that acceptance lengths sum exactly to the number of new tokens.
+
+Shapes: N nodes, V vocabulary, C prompt tokens in a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from .budget import DraftBudget
+from .drafter import Drafter, Needs, VerifiedStep
+from .near_ties import ReferenceRows
+from .passes.device_step import DeviceStep
+from .passes.hidden import HiddenStates
+from .prefix_cache import PrefixCache
+from .read_out import Reader
+from .request import Request
+from .step import Laps, StepRecord
+from .target import TargetModel
+from .tree import DraftTree
+from .verification import Acceptance, verify
+
+
+class Text:
+    """A text that is decoded step by step.
+
+    Args:
+        target: the model.
+        drafter: drafts for this text alone until it ends.
+        prompt_ids: token ids of the prompt, at least one.
+        request: what was asked for.
+        prefix_cache: holds the last text's rows, reused for a common beginning.
+
+    Attributes:
+        tokens: prompt and answer so far.
+        cache: rows of all tokens but the last.
+        stop_reason: None while the text goes on, else as in `StepRecord`.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        prompt_ids: Sequence[int],
+        request: Request,
+        prefix_cache: PrefixCache | None = None,
+    ) -> None:
+        self.target, self.drafter, self.request = target, drafter, request
+        self.tokens = list(prompt_ids)
+        self.stop_reason: str | None = None
+        self._num_prompt = len(prompt_ids)
+        layers = drafter.needs.hidden_layers
+        self.hidden: HiddenStates | None = target.hidden_states(layers) if layers else None
+        capacity = len(prompt_ids) + request.num_total + drafter.max_nodes
+        if prefix_cache is not None:
+            self.cache = prefix_cache.open(target, prompt_ids, capacity)
+        else:
+            self.cache = target.new_cache(capacity)
+        self._reference = ReferenceRows(target, self.cache, len(prompt_ids))
+        self._device_step = self._whole_steps()
+        self._needs: Needs | None = None  # of the step under way, if it rests
+        self._margin = 0.0  # of near-ties in this step
+        drafter.start(prompt_ids)
+
+    @property
+    def num_new(self) -> int:
+        """New tokens so far."""
+        return len(self.tokens) - self._num_prompt
+
+    @property
+    def needs(self) -> Needs:
+        """What the drafter needs of the step under way."""
+        return self._needs or self.drafter.needs
+
+    @property
+    def num_read(self) -> int:
+        """Candidates that are read after every node: near-ties need the two largest logits."""
+        return max(self.needs.num_candidates, 2 if self._reference.margin else 1)
+
+    def read_prompt(self) -> Iterator[int]:
+        """Read the prompt chunk by chunk, and yield the tokens of each; the drafter learns from it."""
+        target, drafter, hidden = self.target, self.drafter, self.hidden
+        wanted = drafter.needs.prompt_logits
+        if wanted is None:  # left open: if they are cheap
+            wanted = target.head_share <= drafter.needs.cheap_head
+        chunks = target.prefill(self.tokens, self.cache, wanted)
+        while True:
+            with hidden.captured() if hidden else nullcontext():
+                if (chunk := next(chunks, None)) is None:
+                    break
+                rows = hidden.take(len(chunk.token_ids)) if hidden else None
+            self._reference.read_prompt(len(chunk.token_ids))
+            if rows is not None:
+                drafter.observe_prompt_hidden(chunk.token_ids, rows)
+            if chunk.logits is not None:
+                drafter.observe_prompt(chunk.token_ids, chunk.logits)
+            yield len(chunk.token_ids)
+
+    @property
+    def budget(self) -> DraftBudget:
+        """Limits of the next draft."""
+        base = self.cache.length
+        is_chain = self.target.chain_only_at(base, self.drafter.max_nodes)
+        return DraftBudget(self.request.context - 1 - base, is_chain)
+
+    def propose(self) -> DraftTree:
+        """Return the drafter's tree for the next step."""
+        self._needs = None
+        budget = self.budget
+        tree = self.drafter.propose(self.tokens, budget)
+        budget.check(tree.topology)
+        return tree
+
+    def offer(self, most: int) -> Sequence[float] | None:
+        """Return the acceptance probabilities, falling, of up to `most` nodes that the drafter would draft; None
+        if it cannot say: then it proposes.
+        """
+        self._needs = None
+        return self.drafter.offer(self.tokens, self.budget, most)
+
+    def take(self, count: int) -> DraftTree:
+        """Return the tree of the first `count` of the offered nodes."""
+        tree = self.drafter.take(count)
+        self.budget.check(tree.topology)
+        return tree
+
+    def rest(self) -> DraftTree:
+        """Return the root alone, in place of `propose`; the drafter only takes note of the new token."""
+        self._needs = replace(self.drafter.needs, num_candidates=0, sketches=False)
+        return DraftTree.chain(self.tokens[-1:])
+
+    def before_pass(self, tree: DraftTree, is_alone: bool = True) -> None:
+        """Prepare for a pass over this draft, which other texts share unless it is alone."""
+        self._margin = self._reference.margin_of(tree, self.cache.length, is_alone)
+
+    def forward(self, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits after every node [N, V], and their hidden states if the drafter reads them."""
+        self.before_pass(tree)
+        with self.hidden.captured() if self.hidden else nullcontext():
+            logits = self.target.forward(tree, self.cache)
+            return logits, self.hidden.take(len(logits)) if self.hidden else None
+
+    def conclude(
+        self,
+        tree: DraftTree,
+        logits: torch.Tensor,
+        hidden: torch.Tensor | None,
+        laps: Laps,
+        read: Reader | None = None,
+    ) -> StepRecord:
+        """Accept what the model says, keep its rows, and let the drafter learn; return the step.
+
+        Args:
+            tree: from `propose`, N nodes, whose rows are the last of the cache.
+            logits: after every node, [N, V].
+            hidden: hidden states of every node; None if the drafter wants none.
+            laps: of the step.
+            read: copies to the host what is read of the pass; None: the target's way.
+        """
+        request, base = self.request, self.cache.length - tree.topology.num_nodes
+        acceptance = verify(
+            tree,
+            logits,
+            request.rule,
+            self.tokens,
+            request.eos_ids,
+            max_tokens=request.num_total - self.num_new,
+            tie_margin=self._margin,
+            num_candidates=self.needs.num_candidates,
+            stop=request.stop,
+            with_sketches=self.needs.sketches,
+            read=read or partial(self.target.read_out, self.cache),
+        )
+        laps.end("verify")
+        self.cache.keep(base, acceptance.path)
+        acceptance = self._settle(acceptance)
+        laps.end("keep")
+        if self._needs is not None and self.hidden is None:
+            self.drafter.skip(acceptance.tokens)
+        else:
+            self.drafter.observe(VerifiedStep(tree, acceptance, self.stop_reason, hidden))
+        laps.end("observe")
+        return self._record(tree, acceptance)
+
+    @property
+    def runs_on_device(self) -> bool:
+        """Whether the next step can run whole on the device."""
+        step = self._device_step
+        return step is not None and step.fits(self.budget, self.tokens[-1])
+
+    def run_on_device(self, laps: Laps) -> StepRecord:
+        """Run a whole step on the device, where the drafter learns, too."""
+        assert self._device_step is not None
+        room = self.request.num_total - self.num_new
+        tree, acceptance = self._device_step.run(self.tokens[-1], self.cache, room)
+        laps.end("forward")
+        acceptance = self._settle(acceptance)
+        laps.end("keep")
+        return self._record(tree, acceptance)
+
+    def visible(self, record: StepRecord) -> StepRecord | None:
+        """Return the last step as it is shown, cut at the limit; None if nothing is left."""
+        return self.request.visible(record, self.num_new)
+
+    def _settle(self, acceptance: Acceptance) -> Acceptance:
+        """Decide an open token, and take the new ones."""
+        request = self.request
+        acceptance = self._reference.with_token_decided(
+            acceptance, self.tokens, request.rule, request.stop
+        )
+        self.tokens += acceptance.tokens
+        self.stop_reason = request.stop_reason(acceptance, self.num_new)
+        return acceptance
+
+    def _record(self, tree: DraftTree, acceptance: Acceptance) -> StepRecord:
+        return StepRecord(acceptance.tokens, tree, acceptance.path, self.stop_reason)
+
+    def _whole_steps(self) -> DeviceStep | None:
+        """Return steps that run whole on the device; None if request, drafter or target need the host."""
+        drafting = self.drafter.on_device() if self.request.is_greedy else None
+        if drafting is None:
+            return None
+        margin, ends = self._reference.margin, self.request.eos_ids
+        return self.target.shapes.device_step(drafting, margin, ends)
