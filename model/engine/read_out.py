@@ -8,14 +8,14 @@ Shapes: N nodes, V vocabulary, k candidates, S sketches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ..kernels.largest_logits import top_k
 from ..machine.transfer import downloaded
-from .tree import DraftTree
+from .tree import DraftTree, TreeTopology
 
 # Candidates read in measurements of a pass.
 USUAL_CANDIDATES = 8
@@ -76,6 +76,31 @@ def read_out(
     sketches = state_sketch(logits) if with_sketches else None
     found = Candidates(token_ids.tolist(), values.tolist())
     return ReadOut(tree.token_ids.tolist(), found, sketches)
+
+
+def read_out_of_texts(
+    trees: Sequence[DraftTree], logits: torch.Tensor, num_candidates: int, with_sketches: bool
+) -> list[ReadOut]:
+    """Copy what is read of a pass over several texts' trees to the host in one transfer; return each text's part.
+
+    Args:
+        trees: of the texts, S nodes in all.
+        logits: after every node, text after text, [S, V].
+        num_candidates: as `read_out`, for all texts.
+        with_sketches: as `read_out`.
+    """
+    # Of its shape the number of nodes alone is read.
+    whole = DraftTree(
+        torch.cat([tree.token_ids for tree in trees]), TreeTopology.chain(len(logits))
+    )
+    tokens, candidates, sketches = read_out(whole, logits, num_candidates, with_sketches)
+    found, begin = [], 0
+    for tree in trees:
+        rows = slice(begin, begin + tree.topology.num_nodes)
+        part = Candidates(candidates.token_ids[rows], candidates.logits[rows])
+        found.append(ReadOut(tokens[rows], part, None if sketches is None else sketches[rows]))
+        begin = rows.stop
+    return found
 
 
 def packed_read_out(

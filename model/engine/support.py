@@ -191,7 +191,7 @@ def refuse_autocast(device: torch.device, dtype: torch.dtype) -> None:
 
 def rope_border(config: Any) -> int | None:
     """Return the length at which the rotary embeddings switch to other frequencies (longrope)."""
-    for rope in _rope_settings(config):
+    for rope in rope_settings(config):
         if rope.get("rope_type", rope.get("type")) == "longrope":
             border = rope.get("original_max_position_embeddings")
             return border or getattr(config, "original_max_position_embeddings", None)
@@ -248,7 +248,7 @@ def context_limit(config: Any, prompt_length: int) -> int | None:
     return limit
 
 
-def _rope_settings(config: Any) -> list[dict[str, Any]]:
+def rope_settings(config: Any) -> list[dict[str, Any]]:
     """Return the rope settings of a config: one, or one a layer type; [] if there are none."""
     settings = (
         getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

@@ -28,6 +28,7 @@ from .passes.arithmetic import PassArithmetic
 from .passes.hidden import HiddenStates
 from .passes.layout import CacheLayout
 from .passes.masks import Masks, TreeMasks
+from .passes.packed import PackedCache
 from .passes.shapes import ANY_SHAPE, PassShapes
 from .read_out import ReadOut, read_out
 from .support import (
@@ -74,6 +75,7 @@ class TargetModel(PassArithmetic):
         chain_reason: why, in one line; empty if trees work.
         cache_argument: the name under which the model's forward takes its cache.
         num_tokens: rows of the input embedding.
+        key_borders: what the model scales by the number of keys.
         layer_shapes, mixers, num_state_bytes, vocab_size: as `CacheLayout`.
         is_same_in_parts: whether a text has the same rows and states in whatever parts it is read, but
             for rounding, so that a known beginning may be kept; the self-test finds out.
@@ -102,7 +104,7 @@ class TargetModel(PassArithmetic):
         self._parameters = forward_parameters(model)
         self.cache_argument = cache_argument(model) or ""  # checked by `refuse_unverifiable`
         self.masks = TreeMasks(self.config)
-        self._borders = KeyBorders.of(self.config)
+        self.key_borders = KeyBorders.of(self.config)
         self._layout = layout = CacheLayout(model)
         with self.lock, torch.no_grad():
             layout.probe(self.run)
@@ -199,7 +201,7 @@ class TargetModel(PassArithmetic):
 
     def chain_only_at(self, base: int, num_nodes: int) -> bool:
         """Whether a draft of up to `num_nodes` nodes after `base` cached tokens must be a chain."""
-        return self.chain_only or self._borders.are_crossed(base, num_nodes)
+        return self.chain_only or self.key_borders.are_crossed(base, num_nodes)
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
         """Append all nodes to the cache; return the logits after every node [N, V], valid until the next pass."""
@@ -213,6 +215,26 @@ class TargetModel(PassArithmetic):
             with self._branching(topology, cache):
                 token_ids = uploaded(tree.token_ids, self.device)
                 return self.run(token_ids, base, cache, masks, positions)
+
+    def forward_packed(
+        self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]
+    ) -> torch.Tensor:
+        """Append the nodes of several texts' trees, each to its cache, in one pass; for models that can be packed
+        (`model.engine.packing`).
+
+        Returns:
+            The logits after every node, text after text, [S, V].
+        """
+        topologies = [tree.topology for tree in trees]
+        bases = [cache.length for cache in caches]
+        sizes = [topology.num_nodes for topology in topologies]
+        token_ids = uploaded(torch.cat([tree.token_ids for tree in trees]), self.device)
+        depths = [topology.depth_tensor(self.device) for topology in topologies]
+        positions = torch.cat([part + base for part, base in zip(depths, bases, strict=True)])
+        with self.kernels(len(token_ids), is_packed=True):
+            masks = self.masks.of_texts(topologies, bases, self.device, self.dtype)
+            cache = PackedCache(caches, sizes, self.masks.has_windows)
+            return self.run(token_ids, max(bases), cache, masks, positions)
 
     def _needs_mask(self, topology: TreeTopology) -> bool:
         """Whether a draft is given a mask; the model's own causal mask is enough for a chain.
@@ -247,7 +269,7 @@ class TargetModel(PassArithmetic):
         """Read the prompt in chunks from the cache's end to its last token, which is the first tree's root."""
         read = prompt_ids[:-1]
         size = min(PREFILL_CHUNK, max(512, MAX_LOGITS // self.vocab_size))
-        if self._borders.rope and len(prompt_ids) > self._borders.rope:
+        if self.key_borders.rope and len(prompt_ids) > self.key_borders.rope:
             # Chunks before the border would get the frequencies of short texts.
             size, with_logits = len(read), False
         elif not self.is_same_in_parts:  # such as recurrences that begin anew with each chunk

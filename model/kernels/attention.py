@@ -39,6 +39,7 @@ from . import short_pass as few_rows
 from .choice import ROWS, Choice, LayerHeads, bucket
 from .linear import FEWEST_WEIGHTS, is_exact
 from .measured_attention import choice_on_gpu, first_letters, registered
+from .packed_attention import packed_name
 from .pass_kernels import PassKernels
 from .registered import USUAL, is_special, register_attention
 from .short_pass import DTYPES, short_pass_kernel
@@ -161,15 +162,21 @@ class AttentionKernels(PassKernels):
         """Whether any pass uses an attention function that may round differently from transformers'."""
         return self._has_kernel or self._has_choice
 
-    def exchanged(self, num_rows: int) -> AbstractContextManager[None]:
-        """Return the block to run a pass over `num_rows` rows in."""
+    def exchanged(self, num_rows: int, is_packed: bool = False) -> AbstractContextManager[None]:
+        """Return the block to run a pass over `num_rows` rows in, of several texts if it is packed."""
+        name = self._function(num_rows)
+        if is_packed:
+            name = packed_name(name or self._config._attn_implementation)
+        return exchanged(self._config, name) if name else nullcontext()
+
+    def _function(self, num_rows: int) -> str:
+        """Return the name of the function for a pass over `num_rows` rows; "": the model's own."""
         if self._has_kernel and not self._is_off:
-            return exchanged(self._config, FEW_QUERIES)
+            return FEW_QUERIES
         if self._has_choice and num_rows <= ROWS[-1] and not self._is_off:
-            name = self._by_rows[bucket(num_rows, ROWS)]
-            return exchanged(self._config, name) if name else nullcontext()
+            return self._by_rows[bucket(num_rows, ROWS)]
         # For a single query without a mask no heads are repeated, unless compiled.
-        return exchanged(self._config, GROUPED) if self._groups_heads else nullcontext()
+        return GROUPED if self._groups_heads else ""
 
     @property
     def is_reference(self) -> bool:

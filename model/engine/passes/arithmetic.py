@@ -131,12 +131,14 @@ class PassArithmetic:
         }
 
     @contextmanager
-    def kernels(self, num_rows: int) -> Iterator[None]:
-        """Within the block the model uses the kernels for a pass over `num_rows` rows."""
+    def kernels(self, num_rows: int, is_packed: bool = False) -> Iterator[None]:
+        """Within the block the model uses the kernels for a pass over `num_rows` rows, of several texts if it
+        is packed.
+        """
         with (
             self.lock,
             without_cudnn(self.device),
-            self.attention.exchanged(num_rows),
+            self.attention.exchanged(num_rows, is_packed),
             self.linear_kernels.for_rows(num_rows),
             self.norms.exchanged(),
         ):

@@ -5,6 +5,7 @@ Shapes: N nodes, T keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,13 +58,54 @@ class TreeMasks:
             keys = torch.cat((torch.arange(base, device=device), depths))
         return self.by_layer_type(full, depths, keys)
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether a layer may not see all earlier tokens."""
+        return any(kind not in UNLIMITED for kind in self._kinds)
+
+    def of_texts(
+        self,
+        topologies: Sequence[TreeTopology],
+        bases: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Masks:
+        """Return the mask(s) [1, 1, S, T] of several texts' trees, S nodes in all, T keys of the longest text.
+
+        A row begins with the keys of its own text, and says nothing beyond them.
+        """
+        queries = torch.cat(
+            [
+                topology.depth_tensor(device) + base
+                for topology, base in zip(topologies, bases, strict=True)
+            ]
+        )
+        num_keys = max(
+            base + topology.num_nodes for topology, base in zip(topologies, bases, strict=True)
+        )
+        full = torch.zeros(len(queries), num_keys, dtype=dtype, device=device)
+        keys = queries
+        if self.has_windows:
+            keys = torch.arange(num_keys, device=device).repeat(len(queries), 1)  # [S, T]
+        begin = 0
+        for topology, base in zip(topologies, bases, strict=True):
+            end = begin + topology.num_nodes
+            nodes = slice(base, base + topology.num_nodes)
+            if topology.num_nodes > 1:  # a root sees all
+                full[begin:end, nodes] = topology.additive_mask(device, dtype)
+            if self.has_windows:
+                keys[begin:end, nodes] = queries[begin:end]
+            begin = end
+        return self.by_layer_type(full, queries, keys)
+
     def by_layer_type(
         self, full: torch.Tensor, query_positions: torch.Tensor, key_positions: torch.Tensor
     ) -> Masks:
         """Return the model's mask(s) for one [N, T] that knows no window: [1, 1, N, T], or a dict of such by
         layer type.
 
-        Windows are by position [N] and [T], since a tree's row index is no position.
+        Windows are by position [N] and [T], since a tree's row index is no position; [N, T] where rows have
+        keys of their own.
         """
         masks = {
             kind: self._limit(full, kind, query_positions[:, None], key_positions)[None, None]

@@ -1,0 +1,111 @@
+"""Whether several texts can share a pass of a loaded model, packed side by side (`model.engine.passes.packed`).
+
+The config shows what depends on the whole pass, such as positions scaled by the longest text; the rest is proved: a
+packed pass over three texts must give the logits of three passes.
+
+Shapes: S nodes of all texts, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from .cache import TreeCache
+from .passes.shapes import ANY_SHAPE
+from .self_test import PREFIX_LENGTH, Probe
+from .support import rope_settings
+from .target import TargetModel
+from .tree import DraftTree, TreeTopology
+
+logger = logging.getLogger(__name__)
+
+NAME = "packing"
+# Rotary embeddings whose frequencies depend on the longest position of a pass.
+BY_LENGTH = ("dynamic", "longrope")
+# Setting of rotary embeddings whose model also scales queries by position (Ministral 3).
+SCALED_BY_POSITION = "llama_4_scaling_beta"
+# Three texts of different lengths: a tree, the root alone, a chain.
+LENGTHS = (PREFIX_LENGTH, 3, PREFIX_LENGTH - 4)
+TOPOLOGIES = (
+    TreeTopology.from_parents((-1, 0, 0, 1, 1, 3)),
+    TreeTopology.chain(1),
+    TreeTopology.chain(3),
+)
+
+
+def why_not_packed(target: TargetModel) -> str:
+    """Return why several texts cannot share a pass of this model, in one line; empty if they can.
+
+    Found once for a target, by a packed pass.
+    """
+    with target.lock:
+        if NAME not in target.measured:
+            target.measured[NAME] = reason = _reason(target)
+            if reason:
+                logger.info("model type %s: %s", target.config.model_type, reason)
+        found: str = target.measured[NAME]
+        return found
+
+
+def _reason(target: TargetModel) -> str:
+    if target.shapes is not ANY_SHAPE:
+        return "its passes run in static shapes, of one text"
+    if target.mixers:
+        return "it keeps recurrent states, which are read text by text"
+    if target.chain_only:
+        return f"drafts must be chains: {target.chain_reason}"
+    if any(shape and shape.index_keys for shape in target.layer_shapes):
+        return "its layers choose among keys by an index of their own"
+    settings = rope_settings(target.config)
+    kinds = [one.get("rope_type", one.get("type")) for one in settings]
+    if found := next((kind for kind in kinds if kind in BY_LENGTH), ""):
+        return f"its rotary embeddings ({found}) depend on the longest text of a pass"
+    if any(one.get(SCALED_BY_POSITION) for one in settings) or target.key_borders.query_step:
+        return "it scales queries by their place among the keys of a pass"
+    return _proved(target)
+
+
+@torch.inference_mode()
+def _proved(target: TargetModel) -> str:
+    """Return why a packed pass over three texts fails, or gives other logits than three passes; empty if it is
+    right.
+    """
+    limit = target.context_limit(1)
+    if limit is not None and limit < PREFIX_LENGTH + max(one.num_nodes for one in TOPOLOGIES):
+        return f"its context of {limit} tokens is too short for the test"
+    probes = [
+        Probe.random(target.vocab_size, is_chain=False, prefix_length=length) for length in LENGTHS
+    ]
+    trees = [
+        DraftTree(torch.tensor(probe.nodes[: topology.num_nodes], device=target.device), topology)
+        for probe, topology in zip(probes, TOPOLOGIES, strict=True)
+    ]
+    alone = torch.cat(
+        [
+            target.forward(tree, _filled(target, probe, tree)).float()
+            for probe, tree in zip(probes, trees, strict=True)
+        ]
+    )
+    try:
+        caches = [_filled(target, probe, tree) for probe, tree in zip(probes, trees, strict=True)]
+        packed = target.forward_packed(trees, caches).float()
+    except Exception as error:  # a model's own code may raise anything
+        reason = (str(error).splitlines() or [""])[0]
+        return f"a packed pass fails: {type(error).__name__}: {reason}"
+    allowed = 1e-3 * float(alone.std())
+    if target.dtype.itemsize < 4:  # four roundings of the largest logit, as in the self-test
+        allowed = 4 * torch.finfo(target.dtype).eps * float(alone.abs().max())
+    difference = float((packed - alone).abs().max())
+    if difference <= allowed:  # never for a NaN
+        return ""
+    return f"the logits of a packed pass differ by {difference:.1e} (allowed: {allowed:.1e})"
+
+
+def _filled(target: TargetModel, probe: Probe, tree: DraftTree) -> TreeCache:
+    """Return a cache that holds a probe's prefix, with room for the tree."""
+    cache = target.new_cache(len(probe.prefix) + tree.topology.num_nodes)
+    for _ in target.prefill([*probe.prefix, probe.nodes[0]], cache, with_logits=False):
+        pass
+    return cache

@@ -1,0 +1,80 @@
+"""Packed passes: the nodes of several texts side by side as one row of tokens, each text with a cache of its own.
+
+Linear layers, norms and activations treat every token by itself, so only attention must tell texts apart. A layer
+of the `PackedCache` gives each text its own new rows, and hands on all rows of every text, tied to the keys that it
+returns; `model.kernels.packed_attention` attends text by text. A model that makes other keys of them fails there,
+and decodes its texts in turn (`model.engine.packing`).
+
+Shapes: B texts, S nodes of all texts, H key-value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from ...kernels.packed_attention import TextRows, with_texts
+from ..cache import TreeCache, TreeCacheLayer
+
+
+class PackedLayer(CacheLayerMixin):
+    """One layer of the caches of several texts."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(
+        self, layers: Sequence[TreeCacheLayer], sizes: Sequence[int], is_masked: bool
+    ) -> None:
+        super().__init__()
+        self._layers, self._sizes, self._is_masked = layers, sizes, is_masked
+        self.is_initialized = True
+
+    def lazy_initialization(self, *args: torch.Tensor) -> None:
+        """Do nothing: the buffers of the texts exist."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append rows [1, H, S, D], each to its text; return them, tied to all rows of every text."""
+        parts = zip(
+            self._layers,
+            key_states.split(self._sizes, 2),
+            value_states.split(self._sizes, 2),
+            strict=True,
+        )
+        rows = [layer.update(keys, values) for layer, keys, values in parts]
+        return with_texts(key_states, TextRows(self._sizes, rows, self._is_masked)), value_states
+
+    def get_seq_length(self, *args: object) -> int:
+        """Return the most rows in use of any text."""
+        return max(layer.length for layer in self._layers)
+
+    def get_max_length(self) -> int:
+        """Return the smallest capacity (transformers 5.x)."""
+        return min(layer.get_max_length() for layer in self._layers)
+
+    def get_max_cache_shape(self) -> int:
+        """Return the smallest capacity (transformers 4.57)."""
+        return self.get_max_length()
+
+    def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
+        """Return the key length of the longest text, and the offset; no mask is made by it, since all are given."""
+        return self.get_seq_length() + max(self._sizes), 0
+
+
+class PackedCache(Cache):
+    """The caches of several texts for one pass over S nodes.
+
+    Args:
+        caches: of the texts.
+        sizes: nodes of each text, S in all.
+        is_masked: whether a text with a single node needs its mask, too: where layers have windows.
+    """
+
+    def __init__(self, caches: Sequence[TreeCache], sizes: Sequence[int], is_masked: bool) -> None:
+        layers = zip(*(cache.layers for cache in caches), strict=True)
+        super().__init__(layers=[PackedLayer(of_texts, sizes, is_masked) for of_texts in layers])
