@@ -11,6 +11,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
+
 from ..engine.budget import CostCurve
 from .device_speed import DeviceSpeed
 from .switch import DraftingSwitch
@@ -83,6 +85,25 @@ class CostModel:
         )
         return type(self)(self.sizes, near, far)
 
+    def of_texts(self, num_texts: int, for_text: tuple[float, float]) -> CostModel:
+        """Return the costs of a step of several texts by 1 and the drafted nodes of all, with nothing learned.
+
+        Args:
+            num_texts: each with a root of its own.
+            for_text: milliseconds that a further text adds, its root aside, near and far.
+        """
+        larger = [size for size in self.sizes if size > num_texts]
+        near, far = (
+            tuple(np.interp((num_texts, *larger), self.sizes, curve) + (num_texts - 1) * for_each)
+            for curve, for_each in zip((self.near, self.far), for_text, strict=True)
+        )
+        sizes = (1, *(size - num_texts + 1 for size in larger))
+        return type(self)(sizes, near, far)
+
+    def share_learned(self, other: CostModel) -> None:
+        """Share what another has learned of the device, and whether drafting pays."""
+        self.switch, self._speed = other.switch, other._speed
+
     def at(self, context: int) -> CostCurve:
         """Return the costs after `context` cached tokens: attention grows linearly with it."""
         block = context // BLOCK
@@ -96,7 +117,7 @@ class CostModel:
             self._at[block] = CostCurve(self.sizes, tuple(lowest))
         return self._at[block]
 
-    def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
+    def learn(self, num_nodes: int, num_tokens: float, context: int, nanoseconds: int) -> None:
         """Learn from a whole step with this many nodes after `context` cached tokens."""
         block = context // BLOCK
         plain = self._cost(0, block)

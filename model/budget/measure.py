@@ -148,7 +148,7 @@ def measure_costs(target: TargetModel) -> Measurement:
     lost = lost_share(since, clocks()) if is_watched else 0.0
     medians = {point: statistics.median(values) for point, values in times.items()}
     spreads = [relative_spread(values) for values in times.values() if len(values) > 1]
-    return Measurement(_curve(medians, _contexts(target)), statistics.median(spreads), lost)
+    return Measurement(_curve(medians, contexts_of(target)), statistics.median(spreads), lost)
 
 
 @torch.inference_mode()
@@ -176,7 +176,7 @@ def _timer(
     target: TargetModel, sizes: Collection[int], farthest: int
 ) -> Callable[[int, int], float]:
     """Return the function that times a pass by (index of the context, nodes), for these sizes, 1 among them."""
-    contexts = _contexts(target)
+    contexts = contexts_of(target)
     target.shapes.warm_up(contexts[farthest], set(sizes))
     cache = target.new_cache(contexts[1] + MAX_MEASURED_NODES)
     trees = {size: draft_of(target, size) for size in sizes}
@@ -208,7 +208,7 @@ def _longest(target: TargetModel) -> int:
     return target.context_limit(1) or CONTEXTS[1] + MAX_MEASURED_NODES
 
 
-def _contexts(target: TargetModel) -> list[int]:
+def contexts_of(target: TargetModel) -> list[int]:
     """Return `CONTEXTS`, or what a model with a short context has room for."""
     return [max(0, min(context, _longest(target) - MAX_MEASURED_NODES)) for context in CONTEXTS]
 

@@ -114,11 +114,30 @@ class Drafter:
         raise NotImplementedError
 
     def offer(
-        self, context: Sequence[int], budget: DraftBudget, most: int
+        self, context: Sequence[int], budget: DraftBudget, most: int, least: float = 0.0
     ) -> Sequence[float] | None:
+        """Draft without choosing the number of nodes, which depends on the other texts of a pass.
+
+        Asked, in the place of `propose`, of drafters with `wants_costs`. `take` follows.
+
+        Args:
+            context: as of `propose`.
+            budget: as of `propose`, without costs.
+            most: drafted nodes, at most.
+            least: probability below which a node need not be offered.
+
+        Returns:
+            The probability of each drafted node that it is accepted, in falling order: any number of the first
+            ones is a tree. None if this drafter cannot say; then `propose` is called.
+        """
         return None
 
     def take(self, count: int) -> DraftTree:
+        """Return the tree of the first `count` nodes offered; 0: the root alone. `observe` follows.
+
+        Raises:
+            NotImplementedError: by a drafter that never offers.
+        """
         raise NotImplementedError
 
     def observe(self, step: VerifiedStep) -> None:

@@ -49,6 +49,7 @@ from .tree import DraftTree, TreeTopology
 # more than the first (their mask is a tensor), so short chunks are slow.
 PREFILL_CHUNK = 2048
 MAX_LOGITS = 2**26
+FEWEST_IN_CHUNK = 512  # whatever the vocabulary
 # Rows of a cache off the CPU are a multiple of this. A GPU's memory comes from an allocator that keeps what is
 # freed by its size: buffers of another size for each text, 0.5 MB a row for 7B, would leave it in pieces.
 CAPACITY_STEP = 512
@@ -268,7 +269,7 @@ class TargetModel(PassArithmetic):
     ) -> Iterator[PromptChunk]:
         """Read the prompt in chunks from the cache's end to its last token, which is the first tree's root."""
         read = prompt_ids[:-1]
-        size = min(PREFILL_CHUNK, max(512, MAX_LOGITS // self.vocab_size))
+        size = min(PREFILL_CHUNK, max(FEWEST_IN_CHUNK, MAX_LOGITS // self.vocab_size))
         if self.key_borders.rope and len(prompt_ids) > self.key_borders.rope:
             # Chunks before the border would get the frequencies of short texts.
             size, with_logits = len(read), False

@@ -120,12 +120,10 @@ class Text:
         budget.check(tree.topology)
         return tree
 
-    def offer(self, most: int) -> Sequence[float] | None:
-        """Return the acceptance probabilities, falling, of up to `most` nodes that the drafter would draft; None
-        if it cannot say: then it proposes.
-        """
+    def offer(self, most: int, least: float) -> Sequence[float] | None:
+        """Return the acceptance probabilities of nodes to draft, as `Drafter.offer`; None: it only proposes."""
         self._needs = None
-        return self.drafter.offer(self.tokens, self.budget, most)
+        return self.drafter.offer(self.tokens, self.budget, most, least)
 
     def take(self, count: int) -> DraftTree:
         """Return the tree of the first `count` of the offered nodes."""

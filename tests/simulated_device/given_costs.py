@@ -17,5 +17,5 @@ class GivenCosts(CostModel):
         while self.switch.is_resting:
             self.switch.rest()
 
-    def learn(self, num_nodes: int, num_tokens: int, context: int, nanoseconds: int) -> None:
+    def learn(self, num_nodes: int, num_tokens: float, context: int, nanoseconds: int) -> None:
         """Do nothing: times differ from run to run."""

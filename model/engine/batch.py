@@ -1,0 +1,287 @@
+"""A batch: texts that share passes of the target model, each exactly as if it were alone.
+
+Every step proposes a draft for each text, verifies all drafts in one packed pass, and concludes each text by
+itself. A text that ends leaves at once, so that another may take its place. Prompts are read between the passes, as
+many tokens a step that the other texts wait no longer than for one chunk. Texts of a model that cannot be packed
+(`model.engine.packing`) are decoded in turn: the same answers, and no gain.
+
+Shapes: B texts, S nodes of all their trees, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ..options import integer
+from .drafter import Drafter
+from .packing import why_not_packed
+from .read_out import ReadOut, read_out_of_texts
+from .request import Request
+from .rules import TokenRule
+from .step import Laps, StepRecord
+from .target import PREFILL_CHUNK, TargetModel
+from .text import Text
+from .tree import DraftTree
+
+logger = logging.getLogger(__name__)
+
+
+class Event(NamedTuple):
+    """What a step brought for a text.
+
+    Attributes:
+        key: names the text, as given to `Batch.add`.
+        record: its step; with a `stop_reason` the text has ended and left the batch.
+        error: what its drafter, rule or stopping criterion raised; the text has left the batch. One of both
+            is None.
+    """
+
+    key: Any
+    record: StepRecord | None = None
+    error: Exception | None = None
+
+
+class NodeBudget(Protocol):
+    """Divides the drafted nodes of a step among its texts."""
+
+    def is_resting(self, num_texts: int) -> bool:
+        """Whether the next step of this many texts is of roots alone."""
+        ...
+
+    def offered(self, num_texts: int) -> tuple[int, float]:
+        """Return the most drafted nodes that a text may offer, and the least probability of one."""
+        ...
+
+    def share(self, offers: Sequence[Sequence[float]], num_texts: int, context: float) -> list[int]:
+        """Return how many of its offered nodes each text takes.
+
+        Args:
+            offers: for each text that offers the acceptance probabilities of its nodes, falling.
+            num_texts: texts of the step.
+            context: cached tokens of a text, on average.
+        """
+        ...
+
+    def learn(
+        self, num_texts: int, num_nodes: int, num_tokens: int, context: float, nanoseconds: int
+    ) -> None:
+        """Learn from a step: its nodes, roots included, and the tokens of all texts."""
+        ...
+
+
+class _Place:
+    """A text's place in the batch; `reading` is None once its prompt is read."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+        self.reading: Iterator[int] | None = text.read_prompt()
+        self.prefill_ns = 0
+
+
+class Batch:
+    """Up to `size` texts under way.
+
+    Args:
+        target: the model.
+        size: most texts.
+        budget: divides the nodes of a step among the texts; None: each drafter proposes for itself.
+
+    Raises:
+        ValueError: if the size is not allowed.
+    """
+
+    def __init__(self, target: TargetModel, size: int, budget: NodeBudget | None = None) -> None:
+        self.target = target
+        self.size = integer("batch_size", size, least=1)
+        self._budget = budget
+        self._places: dict[Any, _Place] = {}
+        self._is_packed = True
+        if size > 1 and (reason := why_not_packed(target)):
+            self._is_packed = False
+            logger.warning(
+                "model type %s: texts of a batch are decoded in turn, since %s",
+                target.config.model_type,
+                reason,
+            )
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another text may be added."""
+        return len(self) < self.size
+
+    @torch.inference_mode()
+    def add(
+        self,
+        key: Any,
+        drafter: Drafter,
+        prompt_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        eos_ids: Collection[int] = (),
+        rule: TokenRule | None = None,
+        stop: Callable[[Sequence[int]], bool] | None = None,
+    ) -> None:
+        """Add a text, whose prompt is read in the steps to come.
+
+        Args:
+            key: names the text in events; one that is free.
+            drafter: drafts for this text alone, such as a `Drafter.sibling`.
+            prompt_ids: as of `decode`, as are the others.
+            max_new_tokens: limit. Tokens past it, which a published code decodes unseen, are not decoded.
+            eos_ids: token ids that end the text.
+            rule: how each token is chosen.
+            stop: whether the text ends.
+
+        Raises:
+            ValueError: as `decode`.
+        """
+        assert self.has_room and key not in self._places
+        request = Request.of(
+            self.target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun=0
+        )
+        self._places[key] = _Place(Text(self.target, drafter, prompt_ids, request))
+
+    def remove(self, key: Any) -> None:
+        """Remove a text that has not ended; its rows are freed."""
+        del self._places[key]
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """Read of the prompts, decode a step of every text whose prompt is read, and return what came of it."""
+        events = self._read_prompts()
+        ready = {key: place.text for key, place in self._places.items() if place.reading is None}
+        groups = [ready] if self._is_packed else [{key: text} for key, text in ready.items()]
+        for texts in groups:
+            if texts:
+                events += self._decoded(texts)
+        for event in events:
+            self._note(event)
+        return events
+
+    def _note(self, event: Event) -> None:
+        """Count a text's prompt in its first step; let it leave if it has ended."""
+        if event.record is not None:
+            place = self._places[event.key]
+            event.record.prefill_ns, place.prefill_ns = place.prefill_ns, 0
+        if event.record is None or event.record.stop_reason is not None:
+            del self._places[event.key]
+
+    def _read_prompts(self) -> list[Event]:
+        """Read prompts in the order in which they came, as many whole chunks as make `PREFILL_CHUNK` tokens."""
+        failed, num_read = [], 0
+        for key, place in self._places.items():
+            laps = Laps()
+            try:
+                while place.reading is not None and num_read < PREFILL_CHUNK:
+                    if (count := next(place.reading, None)) is None:
+                        place.reading = None
+                    else:
+                        num_read += count
+                self.target.synchronize()
+            except Exception as error:  # of this text's drafter
+                failed.append(Event(key, error=error))
+            place.prefill_ns += laps.end("prefill")
+        return failed
+
+    def _decoded(self, texts: dict[Any, Text]) -> list[Event]:
+        """Decode a step of these texts."""
+        laps, events = Laps(), list[Event]()
+        context = sum(text.cache.length for text in texts.values()) / len(texts)
+        trees = self._proposed(texts, context, events)
+        laps.end("draft")
+        if not trees:
+            return events
+        keys = list(trees)
+        logits, hidden = self._pass({key: texts[key] for key in keys}, list(trees.values()))
+        laps.end("forward")
+        reads = self._read_out(texts, trees, logits)
+        laps.end("verify")
+        sizes = [tree.topology.num_nodes for tree in trees.values()]
+        ends = list(accumulate(sizes))
+        records = {}
+        for key, size, end, read in zip(keys, sizes, ends, reads, strict=True):
+            rows = slice(end - size, end)
+            try:
+                records[key] = texts[key].conclude(
+                    trees[key],
+                    logits[rows],
+                    None if hidden is None else hidden[rows],
+                    laps,
+                    lambda *_, found=read: found,
+                )
+            except Exception as error:  # of this text's rule, criterion or drafter
+                events.append(Event(key, error=error))
+        for record in records.values():
+            record.set_times(laps, len(keys))
+        if self._budget is not None and len(records) == len(keys):
+            num_tokens = sum(len(record.tokens) for record in records.values())
+            taken = sum(laps.parts())
+            self._budget.learn(len(keys), sum(sizes), num_tokens, context, taken)
+        return events + [Event(key, record) for key, record in records.items()]
+
+    def _proposed(
+        self, texts: dict[Any, Text], context: float, events: list[Event]
+    ) -> dict[Any, DraftTree]:
+        """Return the drafts of all texts; a text whose drafter fails has an event instead."""
+        budget = self._budget
+        if budget is None:
+            return self._each(texts, lambda key: texts[key].propose(), events)
+        if budget.is_resting(len(texts)):
+            return {key: text.rest() for key, text in texts.items()}
+        limits = budget.offered(len(texts))
+        offers = self._each(texts, lambda key: texts[key].offer(*limits), events)
+        known = [key for key, gains in offers.items() if gains is not None]
+        shares = budget.share([offers[key] for key in known], len(offers), context)
+        counts = dict(zip(known, shares, strict=True))
+
+        def taken(key: Any) -> DraftTree:
+            return texts[key].take(counts[key]) if key in counts else texts[key].propose()
+
+        return self._each(offers, taken, events)
+
+    def _each(
+        self, keys: Collection[Any], function: Callable[[Any], Any], events: list[Event]
+    ) -> dict[Any, Any]:
+        """Return the function's result by key; for each that raises there is an event instead."""
+        found = {}
+        for key in keys:
+            try:
+                found[key] = function(key)
+            except Exception as error:  # of this text's drafter
+                events.append(Event(key, error=error))
+        return found
+
+    def _pass(
+        self, texts: dict[Any, Text], trees: Sequence[DraftTree]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits after every node of all trees [S, V], and the hidden states if they are wanted."""
+        if len(texts) == 1:
+            (text,) = texts.values()
+            return text.forward(trees[0])
+        hidden = next(iter(texts.values())).hidden
+        for text, tree in zip(texts.values(), trees, strict=True):
+            text.before_pass(tree, is_alone=False)
+        with hidden.captured() if hidden else nullcontext():
+            logits = self.target.forward_packed(trees, [text.cache for text in texts.values()])
+            return logits, hidden.take(len(logits)) if hidden else None
+
+    def _read_out(
+        self, texts: dict[Any, Text], trees: dict[Any, DraftTree], logits: torch.Tensor
+    ) -> list[ReadOut]:
+        """Return what is read of the pass, text by text, in one transfer."""
+        chosen = [texts[key] for key in trees]
+        num_read = max(text.num_read for text in chosen)
+        with_sketches = any(text.needs.sketches for text in chosen)
+        if len(chosen) == 1:
+            (tree,) = trees.values()
+            return [self.target.read_out(chosen[0].cache, tree, logits, num_read, with_sketches)]
+        return read_out_of_texts(list(trees.values()), logits, num_read, with_sketches)

@@ -1,0 +1,308 @@
+"""Batches: every text of a batch is exactly what it is alone, whatever the others do.
+
+Run: pytest tests/model/engine/test_batch.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import model.engine.batch
+from model.budget.batch import BatchBudget
+from model.budget.cost_model import CostModel
+from model.engine.batch import Batch, Event
+from model.engine.loop import generate
+from model.engine.packing import why_not_packed
+from model.engine.rules import SamplingRule, TokenRule
+from model.engine.target import TargetModel
+from model.engine.tree import DraftTree
+from model.engine.verification import InvalidLogitsError
+from model.kernels.short_pass import short_pass_kernel
+from model.methods.registry import METHODS
+from tests.model.decoded import drafter_for, random_ids
+from tests.model.engine.test_near_ties import model_with_twins
+from tests.random_llama import random_llama
+
+VOCAB_SIZE = 64
+# Of different lengths; one and two tokens, repetitive ones, and a long one.
+PROMPTS = (
+    [5],
+    [3, 4, 5, 6] * 4,
+    random_ids(28, vocab_size=VOCAB_SIZE),
+    [9, 9],
+    [7, 8, 9] * 15,
+    random_ids(50, seed=1, vocab_size=VOCAB_SIZE),
+    [1, 2, 3, 4, 5] * 3,
+)
+LIMITS = (20, 31, 7, 25, 1, 18, 12)
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetModel:
+    return target_in(torch.float32)
+
+
+def target_in(dtype: torch.dtype) -> TargetModel:
+    """Return a random Llama large enough for the kernels of linear layers."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2}
+    llama = random_llama(VOCAB_SIZE, seed=3, max_position_embeddings=256, **sizes)
+    return TargetModel(llama.to(dtype))
+
+
+def run(
+    batch: Batch, texts: Sequence[dict[str, Any]], may_fail: bool = False
+) -> dict[int, list[Event]]:
+    """Decode texts, given as arguments of `add`, as soon as there is room; return the events of each."""
+    waiting, events = list(enumerate(texts)), dict[int, list[Event]]()
+    while waiting or len(batch):
+        while waiting and batch.has_room:
+            key, arguments = waiting.pop(0)
+            batch.add(key, **arguments)
+        for event in batch.step():
+            if event.error and not may_fail:
+                raise event.error
+            events.setdefault(event.key, []).append(event)
+    return events
+
+
+def tokens_of(events: Sequence[Event]) -> list[int]:
+    return [token for event in events if event.record for token in event.record.tokens]
+
+
+def texts_of(
+    target: TargetModel, method: str, rules: Callable[[int], TokenRule | None] = lambda index: None
+) -> list[dict[str, Any]]:
+    first = drafter_for(method, target)
+    return [
+        {
+            "drafter": first.sibling(),
+            "prompt_ids": prompt,
+            "max_new_tokens": limit,
+            "rule": rules(index),
+            "eos_ids": (17,),
+        }
+        for index, (prompt, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True))
+    ]
+
+
+def alone(target: TargetModel, method: str, texts: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """Return the tokens of each text in a loop of its own, by a new drafter."""
+    found = []
+    for text in texts:
+        options = {name: value for name, value in text.items() if name != "drafter"}
+        found.append(generate(target, drafter_for(method, target), **options).token_ids)
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_texts_of_a_batch_are_those_of_the_single_loop(method: str, target: TargetModel) -> None:
+    expected = alone(target, "vanilla", texts_of(target, "vanilla"))
+    for size in (2, 5):
+        events = run(Batch(target, size), texts_of(target, method))
+        assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
+        shared = [event.record.num_texts for of in events.values() for event in of if event.record]
+        assert max(shared) == size, "no pass was shared by all"
+
+
+def test_draws_are_those_of_the_texts_own_generator(target: TargetModel) -> None:
+    def drawn(index: int) -> SamplingRule:
+        return SamplingRule([], torch.Generator().manual_seed(index))
+
+    expected = alone(target, "vanilla", texts_of(target, "vanilla", drawn))
+    events = run(Batch(target, 4), texts_of(target, "recycling", drawn))
+    assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_packed_pass_has_the_bits_of_each_texts_own(dtype: torch.dtype) -> None:
+    if not short_pass_kernel():
+        pytest.skip("the kernels cannot be built here")
+    target = target_in(dtype)
+    assert target.kernel_names["linear"] == "few-rows" and why_not_packed(target) == ""
+    parents = [(-1,), (-1, 0, 0, 1, 1, 3), (-1, 0, 1), (-1, 0, 0, 0), (-1,)]
+    trees = [
+        DraftTree.from_lists(random_ids(len(one), seed, VOCAB_SIZE), one)
+        for seed, one in enumerate(parents)
+    ]
+
+    def caches() -> Iterator[Any]:
+        for prompt, tree in zip(PROMPTS, trees, strict=False):
+            cache = target.new_cache(len(prompt) + tree.topology.num_nodes)
+            for _ in target.prefill([*prompt, 0], cache, with_logits=False):
+                pass
+            yield cache
+
+    with torch.inference_mode():
+        expected = [
+            target.forward(tree, cache) for tree, cache in zip(trees, caches(), strict=True)
+        ]
+        found = target.forward_packed(trees, list(caches()))
+    assert torch.equal(found, torch.cat(expected))
+
+
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_near_ties_fall_as_in_plain_decoding(has_kernel: bool) -> None:
+    if has_kernel and not short_pass_kernel():
+        pytest.skip("the kernels cannot be built here")
+    plain = model_with_twins(0, stride=2)
+    expected = alone(plain, "vanilla", texts_of(plain, "vanilla"))
+    target = model_with_twins(0, 2, has_kernel)
+    events = run(Batch(target, 4), texts_of(target, "recycling"))
+    assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
+
+
+def test_an_error_ends_its_own_text_alone(target: TargetModel) -> None:
+    class Failing(SamplingRule):
+        def choose(
+            self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
+        ) -> int:
+            if len(prefix) > len(PROMPTS[1]) + 5:
+                raise RuntimeError("a rule of the caller's")
+            return int(logits.argmax())
+
+    def stop(text: Sequence[int]) -> bool:
+        if len(text) > len(PROMPTS[2]) + 3:
+            raise InvalidLogitsError("a criterion of the caller's")
+        return False
+
+    texts = texts_of(target, "recycling")
+    expected = alone(target, "vanilla", texts)
+    texts[1]["rule"], texts[2]["stop"] = Failing([]), stop
+    texts[3]["drafter"].propose = None  # no function: a drafter's mistake
+    events = run(Batch(target, 5), texts, may_fail=True)
+    for index, kind in ((1, RuntimeError), (2, InvalidLogitsError), (3, TypeError)):
+        assert isinstance(events[index][-1].error, kind)
+        assert tokens_of(events[index]) == expected[index][: len(tokens_of(events[index]))]
+    for index in (0, 4, 5, 6):
+        assert tokens_of(events[index]) == expected[index]
+
+
+def test_a_removed_text_makes_room_and_leaves_the_others_alone(target: TargetModel) -> None:
+    texts = texts_of(target, "recycling")
+    expected = alone(target, "vanilla", texts)
+    batch = Batch(target, 2)
+    batch.add("gone", **texts[1])
+    batch.add("stays", **texts[0])
+    found = tokens_of([event for event in batch.step() if event.key == "stays"])
+    batch.remove("gone")
+    assert batch.has_room and len(batch) == 1
+    batch.add("later", **texts[2])
+    later = []
+    while len(batch):
+        for event in batch.step():
+            (found if event.key == "stays" else later).extend(tokens_of([event]))
+    assert (found, later) == (expected[0], expected[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_ids": []}, "at least one"),
+        ({"prompt_ids": [1] * 256}, "the model's context"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused_and_takes_no_place(
+    change: dict[str, Any], message: str, target: TargetModel
+) -> None:
+    batch = Batch(target, 2)
+    with pytest.raises(ValueError, match=message):
+        batch.add(0, **(texts_of(target, "vanilla")[0] | change))
+    assert len(batch) == 0
+
+
+def test_others_go_on_between_the_chunks_of_a_long_prompt(
+    target: TargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.engine.batch, "PREFILL_CHUNK", 8)
+    monkeypatch.setattr(model.engine.target, "PREFILL_CHUNK", 8)
+    monkeypatch.setattr(model.engine.target, "FEWEST_IN_CHUNK", 8)
+    texts = texts_of(target, "recycling")
+    expected = alone(target, "vanilla", texts)
+    batch = Batch(target, 2)
+    batch.add("short", **texts[0])
+    batch.add("long", **texts[5])
+    steps: list[list[str]] = []
+    found: dict[str, list[int]] = {}
+    while len(batch):
+        events = batch.step()
+        steps.append([event.key for event in events])
+        for event in events:
+            found.setdefault(event.key, []).extend(tokens_of([event]))
+    assert found == {"short": expected[0], "long": expected[5]}
+    assert steps[:6] == [["short"]] * 6, "49 tokens are read in seven chunks of at most 8"
+
+
+def test_shares_of_time_add_up_to_the_steps(target: TargetModel) -> None:
+    """A step's time is counted once, however many texts share it."""
+    batch, total, shares = Batch(target, 3), 0, 0.0
+    for key, text in enumerate(texts_of(target, "recycling")[:3]):
+        batch.add(key, **text)
+    while len(batch):
+        records = [event.record for event in batch.step() if event.record]
+        assert len({record.step_ns for record in records}) == 1
+        assert all(record.num_texts == len(records) for record in records)
+        total += records[0].step_ns + sum(record.prefill_ns for record in records)
+        shares += sum(record.share_ns for record in records)
+    assert shares == pytest.approx(total)
+
+
+def test_texts_of_a_model_that_cannot_be_packed_decode_in_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    target = TargetModel(random_llama(VOCAB_SIZE, seed=5, rope_scaling=rope))
+    assert "depend on the longest text" in why_not_packed(target)
+    expected = alone(target, "vanilla", texts_of(target, "vanilla"))
+    events = run(Batch(target, 3), texts_of(target, "recycling"))
+    assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
+    assert "decoded in turn" in caplog.text
+    assert {event.record.num_texts for of in events.values() for event in of if event.record} == {1}
+
+
+class GivenBudget(BatchBudget):
+    """A budget whose costs are given, and do not change."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = {}
+        self._measured, self._for_text = costs, (0.0, 0.0)
+
+    def learn(self, *figures: Any) -> None:
+        """Do nothing."""
+
+    def is_resting(self, num_texts: int) -> bool:
+        return False
+
+
+FLAT = CostModel(
+    (1, 2, 4, 8, 16, 32, 64), *[tuple(1 + size / 1000 for size in (1, 2, 4, 8, 16, 32, 64))] * 2
+)
+STEEP = CostModel((1, 2, 4, 8, 16, 32, 64), *[(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)] * 2)
+
+
+@pytest.mark.parametrize("method", ["hybrid", "pld"])
+def test_one_budget_gives_the_texts_the_nodes_that_pay(method: str, target: TargetModel) -> None:
+    expected = alone(target, "vanilla", texts_of(target, "vanilla"))
+    sizes = {}
+    for name, costs in (("flat", FLAT), ("steep", STEEP)):
+        first = drafter_for(method, target, budget="auto")
+        texts = [{**text, "drafter": first.sibling()} for text in texts_of(target, "vanilla")]
+        events = run(Batch(target, 4, GivenBudget(costs)), texts)
+        assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
+        sizes[name] = [
+            event.record.num_nodes for of in events.values() for event in of if event.record
+        ]
+    assert max(sizes["flat"]) > 1 and set(sizes["steep"]) == {1}
+
+
+def test_the_likeliest_nodes_of_all_texts_are_taken() -> None:
+    budget = GivenBudget(
+        CostModel((1, 2, 3, 4, 5, 6, 8), *[(1.0, 1.0, 1.1, 1.1, 1.2, 4.0, 9.0)] * 2)
+    )
+    assert budget.share([[0.9, 0.2], [0.8, 0.7, 0.1], []], num_texts=3, context=100) == [1, 1, 0]
+    assert budget.share([[0.5, 0.5], [0.5]], num_texts=2, context=100) == [2, 1]
+    assert budget.share([], num_texts=2, context=100) == []
