@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ..options import integer
+from .cache import TreeCache
 from .drafter import Drafter
 from .packing import why_not_packed
 from .read_out import ReadOut, read_out_of_texts
@@ -129,6 +130,7 @@ class Batch:
         eos_ids: Collection[int] = (),
         rule: TokenRule | None = None,
         stop: Callable[[Sequence[int]], bool] | None = None,
+        cache: TreeCache | None = None,
     ) -> None:
         """Add a text, whose prompt is read in the steps to come.
 
@@ -140,6 +142,7 @@ class Batch:
             eos_ids: token ids that end the text.
             rule: how each token is chosen.
             stop: whether the text ends.
+            cache: as of `Text`.
 
         Raises:
             ValueError: as `decode`.
@@ -148,7 +151,7 @@ class Batch:
         request = Request.of(
             self.target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun=0
         )
-        self._places[key] = _Place(Text(self.target, drafter, prompt_ids, request))
+        self._places[key] = _Place(Text(self.target, drafter, prompt_ids, request, cache))
 
     def remove(self, key: Any) -> None:
         """Remove a text that has not ended; its rows are freed."""

@@ -17,7 +17,7 @@ from .request import Request
 from .rules import TokenRule
 from .step import Generation, Laps, StepRecord
 from .target import TargetModel
-from .text import Text
+from .text import Text, rows_for
 
 
 def generate(
@@ -64,7 +64,10 @@ def decode(
     if drafter.needs.hidden_layers:
         prefix_cache = None  # rows that are not read again show no hidden states
     laps = Laps()
-    text = Text(target, drafter, prompt_ids, request, prefix_cache)
+    cache = None
+    if prefix_cache is not None:
+        cache = prefix_cache.open(target, prompt_ids, rows_for(prompt_ids, request, drafter))
+    text = Text(target, drafter, prompt_ids, request, cache)
     for _ in text.read_prompt():
         pass
     if prefix_cache is not None:

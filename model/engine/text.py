@@ -17,11 +17,11 @@ from functools import partial
 import torch
 
 from .budget import DraftBudget
+from .cache import TreeCache
 from .drafter import Drafter, Needs, VerifiedStep
 from .near_ties import ReferenceRows
 from .passes.device_step import DeviceStep
 from .passes.hidden import HiddenStates
-from .prefix_cache import PrefixCache
 from .read_out import Reader
 from .request import Request
 from .step import Laps, StepRecord
@@ -38,7 +38,7 @@ class Text:
         drafter: drafts for this text alone until it ends.
         prompt_ids: token ids of the prompt, at least one.
         request: what was asked for.
-        prefix_cache: holds the last text's rows, reused for a common beginning.
+        cache: may hold the first rows of the prompt, and has room for `rows_for`; None: a new one.
 
     Attributes:
         tokens: prompt and answer so far.
@@ -52,7 +52,7 @@ class Text:
         drafter: Drafter,
         prompt_ids: Sequence[int],
         request: Request,
-        prefix_cache: PrefixCache | None = None,
+        cache: TreeCache | None = None,
     ) -> None:
         self.target, self.drafter, self.request = target, drafter, request
         self.tokens = list(prompt_ids)
@@ -60,11 +60,9 @@ class Text:
         self._num_prompt = len(prompt_ids)
         layers = drafter.needs.hidden_layers
         self.hidden: HiddenStates | None = target.hidden_states(layers) if layers else None
-        capacity = len(prompt_ids) + request.num_total + drafter.max_nodes
-        if prefix_cache is not None:
-            self.cache = prefix_cache.open(target, prompt_ids, capacity)
-        else:
-            self.cache = target.new_cache(capacity)
+        if cache is None:
+            cache = target.new_cache(rows_for(prompt_ids, request, drafter))
+        self.cache = cache
         self._reference = ReferenceRows(target, self.cache, len(prompt_ids))
         self._device_step = self._whole_steps()
         self._needs: Needs | None = None  # of the step under way, if it rests
@@ -229,3 +227,8 @@ class Text:
             return None
         margin, ends = self._reference.margin, self.request.eos_ids
         return self.target.shapes.device_step(drafting, margin, ends)
+
+
+def rows_for(prompt_ids: Sequence[int], request: Request, drafter: Drafter) -> int:
+    """Return the rows that a text's cache needs: prompt, answer and one draft tree."""
+    return len(prompt_ids) + request.num_total + drafter.max_nodes
