@@ -16,7 +16,6 @@ Shapes: A answers, T tokens of all answers.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,8 +26,9 @@ from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, Options, option
 from ..growth.memory import check_ids, wrong_tensors
+from .answers import Answers
 from .continuation import Continuation, Grow, likeliest_path, likeliest_tree
-from .suffix_tree import Place, SuffixTree
+from .suffix_tree import OpenText, Place, SuffixTree
 
 SHAPES: Mapping[str, Grow] = {"path": likeliest_path, "tree": likeliest_tree}
 # Every token of a text costs up to so many moves.
@@ -78,35 +78,30 @@ class SuffixDrafter(Drafter):
         super().__init__(config, vocab_size, device)
         self.max_nodes = 1 + config.num_nodes
         self.needs = Needs(reads_rejected=False, cold_start=config.start == "cold")
-        self.reset()
+        self._answers = Answers(config.max_tree_depth, config.max_cached_answers)
+        self._answer = self._answers.begin()
+        self._text = self._new_text()
 
     def reset(self) -> None:
-        self._text_tree = SuffixTree(self.config.max_tree_depth)
-        self._answer_tree = SuffixTree(self.config.max_tree_depth)
-        self._answers: deque[list[int]] = deque()  # the oldest first
-        self._answer: list[int] = []  # the one in progress
+        self._answers.clear()
+        self._text = self._new_text()
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin an answer; the oldest one leaves if there are too many."""
-        self._text_tree = SuffixTree(self.config.max_tree_depth)
-        self._text_tree.extend(prompt_ids)
-        self._begin_answer()
+        self._text = self._new_text()
+        self._text.extend(prompt_ids)
+        self._answer = self._answers.begin()
 
-    def _begin_answer(self) -> None:
-        """Keep the answer in progress, if it has a token, and begin a new one."""
-        if self._answer:
-            self._answers.append(self._answer)
-        while self._answers and len(self._answers) >= self.config.max_cached_answers:
-            self._answer_tree.remove(self._answers.popleft())
-        self._answer = self._answer_tree.begin_text()
+    def _new_text(self) -> OpenText:
+        return SuffixTree(self.config.max_tree_depth).open_text()
 
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the best continuation; of equally good ones that of the text."""
         grow = SHAPES["path" if budget.chain_only else self.config.shape]
         known = context[-self.config.max_tree_depth :]
-        best = self._best(self._text_tree.places(known), grow, budget.max_depth)
+        best = self._best(self._text.places(known), grow, budget.max_depth)
         if self.config.max_cached_answers:
-            other = self._best(self._answer_tree.places(known), grow, budget.max_depth)
+            other = self._best(self._answer.places(known), grow, budget.max_depth)
             best = other if other.score > best.score else best
         parents = [-1, *(1 + parent for parent in best.parents)]
         return DraftTree.from_lists([context[-1], *best.tokens], tuple(parents))
@@ -134,13 +129,12 @@ class SuffixDrafter(Drafter):
         self.skip(step.acceptance.tokens)
 
     def skip(self, tokens: Sequence[int]) -> None:
-        self._text_tree.extend(tokens)
-        if self.config.max_cached_answers:
-            self._answer_tree.extend(tokens)
+        self._text.extend(tokens)
+        self._answers.extend(self._answer, tokens)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return the answers, int32 [T], and the length of each, int64 [A], the oldest first."""
-        answers = [*self._answers, *([self._answer] if self._answer else [])]
+        answers = self._answers.kept
         tokens = [token for answer in answers for token in answer]
         lengths = [len(answer) for answer in answers]
         return {
@@ -156,8 +150,7 @@ class SuffixDrafter(Drafter):
         self._check(answers, lengths)
         self.reset()
         for answer in answers.split(lengths.tolist()):
-            self._begin_answer()
-            self._answer_tree.extend(answer.tolist())
+            self._answers.extend(self._answers.begin(), answer.tolist())
 
     def _check(self, answers: torch.Tensor, lengths: torch.Tensor) -> None:
         """Raise ValueError unless these are answers that fit the model and the options."""
@@ -180,9 +173,9 @@ class SuffixDrafter(Drafter):
         check_ids(answers, self.vocab_size)
 
     def describe(self) -> str:
-        num_answers = len(self._answers) + bool(self._answer)
-        size = NODE_BYTES * self._answer_tree.num_nodes / 2**20
+        num_nodes = self._answers.tree.num_nodes
         return (
-            f"tree of answers: {num_answers} answers, {self._answer_tree.num_nodes:,} nodes, about {size:.1f} "
-            f"MB; at most {self.config.max_cached_answers:,} answers, some {TOKEN_BYTES} bytes a token"
+            f"tree of answers: {len(self._answers.kept)} answers, {num_nodes:,} nodes, about "
+            f"{NODE_BYTES * num_nodes / 2**20:.1f} MB; "
+            f"at most {self.config.max_cached_answers:,} answers, some {TOKEN_BYTES} bytes a token"
         )

@@ -5,9 +5,10 @@ often from its first token to its last; its count is the number of places where 
 path that leads to it. So the count of a child, over that of its parent, is how often the one followed
 the other.
 
-The end of every suffix of the text in progress is kept: the places of all matches are known without a
-search. Appending a token moves each end that has occurred before; the other ends lie in leaves, whose
-run grows with its text. A copied passage of n tokens thus costs n moves a token, n bounded by the depth.
+The end of every suffix of an open text is kept: the places of all matches are known without a search.
+Appending a token moves each end that has occurred elsewhere; the other ends lie in leaves, whose run
+grows with its text. A copied passage of n tokens thus costs n moves a token, n bounded by the depth.
+Where another text reaches such an end in a leaf, the leaf stops growing, and the end moves from then on.
 
 The children of a node are ranked by count. Of equal counts the order follows from the order of events:
 a child whose count rises moves before all children of the rank above it (of the same count first).
@@ -19,6 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
+from weakref import WeakSet
 
 NO_CHILDREN: Mapping[int, Node] = MappingProxyType({})
 
@@ -65,39 +67,96 @@ class Place(NamedTuple):
     position: int  # where the run goes on, in the text of the node
 
 
+class OpenText:
+    """A text that grows in a tree, until nobody holds this object.
+
+    Attributes:
+        tokens: of the text.
+        ends: nodes where its suffixes end, as far as they have occurred elsewhere too: the longest first, the
+            empty one, which is the root, last.
+    """
+
+    def __init__(self, tree: SuffixTree) -> None:
+        self._tree = tree
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, with no token."""
+        self.tokens: list[int] = []
+        self.ends = [self._tree.root]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        self._tree.extend(self, tokens)
+
+    def places(self, context: Sequence[int]) -> Iterator[Place]:
+        """Yield the places of the context's suffixes of 1, 2, ... tokens, as far as they have occurred.
+
+        Args:
+            context: tokens that end as this text does.
+        """
+        known = min(len(self.ends), len(context))
+        for length in range(1, known):
+            node = self.ends[-1 - length]
+            yield Place(node, node.end)
+        # Suffixes that begin before this text are looked up, if they can occur at all.
+        if known <= len(self.tokens):
+            return
+        for length in range(known, len(context)):
+            place = self._tree.find(context[len(context) - length :])
+            if place is None:
+                return
+            yield place
+
+
 class SuffixTree:
     """Counts of all strings of up to `depth` tokens in several texts."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._root = Node(0, [], 0, 0, None)
+        self._open: WeakSet[OpenText] = WeakSet()
+        # Open texts whose ends in leaves a token of another text has reached, and these leaves.
+        self._reached: list[tuple[OpenText, Node]] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Take all texts out; open ones begin anew."""
+        self.root = Node(0, [], 0, 0, None)
         self.num_nodes = 0  # without the root
-        self.begin_text()
+        for text in self._open:
+            text.begin()
 
-    def begin_text(self) -> list[int]:
-        """Begin a new text, and return the list that will hold it."""
-        self._text: list[int] = []
-        # Nodes where the suffixes of the text end, as far as they have occurred elsewhere too: the longest
-        # first, the empty one, which is the root, last.
-        self._ends = [self._root]
-        return self._text
+    def open_text(self) -> OpenText:
+        """Begin a text. Several may be open."""
+        text = OpenText(self)
+        self._open.add(text)
+        return text
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, text: OpenText, tokens: Sequence[int]) -> None:
+        """Append tokens to an open text."""
+        whole = text.tokens
         for token in tokens:
-            self._text.append(token)
-            longest = len(self._ends) - 1
-            start = len(self._text) - 1 - longest
+            whole.append(token)
+            # Where the longest suffix begins that occurred elsewhere.
+            start = len(whole) - len(text.ends)
             moved = [
-                self._moved(node, token, start + place) for place, node in enumerate(self._ends)
+                self._moved(whole, node, token, start + place)
+                for place, node in enumerate(text.ends)
             ]
-            self._ends = [*filter(None, moved), self._root]
-            if len(self._ends) > self._depth:  # the longest cannot grow
-                del self._ends[0]
+            text.ends = [*filter(None, moved), self.root]
+            if len(text.ends) > self._depth:  # the longest cannot grow
+                del text.ends[0]
+            while self._reached:  # ends of longer suffixes first
+                other, leaf = self._reached.pop()
+                other.ends.insert(0, leaf)
 
     def remove(self, text: list[int]) -> None:
-        """Take a text out: the oldest of those that are in, and not the one in progress."""
+        """Take the tokens of a text out: of the oldest one. If it is open, it begins anew."""
+        for each in self._open:
+            if each.tokens is text:
+                each.begin()
         for start in range(len(text)):
-            node, index = self._root, start
+            node, index = self.root, start
             while index < len(text):
                 child = node.children.get(text[index])
                 if child is None:
@@ -109,29 +168,12 @@ class SuffixTree:
                 index += child.length
                 node = child
             self._join(node)
+        for each in self._open:
+            self._leave_to_leaves(each)
 
-    def places(self, context: Sequence[int]) -> Iterator[Place]:
-        """Yield the places of the context's suffixes of 1, 2, ... tokens, as far as they have occurred.
-
-        Args:
-            context: tokens that end as the text in progress does.
-        """
-        known = min(len(self._ends), len(context))
-        for length in range(1, known):
-            node = self._ends[-1 - length]
-            yield Place(node, node.end)
-        # Suffixes that begin before the text in progress are looked up, if they can occur at all.
-        if known <= len(self._text):
-            return
-        for length in range(known, len(context)):
-            place = self._find(context[len(context) - length :])
-            if place is None:
-                return
-            yield place
-
-    def _find(self, string: Sequence[int]) -> Place | None:
+    def find(self, string: Sequence[int]) -> Place | None:
         """Return where a string ends; None if it does not occur."""
-        node, index, end = self._root, 0, 0
+        node, index, end = self.root, 0, 0
         while index < len(string):
             child = node.children.get(string[index])
             if child is None:
@@ -142,15 +184,20 @@ class SuffixTree:
             node, index, end = child, index + len(run), child.begin + len(run)
         return Place(node, end)
 
-    def _moved(self, node: Node, token: int, start: int) -> Node | None:
-        """Return where the suffix from `start`, which ended at `node`, ends now; None if it occurs nowhere else."""
-        text, end = self._text, len(self._text)
+    def _moved(self, text: list[int], node: Node, token: int, start: int) -> Node | None:
+        """Return where a text's suffix from `start`, which ended at `node`, ends now; None if that is a leaf of
+        its own.
+        """
+        end = len(text)
         child = node.children.get(token)
         if child is None:
             self._add(node, token, Node(1, text, end - 1, start + self._depth, node))
             return None
+        if child.count == 1 and child.end > len(child.text) == child.begin + 1:
+            # The whole rest of a leaf that may grow with another text.
+            self._reached += ((each, child) for each in self._open if each.tokens is child.text)
         if node.parent is not None and node.count == child.count + 1:
-            return self._lengthened(node, child, token)
+            return self._lengthened(text, node, child)
         if child.length > 1:
             child = self._split(node, child, token)
         _rise(node, child)
@@ -165,9 +212,9 @@ class SuffixTree:
             node.ranked.append(child)
         self.num_nodes += 1
 
-    def _lengthened(self, node: Node, child: Node, token: int) -> Node:
+    def _lengthened(self, text: list[int], node: Node, child: Node) -> Node:
         """Return the node after its suffix took the first token of the only child, which is in its run now."""
-        text, end, length = self._text, len(self._text), node.length + 1
+        end, length = len(text), node.length + 1
         if child.length == 1:
             child.count += 1
             child.show(text, end - length, end)
@@ -188,6 +235,14 @@ class SuffixTree:
         first.children, first.ranked = {child.text[child.begin]: child}, [child]
         self.num_nodes += 1
         return first
+
+    def _leave_to_leaves(self, text: OpenText) -> None:
+        """Let leaves grow with the suffixes of a text that occur nowhere else any more."""
+        tokens = text.tokens
+        while len(text.ends) > 1 and text.ends[0].count == 1:
+            length, leaf = len(text.ends) - 1, text.ends.pop(0)
+            begin = len(tokens) - length
+            leaf.show(tokens, len(tokens) - leaf.length, begin + self._depth)
 
     def _drop(self, node: Node, child: Node, token: int) -> None:
         del node.children[token]  # type: ignore[attr-defined]
