@@ -1,8 +1,9 @@
 """A bounded Aho-Corasick automaton over the n-grams of all texts, and the continuations it finds.
 
 The states are the nodes of a trie of n-grams, each with a count. A state's link leads to the state of
-its longest proper suffix. The states after the text's last tokens, followed along the links, are
-the places where earlier texts said the same; what is below them in the trie followed there.
+its longest proper suffix. The states after a text's last tokens, followed along the links, are
+the places where earlier texts said the same; what is below them in the trie followed there. A text
+keeps its state itself, so that several texts may be under way.
 
 The number of nodes is bounded: a new node takes the place of the one that was touched longest ago.
 That may be an inner node, whose children are then out of the trie; and links that lead to a node
@@ -40,9 +41,17 @@ class _Place(NamedTuple):
     start: int  # the state whose continuation it belongs to
 
 
+class _Matches(NamedTuple):
+    """The states after a text and a token."""
+
+    state: int  # of the longest match, where the text goes on
+    starts: list[int]  # of the matches that are continued
+
+
 class Retrieved(NamedTuple):
     """The nodes that retrieval added to a draft."""
 
+    state: int  # of the text with the draft's root
     num_chosen: int  # chosen nodes
     end: int  # the node of the draft that the last path ends in; the root's if there is none
     depth: int  # of that node in the draft
@@ -61,11 +70,6 @@ class Automaton:
         self.children: list[dict[int, int]] = [{}]  # by token; the newest last
         # All nodes, the one touched longest ago first.
         self._touched: OrderedDict[int, None] = OrderedDict({ROOT: None})
-        self._state = ROOT
-
-    def restart(self) -> None:
-        """Begin a text: go to the state of the empty suffix."""
-        self._state = ROOT
 
     def add(self, ngram: Iterable[int]) -> None:
         """Count an n-gram and its beginnings."""
@@ -93,10 +97,10 @@ class Automaton:
                 links[child] = children[suffix].get(token, ROOT)
                 order.append(child)
 
-    def advance(self, tokens: Iterable[int]) -> None:
-        """Follow tokens of the text."""
+    def advance(self, state: int, tokens: Iterable[int]) -> int:
+        """Return the state of a text after further tokens; it begins at the root."""
         children, links, touch = self.children, self.links, self._touched.move_to_end
-        node = self._state
+        node = self._known(state)
         for token in tokens:
             touch(node)
             if token not in children[node]:
@@ -105,19 +109,22 @@ class Automaton:
                 self._touch_path(node)
             node = children[node].get(token, ROOT)
         touch(node)
-        self._state = node
+        return node
 
-    def retrieve(self, tree: PathTree, num_nodes: int, max_depth: int, is_chain: bool) -> Retrieved:
+    def retrieve(
+        self, state: int, tree: PathTree, num_nodes: int, max_depth: int, is_chain: bool
+    ) -> Retrieved:
         """Follow the token of the draft's root and add what followed it in earlier places.
 
         Args:
+            state: of the text before the root.
             tree: the draft, a root alone.
             num_nodes: most nodes that are chosen. The states themselves count, though all of them
                 become the root.
             max_depth: depth of the deepest node allowed.
             is_chain: whether only the longest match is continued, by the most frequent tokens.
         """
-        starts = self._matches(tree.tokens[0], is_chain)
+        state, starts = self._matches(self._known(state), tree.tokens[0], is_chain)
         chosen = self._most_frequent(starts, num_nodes, max_depth, is_chain)
         inner = {(self.parents[place.node], place.start) for place in chosen}
         end, path = 0, list[int]()
@@ -126,20 +133,24 @@ class Automaton:
                 end, path = 0, self._between(place.start, place.node)
                 for token in path:
                     end = tree.child(end, token)
-        return Retrieved(len(chosen), end, len(path))
+        return Retrieved(state, len(chosen), end, len(path))
 
-    def _matches(self, token: int, is_chain: bool) -> list[int]:
-        """Return the states after the text and this token, the longest match first, and go to that one.
+    def _known(self, state: int) -> int:
+        """Return a text's state; the root if nodes were forgotten since."""
+        return state if state < len(self.tokens) else ROOT
+
+    def _matches(self, state: int, token: int, is_chain: bool) -> _Matches:
+        """Return the state after the text and this token, and all states that match, the longest match first.
 
         A chain needs the longest only. Without any the state stays where it is.
         """
         children, depths = self.children, self.depths
-        found, node, is_moved = list[int](), self._state, False
+        found, node, after = list[int](), state, None
         while True:
             child = children[node].get(token)
             if child is not None:
-                if not is_moved:
-                    self._state, is_moved = child, True
+                if after is None:
+                    after = child
                 if depths[child] >= MIN_DEPTH and not (found and is_chain):
                     found.append(child)
             if node == ROOT:
@@ -147,7 +158,7 @@ class Automaton:
             node = self.links[node]
         for child in found:
             self._touch_path(child)
-        return found
+        return _Matches(state if after is None else after, found)
 
     def _most_frequent(
         self, starts: Sequence[int], num_nodes: int, max_depth: int, is_chain: bool
@@ -239,7 +250,6 @@ class Automaton:
         for node, child in edges.tolist():
             self.children[node][self.tokens[child]] = child
         self._touched = OrderedDict.fromkeys(touched.tolist())
-        self._state = ROOT
 
 
 def _are_nodes(nodes: torch.Tensor, edges: torch.Tensor, touched: torch.Tensor) -> bool:

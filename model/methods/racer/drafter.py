@@ -26,7 +26,7 @@ from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, Options, option
 from ..growth.memory import check_size, wrong_tensors
-from .automaton import Automaton
+from .automaton import ROOT, Automaton
 from .copied_rows import CopiedRows
 from .path_tree import PathTree
 
@@ -78,11 +78,12 @@ class RacerDrafter(Drafter):
         self._automaton = Automaton(config.max_nodes)
         self._rows = CopiedRows(vocab_size, config.max_breadth)
         self._text: list[int] = []
+        self._state = ROOT  # of the text in the automaton
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Count the prompt's n-grams, its last token, the first root, left out."""
         self._text = list(prompt_ids)
-        self._automaton.restart()
+        self._state = ROOT
         if size := self.config.ngram:
             for begin in range(len(prompt_ids) - size):
                 self._automaton.add(prompt_ids[begin : begin + size])
@@ -96,7 +97,8 @@ class RacerDrafter(Drafter):
         """Return the retrieved paths and the tree of copied logits, merged."""
         size, depth, is_chain = self.max_nodes, budget.max_depth, budget.chain_only
         tree = PathTree(context[-1])
-        retrieved = self._automaton.retrieve(tree, size, depth, is_chain)
+        retrieved = self._automaton.retrieve(self._state, tree, size, depth, is_chain)
+        self._state = retrieved.state
         if self.config.max_breadth:
             # Only a chain goes on where retrieval ended.
             end, begun = (retrieved.end, retrieved.depth) if is_chain else (0, 0)
@@ -124,7 +126,7 @@ class RacerDrafter(Drafter):
         for end in range(root, max(root - len(tokens), size - 1), -1):
             self._automaton.add(self._text[end - size : end])
         if followed:
-            self._automaton.advance(followed)
+            self._state = self._automaton.advance(self._state, followed)
 
     def reset(self) -> None:
         self._automaton.clear()

@@ -35,11 +35,11 @@ def ngram_of(automaton: Automaton, node: int) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def retrieved(automaton: Automaton, token: int, **limits: int) -> set[tuple[int, ...]]:
-    """Return the paths that are drafted after a token."""
+def retrieved(automaton: Automaton, state: int, token: int, **limits: int) -> set[tuple[int, ...]]:
+    """Return the paths that are drafted after a text's state and a token."""
     tree = PathTree(token)
     automaton.retrieve(
-        tree, limits.get("num_nodes", 1000), limits.get("max_depth", 1000), is_chain=False
+        state, tree, limits.get("num_nodes", 1000), limits.get("max_depth", 1000), is_chain=False
     )
     tokens, parents = tree.flat()
     paths: list[tuple[int, ...]] = [()]
@@ -73,7 +73,7 @@ def test_what_followed_every_known_suffix_is_drafted(seed: int) -> None:
     automaton = automaton_of(text)
     source = random.Random(seed)
     *read, token = source.choices(range(4), k=source.randrange(1, 4))
-    automaton.advance(read)
+    state = automaton.advance(ROOT, read)
     windows = [tuple(text[begin : begin + SIZE]) for begin in range(len(text) - SIZE + 1)]
     expected = set()
     for length in range(2, len(read) + 2):  # a suffix of one token is left to the rows
@@ -81,7 +81,7 @@ def test_what_followed_every_known_suffix_is_drafted(seed: int) -> None:
         for window in windows:
             if window[:length] == suffix:
                 expected |= {window[length:end] for end in range(length + 1, SIZE + 1)}
-    assert retrieved(automaton, token) == expected
+    assert retrieved(automaton, state, token) == expected
 
 
 def test_the_most_frequent_continuations_win_and_among_equals_the_shallow_ones() -> None:
@@ -92,12 +92,10 @@ def test_the_most_frequent_continuations_win_and_among_equals_the_shallow_ones()
     automaton.build_links()
     expected = [(3,), (3, 4), (5,), (5, 6)]
     for num_nodes in range(1, 6):  # one is the match itself, which becomes the root
-        automaton.restart()
-        automaton.advance([1])
-        assert retrieved(automaton, 2, num_nodes=num_nodes) == set(expected[: num_nodes - 1])
-    automaton.restart()
-    automaton.advance([1])
-    assert retrieved(automaton, 2, max_depth=1) == {(3,), (5,), (7,)}
+        state = automaton.advance(ROOT, [1])
+        assert retrieved(automaton, state, 2, num_nodes=num_nodes) == set(expected[: num_nodes - 1])
+    state = automaton.advance(ROOT, [1])
+    assert retrieved(automaton, state, 2, max_depth=1) == {(3,), (5,), (7,)}
 
 
 def test_a_chain_follows_the_most_frequent_tokens_after_the_longest_match() -> None:
@@ -105,9 +103,9 @@ def test_a_chain_follows_the_most_frequent_tokens_after_the_longest_match() -> N
     for ngram in ((1, 2, 3, 4), (1, 2, 5, 6), (1, 2, 5, 7), (2, 3, 9, 9)):
         automaton.add(ngram)
     automaton.build_links()
-    automaton.advance([1])
+    state = automaton.advance(ROOT, [1])
     tree = PathTree(2)
-    found = automaton.retrieve(tree, 10, 10, is_chain=True)
+    found = automaton.retrieve(state, tree, 10, 10, is_chain=True)
     # 5 was seen twice after 1, 2; after 1, 2, 5 the newer of two equals comes first.
     assert tree.flat()[0] == [2, 5, 7]
     assert (found.num_chosen, found.end, found.depth) == (3, 2, 2)
@@ -141,19 +139,29 @@ def test_a_saved_automaton_goes_on_as_the_first_one(max_nodes: int) -> None:
     text = random_text(300, seed=2)
     first, second = automaton_of(text[:200], max_nodes), Automaton(max_nodes)
     second.load_state(first.state())
-    for automaton in (first, second):
-        automaton.restart()
+    states = [ROOT, ROOT]
     for begin in range(200, 290):
         drafts = []
-        for automaton in (first, second):
+        for each, automaton in enumerate((first, second)):
             automaton.add(text[begin - SIZE : begin])
-            automaton.advance(text[begin : begin + 1])
-            drafts.append(retrieved(automaton, text[begin + 1], num_nodes=8))
+            state = automaton.advance(states[each], text[begin : begin + 1])
+            tree = PathTree(text[begin + 1])
+            states[each] = automaton.retrieve(state, tree, 8, 1000, is_chain=False).state
+            drafts.append(tree.flat())
         assert drafts[0] == drafts[1]
     assert all(
         torch.equal(a, b)
         for a, b in zip(first.state().values(), second.state().values(), strict=True)
     )
+
+
+def test_a_text_under_way_goes_on_at_the_root_of_a_cleared_automaton() -> None:
+    automaton = automaton_of(random_text(60, seed=1))
+    state = automaton.advance(ROOT, [0, 1, 2])
+    assert state != ROOT
+    automaton.clear()
+    assert automaton.advance(state, [3]) == ROOT
+    assert retrieved(automaton, state, 3) == set()
 
 
 # Tokens, parents, counts, depths and links of the root and of 1, 1 2 and 1 2 3, wrong in one column.
