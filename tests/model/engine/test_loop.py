@@ -22,6 +22,7 @@ from model.engine.loop import decode, generate
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods.registry import METHODS, drafter_class
+from model.methods.sps.drafter import SpsDrafter
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.families.family import VOCAB, Family
 from tests.pairs import pairs
@@ -236,6 +237,8 @@ def test_rests_change_no_token_and_what_follows_knows_the_text(
     monkeypatch.setattr("model.budget.measure.read_or_measure", flat_costs)
     options = drafter_class(method).auto_options
     drafter = drafter_for(method, target, **options)
+    if isinstance(drafter, SpsDrafter):  # other tests share its draft model, and what they measured
+        monkeypatch.setattr(drafter._model, "measured", {})
     prompt = random_ids(30, seed=3)
     for _ in range(2):  # the second time from memory
         generation = generate(target, drafter, prompt, max_new_tokens=60)
