@@ -36,6 +36,9 @@ class LeanDrafter(CostAwareDrafter):
         self.wants_costs = self._cost_aware is not None and self._cost_aware.wants_costs
         self.max_nodes = min(drafter.max_nodes, 1 + LEAN_DEPTH)
 
+    def sibling(self) -> LeanDrafter:
+        return LeanDrafter(self._drafter.sibling())
+
     def for_target(self, target: TargetModel) -> Drafter:
         if self.needs.hidden_layers:
             self._drafter.for_target(target)

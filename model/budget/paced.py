@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,14 +16,28 @@ from ..engine.tree import DraftTree
 from .cost_model import CostModel
 from .measure import step_costs
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class CostAwareDrafter(Drafter):
     """Base of drafters that can choose their number of nodes by the costs on this device."""
 
     # Whether `propose` reads `budget.cost_curve`, so that step costs must be measured.
     wants_costs: bool = False
-    # Costs of steps with this drafter on its target model, measured and then corrected by its steps.
-    costs: CostModel | None = None
+
+    def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        self._costs: list[CostModel] = []  # one, once it is known; siblings share it
+
+    @property
+    def costs(self) -> CostModel | None:
+        """Costs of steps with this drafter and its siblings, measured and then corrected by their steps."""
+        return self._costs[0] if self._costs else None
+
+    @costs.setter
+    def costs(self, costs: CostModel) -> None:
+        self._costs[:] = [costs]
 
     def for_target(self, target: TargetModel) -> Drafter:
         """Return this drafter, wrapped in a `PacedDrafter` if it wants costs."""
@@ -41,9 +56,11 @@ class PacedDrafter(Drafter):
         self._drafter, self._target = drafter, target
         self.max_nodes, self.needs = drafter.max_nodes, drafter.needs
         self._needs_in_rest = replace(drafter.needs, num_candidates=0, sketches=False)
-        if drafter.costs is None:
-            drafter.costs = step_costs(target).fresh(drafter.draft_costs())
-        self._costs = drafter.costs
+        self._costs = drafter.costs or step_costs(target).fresh(drafter.draft_costs())
+        drafter.costs = self._costs
+
+    def sibling(self) -> Self:
+        return type(self)(self._drafter.sibling(), self._target)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         self._drafter.start(prompt_ids)

@@ -7,8 +7,9 @@ own tokens.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -17,6 +18,9 @@ from .passes.device_step import DeviceDrafting
 from .target import TargetModel
 from .tree import DraftTree
 from .verification import Acceptance
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Options that name what a method drafts with beside the text: a smaller model, a datastore, trained heads.
 DRAFTS_WITH = ("draft_model", "datastore", "heads")
@@ -96,6 +100,18 @@ class Drafter:
         self.config = config
         self.vocab_size = vocab_size
         self.device = device
+
+    def sibling(self) -> Self:
+        """Return a drafter for another text: it shares config and memory with this one, and begins with `start`.
+
+        What one learns, all know. Steps of their texts come in any order: all may propose before one observes. So
+        `start` must leave the texts of the others alone; `reset` and `load_memory` change the memory of all, and
+        texts under way go on.
+
+        This one shares every object of the drafter. That is right if `start` replaces all that belongs to a text,
+        and if `reset` and `load_memory` replace nothing that is shared, but change it in place.
+        """
+        return copy(self)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a sequence: clear the state of the previous one."""

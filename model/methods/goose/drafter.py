@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,6 +30,9 @@ from ..growth.memory import MAX_BYTES, check_topk
 from .earlier_text import EarlierText
 from .spine_tree import Limits, SpineTree
 from .successors import NONE, SuccessorTable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Share of the nodes that the spine may take, by the share of its nodes that was accepted lately: below each.
 SPINE_SHARES = ((0.2, 0.15), (0.4, 0.30), (float("inf"), 0.50))
@@ -73,11 +77,20 @@ class GooseDrafter(Drafter):
         self._most = max(config.num_nodes, config.max_extended_chain)
         self.max_nodes = 1 + self._most
         self._table = SuccessorTable(config.output_id_topk)
-        self._text = EarlierText(config.max_chain, config.max_extended_chain)
+        self._text = self._new_text()
         self._before_chunk = NONE
         self._rate = FIRST_RATE
         self._num_spine = 0
         self._is_tree = False
+
+    def sibling(self) -> Self:
+        """Return a drafter that copies from a text of its own; the rows of all texts are shared."""
+        sibling = super().sibling()
+        sibling._text = self._new_text()
+        return sibling
+
+    def _new_text(self) -> EarlierText:
+        return EarlierText(self.config.max_chain, self.config.max_extended_chain)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Index the prompt; rows that have grown too many are forgotten."""

@@ -12,6 +12,7 @@ from torch import nn
 from ...engine.drafter import Drafter, Needs
 from ...engine.passes.hidden import FINAL
 from ...engine.target import TargetModel
+from ...machine.kept import Kept
 from ..growth.tree_template import TreeTemplate, read_rank_paths
 from .head_files import HeadFiles
 
@@ -49,7 +50,10 @@ class HeadDrafter(Drafter):
 
 
 class StaticHeadDrafter(HeadDrafter):
-    """Base of drafters whose heads read the final hidden states, and fill a static tree."""
+    """Base of drafters whose heads read the final hidden states, and fill a static tree.
+
+    Siblings share the heads, whichever loads them.
+    """
 
     _heads: nn.Module | None = None
     _output: Any = None  # the target model's output head
@@ -60,6 +64,7 @@ class StaticHeadDrafter(HeadDrafter):
         """Take a checkpoint, and the part of the tree that its heads reach."""
         files.check_vocabulary(vocab_size, self.vocab_size)
         self._files, self._num_heads = files, num_heads
+        self._loaded: Kept[nn.Module] = Kept()  # by dtype
         self.needs = Needs(hidden_layers=(FINAL,), hidden_size=hidden_size)
         self._tree = tree_of(self.config.num_nodes, num_heads, min(NUM_RANKS, self.vocab_size))
         self.max_nodes = self._tree.topology.num_nodes
@@ -67,15 +72,25 @@ class StaticHeadDrafter(HeadDrafter):
     def _new_heads(self) -> nn.Module:
         raise NotImplementedError
 
+    def check_target(self, target: TargetModel) -> None:
+        """Check the model, and load the heads in its dtype, once."""
+        super().check_target(target)
+        self._bind(target)
+
     def for_target(self, target: TargetModel) -> Drafter:
-        """Load the heads in the target model's dtype, once."""
-        if self._heads is None or next(self._heads.parameters()).dtype != target.dtype:
-            self.check_config(target.config)
-            with torch.device("meta"):
-                heads = self._new_heads()
-            self._heads = self._files.load_into(heads, target.dtype, self.device)
-        self._output = target.model.get_output_embeddings()
+        """Load the heads in the target model's dtype, once; return this drafter."""
+        self._bind(target)
         return self
+
+    def _bind(self, target: TargetModel) -> None:
+        self._heads = self._loaded.get(target.dtype, lambda: self._load(target))
+        self._output = target.model.get_output_embeddings()
+
+    def _load(self, target: TargetModel) -> nn.Module:
+        self.check_config(target.config)
+        with torch.device("meta"):
+            heads = self._new_heads()
+        return self._files.load_into(heads, target.dtype, self.device)
 
     def describe(self) -> str:
         return f"{self._num_heads} heads, a tree of {self.max_nodes - 1} nodes"

@@ -13,6 +13,7 @@ import math
 import weakref
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cache
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class CandidatePool:
         self.neighbours = Neighbours(num_neighbours, k, vocab_size)
         self._rates = AcceptanceRates(KIND_CENTRES + FREQUENT_PRIORS)
         self._frequent = FrequentTokens(vocab_size)
-        self._library = library = library_of_pool()
+        self._library = library_of_pool()
         num_records, num_probes = self.neighbours.arrays["before"].shape
         self._shared = {  # kept alive here, since C++ uses the arrays
             "num_slots": num_slots,
@@ -111,10 +112,20 @@ class CandidatePool:
             **self.tables.arrays,
             **self.neighbours.arrays,
         }
-        shared = shared_struct(SHARED.read_text(), self._shared)
-        self._pool = library.pool_new(ctypes.byref(shared))
-        weakref.finalize(self, library.pool_free, self._pool)
-        self._growth = Growth(library, "pool", self._pool)
+        self._struct = shared_struct(SHARED.read_text(), self._shared)
+        self._open()
+
+    def sibling(self) -> CandidatePool:
+        """Return a pool of the same arrays for another text."""
+        sibling = copy(self)
+        sibling._open()
+        return sibling
+
+    def _open(self) -> None:
+        """Make what C++ keeps of a text."""
+        self._pool = self._library.pool_new(ctypes.byref(self._struct))
+        weakref.finalize(self, self._library.pool_free, self._pool)
+        self._growth = Growth(self._library, "pool", self._pool)
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         tokens = array("i", prompt_ids)

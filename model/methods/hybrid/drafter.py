@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -34,6 +35,9 @@ from ...options import STARTS, Options, budget_option, option
 from ..growth.memory import check_size, check_topk, wrong_tensors
 from .candidate_pool import CandidatePool, library_of_pool
 from .row_tables import LONGEST_KEY
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_DEPTH = 24
 
@@ -88,6 +92,12 @@ class HybridDrafter(CostAwareDrafter):
             2**config.table_bits, config.output_id_topk, vocab_size, config.neighbours
         )
         self._before: tuple[int, ...] = ()  # last tokens of the prompt chunks read so far
+
+    def sibling(self) -> Self:
+        """Return a drafter with a text of its own; rows, states, counts and rates are shared."""
+        sibling = super().sibling()
+        sibling._pool = self._pool.sibling()
+        return sibling
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         self._pool.start(prompt_ids)

@@ -61,6 +61,19 @@ class _Nodes(NamedTuple):
     last_nodes: list[int]
 
 
+class _Gain:
+    """Mean of the drafted tokens that a step with a draft accepted lately."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.mean = FIRST_GAIN
+
+    def learn(self, num_accepted: int) -> None:
+        self.mean += (num_accepted - self.mean) / MEMORY
+
+
 class LookaheadDrafter(CostAwareDrafter):
     """Drafts the Jacobi window and the n-grams of the pool in one tree."""
 
@@ -75,12 +88,11 @@ class LookaheadDrafter(CostAwareDrafter):
         self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._last_nodes: list[int] = []
         self.wants_costs = config.budget == "auto"
-        self._backoff = Backoff()
-        self.reset()
+        self._gain, self._backoff = _Gain(), Backoff()
 
     def reset(self) -> None:
         """Forget the learned gain; the window and the pool belong to one text and `start` clears them."""
-        self._gain = FIRST_GAIN
+        self._gain.reset()
         self._backoff.reset()
 
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -121,7 +133,7 @@ class LookaheadDrafter(CostAwareDrafter):
     def observe(self, step: VerifiedStep) -> None:
         """Move the window on by one position; a full window gives W new n-grams."""
         if step.tree.topology.num_nodes > 1:
-            self._gain += (len(step.acceptance.tokens) - 1 - self._gain) / MEMORY
+            self._gain.learn(len(step.acceptance.tokens) - 1)
         if not self._last_nodes:
             return
         predictions = [step.acceptance.predictions[node] for node in self._last_nodes]
@@ -136,7 +148,7 @@ class LookaheadDrafter(CostAwareDrafter):
 
     def _pays(self, num_nodes: int, cost_curve: CostCurve) -> bool:
         """Whether window and guesses pay as a whole; they cannot be drafted in part."""
-        return (1.0 + self._gain) / cost_curve.of(num_nodes) > 1.0 / cost_curve.milliseconds[0]
+        return (1.0 + self._gain.mean) / cost_curve.of(num_nodes) > 1.0 / cost_curve.milliseconds[0]
 
     def _window_within(self, max_depth: int) -> _Nodes:
         """Return the window's nodes, or none if its depth does not fit."""

@@ -13,6 +13,7 @@ import ctypes
 import weakref
 from array import array
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cache
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class AutoTree:
         k = matrix.shape[1]
         priors = [TRUST * centre for _ in range(k) for centre in CENTRES for _ in range(NUM_LEVELS)]
         self._rates = AcceptanceRates(priors)
-        self._library = library = library_of_guesses()
+        self._library = library_of_guesses()
         self._shared = {  # kept alive here, since C++ uses the arrays
             "vocab_size": len(matrix),
             "k": k,
@@ -64,10 +65,20 @@ class AutoTree:
             "codes": self._codes,
             "rates": self._rates.array,
         }
-        shared = shared_struct(SOURCE.read_text(), self._shared)
-        self._rows = library.rows_new(ctypes.byref(shared))
-        weakref.finalize(self, library.rows_free, self._rows)
-        self._growth = Growth(library, "rows", self._rows)
+        self._struct = shared_struct(SOURCE.read_text(), self._shared)
+        self._open()
+
+    def sibling(self) -> AutoTree:
+        """Return guesses from the same arrays for another text."""
+        sibling = copy(self)
+        sibling._open()
+        return sibling
+
+    def _open(self) -> None:
+        """Make what C++ keeps of a text."""
+        self._rows = self._library.rows_new(ctypes.byref(self._struct))
+        weakref.finalize(self, self._library.rows_free, self._rows)
+        self._growth = Growth(self._library, "rows", self._rows)
         self._is_grown = False
 
     def start(self, prompt_ids: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -30,12 +30,16 @@ from ...engine.budget import DraftBudget
 from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
+from ...machine.kept import Kept
 from ...options import STARTS, Options, option
 from ..growth.memory import check_ids, check_tensor, check_topk, wrong_tensors
 from ..growth.tree_template import TreeTemplate
 from .adjacency import AdjacencyMatrix, DeviceTemplate
 from .auto_tree import AutoTree, library_of_guesses
 from .tree_template import load_template
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
 AUTO = "auto"
@@ -138,7 +142,7 @@ class RecyclingDrafter(CostAwareDrafter):
             self._template = load_template(config.tree_version)
             self.max_nodes = self._template.topology.num_nodes
         self._levels: dict[TreeTemplate, list[_Level]] = {}
-        self._on_device: DeviceTemplate | None = None
+        self._on_device: Kept[DeviceTemplate] = Kept()
 
     @property
     def _matrix(self) -> np.ndarray:
@@ -152,9 +156,9 @@ class RecyclingDrafter(CostAwareDrafter):
         """
         if self._guesses or self._is_original or self._writes_accepted_only:
             return None
-        if self._on_device is None:
-            self._on_device = DeviceTemplate(self._adjacency, self._template, self.device)
-        return self._on_device
+        return self._on_device.get(
+            self._template, lambda: DeviceTemplate(self._adjacency, self._template, self.device)
+        )
 
     @property
     def draft_sizes(self) -> Collection[int]:
@@ -162,6 +166,12 @@ class RecyclingDrafter(CostAwareDrafter):
         the context alone.
         """
         return super().draft_sizes if self.wants_costs else (1, self.max_nodes)
+
+    def sibling(self) -> Self:
+        """Return a drafter with a text of its own, which only the automatic tree reads; all rows are shared."""
+        sibling = super().sibling()
+        sibling._guesses = self._guesses.sibling() if self._guesses else None
+        return sibling
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         if self._guesses:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -33,6 +33,9 @@ from ..growth.chain_acceptance import ChainAcceptance
 from ..registry import drafter_class
 from .static_automaton import Follower, StaticAutomaton
 from .suffix_automaton import SuffixAutomaton
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FALLBACKS = ("recycling", "none")
 # The automatic budget treats all matches from this length on as one kind.
@@ -143,6 +146,12 @@ class SamdDrafter(CostAwareDrafter):
         self._follower: Follower | None = None
         self._chain: _Chain | None = None
         self._rates = ChainAcceptance(LONGEST_KIND, config.num_pred_tokens)
+
+    def sibling(self) -> Self:
+        """Return a drafter that copies from a text of its own; corpus, rates and the fallback's rows are shared."""
+        sibling = super().sibling()
+        sibling._fallback = self._fallback.sibling() if self._fallback else None
+        return sibling
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Add the prompt to the text's automaton and follow it through that of the corpus."""

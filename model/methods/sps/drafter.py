@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,11 +32,15 @@ from ...engine.cache import TreeCache
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree, TreeTopology
+from ...machine.kept import Kept
 from ...machine.transfer import uploaded
 from ...options import DTYPES, Options, budget_option, option
 from ..growth.backoff import Backoff
 from ..growth.chain_acceptance import ChainAcceptance
 from .draft_model import check_draft_model, load_draft_model
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # The draft model's cache grows by this many rows when it is full: the text's final length is unknown.
 MORE_ROWS = 512
@@ -73,6 +78,7 @@ class SpsDrafter(CostAwareDrafter):
             )
         check_draft_model(config.draft_model, vocab_size)
         self._model = load_draft_model(config.draft_model, config.draft_dtype, device)
+        self._models: Kept[TargetModel] = Kept()  # the one in use by the kind of its passes
         self.max_nodes = 1 + config.num_draft_tokens
         self._num_tokens = len(self._model.model.get_input_embeddings().weight)
         self._cache = self._model.new_cache(0)
@@ -81,6 +87,12 @@ class SpsDrafter(CostAwareDrafter):
         self.wants_costs = config.budget == "auto"
         self._rates = ChainAcceptance(1, config.num_draft_tokens)
         self._backoff = Backoff()
+
+    def sibling(self) -> Self:
+        """Return a drafter whose text has a cache of its own; the draft model and what was learned are shared."""
+        sibling = super().sibling()
+        sibling._cache = self._model.new_cache(0)
+        return sibling
 
     def for_target(self, target: TargetModel) -> Drafter:
         """Return the drafter, whose draft model runs in the same way as the target model from now on."""
@@ -154,7 +166,9 @@ class SpsDrafter(CostAwareDrafter):
     def _run_like(self, target: TargetModel) -> None:
         """Let the draft model's passes run as the target model's: launched one by one, or replayed."""
         if self._runs_like is not type(target):
-            self._model, self._runs_like = target.like(self._model.model), type(target)
+            model = self._model.model
+            self._model = self._models.get(type(target), lambda: target.like(model))
+            self._runs_like = type(target)
             self._cache = self._model.new_cache(0)
 
     def _paying(self, length: int, cost_curve: CostCurve) -> int:

@@ -26,6 +26,7 @@ CLASS = "echo_method.drafter:EchoDrafter"
 LAWS = (
     *("tests/model/engine/test_decoder_and_model.py", "tests/model/engine/test_rules.py"),
     *("tests/model/test_options.py", "tests/evaluation/inference/test_command.py"),
+    "tests/model/methods/test_siblings.py",
 )
 LIBRARY = f"""
 from model import SpeculativeDecoder

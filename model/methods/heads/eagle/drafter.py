@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -31,6 +31,7 @@ from ....engine.drafter import Drafter, Needs, VerifiedStep
 from ....engine.passes.hidden import FINAL
 from ....engine.target import TargetModel
 from ....engine.tree import DraftTree
+from ....machine.kept import Kept
 from ....machine.transfer import uploaded
 from ....options import Options, option
 from ..drafter import HeadDrafter
@@ -40,6 +41,9 @@ from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
 from .shape import NetworkShape
 from .text import Draft, DraftText
 from .trees import PATHS, Grown, fixed_shape, grow_fixed, grow_likeliest
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 HEADS = (
     "folder of the trained heads: config.json and model.safetensors or pytorch_model.bin (required)"
@@ -87,10 +91,17 @@ class NetworkDrafter(HeadDrafter):
         self._checkpoint.files.check_vocabulary(shape.vocab_size, vocab_size)
         self.needs = Needs(hidden_layers=self.hidden_layers, hidden_size=shape.hidden_size)
         self.max_nodes = 1 + config.num_nodes
+        self._network: Kept[DraftNetwork] = Kept()  # by device and dtype
         self._target: TargetModel | None = None
         self._text: DraftText | None = None  # until the model is known
         self._prompt_ids: Sequence[int] = ()
         self._num_read = 0
+
+    def sibling(self) -> Self:
+        """Return a drafter whose text has rows of its own; the draft network is shared."""
+        sibling = super().sibling()
+        sibling._text = self._text.sibling() if self._text else None
+        return sibling
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
@@ -165,7 +176,10 @@ class NetworkDrafter(HeadDrafter):
             raise ValueError("model: has no output head of its own; use a method without heads")
         self.check_config(target.config)
         self._checkpoint.check_embedding(embedding.weight)
-        network = build_network(self._checkpoint, target.device, target.dtype)
+        network = self._network.get(
+            (target.device, target.dtype),
+            lambda: build_network(self._checkpoint, target.device, target.dtype),
+        )
         self._text = DraftText(network, embedding, head, target.device)
         self._target = target
 

@@ -11,6 +11,7 @@ can be drafted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import nn
@@ -37,6 +38,12 @@ class DraftText:
         self._rows = Rows(self.network.shape, self._network_device, self._dtype)
         self._num_read = 0
         self._last: torch.Tensor | None = None  # the state after the last row [1, D]
+
+    def sibling(self) -> DraftText:
+        """Return another text, with no row yet, for the same network."""
+        sibling = copy(self)
+        sibling.clear()
+        return sibling
 
     def read(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
         """Read rows: hidden states [n, W * D], and the token after each of them."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ....engine.budget import DraftBudget
-from ....engine.drafter import Drafter, VerifiedStep
+from ....engine.drafter import VerifiedStep
 from ....engine.target import TargetModel
 from ....engine.tree import DraftTree
 from ....kernels.largest_logits import top_k
@@ -67,9 +67,9 @@ class HydraDrafter(StaticHeadDrafter):
         assert self._layer is not None
         return HydraHeads(self._shape, self._layer)
 
-    def for_target(self, target: TargetModel) -> Drafter:
+    def _bind(self, target: TargetModel) -> None:
         self._embed = target.model.get_input_embeddings()
-        return super().for_target(target)
+        super()._bind(target)
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
@@ -81,9 +81,9 @@ class HydraDrafter(StaticHeadDrafter):
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         self._prefix = None
-        if self._layer is not None and self._heads is not None:
+        if self._heads is not None:
             dtype = next(self._heads.parameters()).dtype
-            self._rows = Rows(self._layer, self.device, dtype)
+            self._rows = Rows(self._heads.layer, self.device, dtype)
 
     def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
         self._read(hidden)

@@ -83,7 +83,7 @@ class HydraHeads(nn.Module):
 
     def __init__(self, shape: HydraShape, layer: LayerShape) -> None:
         super().__init__()
-        self.shape, size = shape, layer.hidden_size
+        self.shape, self.layer, size = shape, layer, layer.hidden_size
         self.prefix_embeding_layer = PrefixLayer(layer)
         self.hydra_mlp = nn.ModuleList()
         for index in range(shape.num_heads):

@@ -6,6 +6,7 @@ Run: pytest tests/model/methods/hybrid/test_candidate_pool.py
 from __future__ import annotations
 
 import random
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ class Pair:
         self.num_neighbours = self.source.choice((0, 1, 4, 32))
         sizes = (num_slots, k, vocab_size, self.num_neighbours)
         self.pools = [kind(*sizes) for kind in (ReferencePool, CandidatePool)]
+
+    def sibling(self) -> Pair:
+        """Return both pools for another text, with the same memory."""
+        reference, pool = self.pools
+        assert isinstance(pool, CandidatePool)
+        other = copy(self)
+        other.pools = [copy(reference), pool.sibling()]
+        return other
 
     def tokens(self, count: int) -> list[int]:
         """Return random tokens: some often, so that n-grams repeat."""
@@ -132,6 +141,36 @@ def test_both_pools_draft_and_learn_the_same(
             for pool in pair.pools:
                 pool.load_memory(memory)
             assert all(torch.equal(memory[name], tensor) for name, tensor in pair.compare().items())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pools_of_several_texts_draft_and_learn_the_same(seed: int) -> None:
+    first = Pair(seed, k=4, vocab_size=40, num_slots=256)
+    pairs = [first, first.sibling()]
+    pairs.append(pairs[1].sibling())
+    for pair in pairs:
+        pair.start()
+    for step in range(100):
+        pair = first.source.choice(pairs)
+        action = first.source.random()
+        if action < 0.05:
+            pair.start()
+        elif action < 0.2:
+            skipped = pair.tokens(pair.source.randrange(4))
+            for pool in pair.pools:
+                pool.append(skipped)
+        else:
+            pair.step()
+        memory = pair.compare()
+        if step == 50:
+            for pool in pairs[2].pools:
+                pool.reset()
+            first.compare()
+            for pool in pairs[1].pools:
+                pool.load_memory(memory)
+    for pair in pairs:
+        memory = pair.compare()
+    assert all(torch.equal(memory[name], tensor) for name, tensor in first.compare().items())
 
 
 def test_prompts_may_hold_tokens_without_a_logit() -> None:

@@ -10,6 +10,7 @@ Shapes: V vocabulary, k successors kept for a token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import islice, pairwise, takewhile
 
 import numpy as np
@@ -78,6 +79,12 @@ class ReferenceRowGuesses:
         self._text = TextSoFar()
         # The tree grown for the current step; None if another drafter's tree is verified.
         self._growth: Growth[int] | None = None
+
+    def sibling(self) -> ReferenceRowGuesses:
+        """Return guesses from the same rows and rates for another text."""
+        sibling = copy(self)
+        sibling._text = TextSoFar()
+        return sibling
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a text; forget an unverified tree of the last one."""

@@ -79,6 +79,43 @@ def test_both_draft_and_learn_the_same(seed: int, is_average: bool, k: int) -> N
                 guesses.load_memory(memories[0])
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_guesses_for_several_texts_draft_and_learn_the_same(seed: int) -> None:
+    source, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    matrices = [np.zeros((VOCAB, 4), dtype=np.int32) for _ in range(2)]
+    slow, fast = ReferenceRowGuesses(matrices[0], True), AutoTree(matrices[1], True)
+    texts = [(slow, fast), (slow.sibling(), fast.sibling())]
+    for both in texts:
+        prompt = source.choices(range(VOCAB), k=20)
+        for guesses in both:
+            guesses.start(prompt)
+    costs = CostCurve(SIZES, tuple(1.0 + size / 4000 for size in SIZES))
+    sizes = []
+    for _ in range(40):
+        root = source.randrange(VOCAB)
+        grown = []
+        for both in texts:  # each grows before one learns
+            trees = [guesses.grow(root, DraftBudget(9, cost_curve=costs)) for guesses in both]
+            assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
+            grown.append(trees[1])
+        for both, tree in zip(texts, grown, strict=True):
+            sizes.append(tree.topology.num_nodes)
+            logits = 3 * torch.randn(sizes[-1], VOCAB, generator=generator)
+            for child in range(1, sizes[-1], 2):
+                logits[tree.topology.parents[child], tree.token_ids[child]] = 15.0
+            acceptance = verify(tree, logits, num_candidates=4)
+            for guesses in both:
+                guesses.learn(acceptance, acceptance.accepted_last(tree.topology))
+        memories = [guesses.memory() for guesses in texts[0] + texts[1]]
+        assert all(
+            torch.equal(tensor, memory[name])
+            for memory in memories
+            for name, tensor in memories[0].items()
+        )
+        assert np.array_equal(*matrices)
+    assert max(sizes) > 4
+
+
 def test_a_token_without_a_row_is_refused() -> None:
     guesses = AutoTree(np.zeros((9, 2), dtype=np.int32), True)
     with pytest.raises(IndexError, match="got token 9; allowed: 0 to 8"):
