@@ -1,0 +1,171 @@
+"""Measures batches: each method after the others, on the same texts, with memory from other texts.
+
+Prompts are windows of this project's documentation, each of so many tokens. Their rows are computed once and
+used by all runs, which measure the steps after them alone: drafters learn from texts, and not from prompts' logits.
+No text ends before its limit, so that every step has all texts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.budget.batch import BatchBudget, batch_budget
+from model.engine.batch import Batch
+from model.engine.cache import TreeCache
+from model.engine.drafter import Drafter
+from model.engine.target import TargetModel
+from model.methods.registry import drafter_class
+
+ROOT = Path(__file__).resolve().parents[2]
+# The methods of the map, with their options; the first is the plain batch.
+ENTRANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "vanilla": ("vanilla", {}),
+    "pld": ("pld", {"budget": "auto"}),
+    "recycling": ("recycling", {"tree_version": "auto"}),
+    "hybrid": ("hybrid", {}),
+    "hybrid, 7 nodes": ("hybrid", {"budget": "fixed", "num_nodes": 7}),
+}
+# Texts and new tokens of the warm-up, from which each method's memory comes, and tokens of their prompts.
+WARM_TEXTS, WARM_TOKENS, WARM_CONTEXT = 8, 48, 128
+# Most nodes of a draft that the rows of a prompt leave room for.
+ROOM = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measured run.
+
+    Attributes:
+        context: tokens of each prompt.
+        batch_size: texts.
+        method: an entrant's name.
+        round: number of the repetition.
+        seconds: of all steps.
+        tokens: new tokens of all texts.
+        steps: of the batch.
+        rows: nodes of all passes, roots included.
+        predicted: tokens a second relative to the plain batch, by the measured step costs and the tokens and rows
+            of a step.
+    """
+
+    context: int
+    batch_size: int
+    method: str
+    round: int
+    seconds: float
+    tokens: int
+    steps: int
+    rows: int
+    predicted: float
+
+
+def windows(token_ids: Sequence[int], count: int, length: int) -> list[list[int]]:
+    """Return windows of a text, spread evenly; they overlap where the text is too short for all."""
+    step = (len(token_ids) - length) / max(1, count - 1)
+    starts = [int(step * index) for index in range(count)]
+    return [list(token_ids[start : start + length]) for start in starts]
+
+
+def documentation(tokenizer: Any) -> list[int]:
+    """Return this project's documentation as one text."""
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n\n".join(file.read_text(encoding="utf-8") for file in files)
+    token_ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return token_ids
+
+
+class Bench:
+    """Runs of one model.
+
+    Args:
+        target: the model.
+        text: what prompts are windows of.
+        max_new_tokens: of each text.
+    """
+
+    def __init__(self, target: TargetModel, text: Sequence[int], max_new_tokens: int) -> None:
+        self._target, self._text, self._num_new = target, text, max_new_tokens
+        self._costs = BatchBudget(target)
+        self._first: dict[str, Drafter] = {}
+        self._budgets: dict[str, BatchBudget | None] = {}
+        warm = windows(text[len(text) // 2 :], WARM_TEXTS, WARM_CONTEXT)
+        for name in ENTRANTS:
+            self._first[name] = first = self._new_drafter(name)
+            self._budgets[name] = batch_budget(first, target)
+            self._decode(name, first, [(prompt, None) for prompt in warm], WARM_TOKENS)
+
+    def runs(
+        self, context: int, batch_sizes: Sequence[int], num_rounds: int, done: Callable[[], object]
+    ) -> Iterator[Run]:
+        """Yield the runs of a context; `done` is called after each, also after those that only warm up."""
+        prompts = windows(self._text, max(batch_sizes), context)
+        caches = [self._read(prompt) for prompt in prompts]
+        for batch_size in batch_sizes:
+            texts = list(zip(prompts, caches, strict=True))[:batch_size]
+            for number in range(num_rounds + 1):
+                for name in ENTRANTS:
+                    run = self._run(name, context, texts, number)
+                    done()
+                    if number:
+                        yield run
+
+    def _run(
+        self, name: str, context: int, texts: Sequence[tuple[list[int], TreeCache]], number: int
+    ) -> Run:
+        drafter = self._new_drafter(name)
+        if memory := self._first[name].memory():
+            drafter.load_memory(memory)
+        for prompt, cache in texts:
+            cache.keep(len(prompt) - 1, ())
+        seconds, tokens, steps, rows = self._decode(name, drafter, texts, self._num_new)
+        size = len(texts)
+        middle = context + self._num_new // 2
+        factor = self._costs.cost(size, size, middle) / self._costs.cost(
+            size, round(rows / steps), middle
+        )
+        predicted = tokens / steps / size * factor
+        return Run(context, size, name, number, seconds, tokens, steps, rows, predicted)
+
+    def _decode(
+        self,
+        name: str,
+        drafter: Drafter,
+        texts: Sequence[tuple[list[int], TreeCache | None]],
+        limit: int,
+    ) -> tuple[float, int, int, int]:
+        """Decode texts as one batch; return seconds, tokens, steps and rows of the steps."""
+        batch = Batch(self._target, len(texts), self._budgets[name])
+        for key, (prompt, cache) in enumerate(texts):
+            batch.add(key, drafter.sibling(), prompt, max_new_tokens=limit, cache=cache)
+        seconds, tokens, steps, rows = 0.0, 0, 0, 0
+        while len(batch):
+            start = time.perf_counter()
+            events = batch.step()
+            taken = time.perf_counter() - start
+            records = [event.record for event in events if event.record]
+            if error := next((event.error for event in events if event.error), None):
+                raise error
+            if records:  # else prompts alone were read
+                seconds += taken
+                steps += 1
+                tokens += sum(len(record.tokens) for record in records)
+                rows += sum(record.num_nodes for record in records)
+        return seconds, tokens, steps, rows
+
+    def _new_drafter(self, name: str) -> Drafter:
+        method, options = ENTRANTS[name]
+        cls = drafter_class(method)
+        return cls(cls.config_class(**options), self._target.vocab_size, self._target.device)
+
+    @torch.inference_mode()
+    def _read(self, prompt: Sequence[int]) -> TreeCache:
+        cache = self._target.new_cache(len(prompt) + self._num_new + ROOM)
+        for _ in self._target.prefill(prompt, cache, with_logits=False):
+            pass
+        return cache
