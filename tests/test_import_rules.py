@@ -30,7 +30,7 @@ WITH_TRANSFORMERS = {
     *("model.kernels.attention", "model.kernels.registered", "model.methods.sps.draft_model"),
     *("model.api.decoder", "model.api.custom_generate", "model.api.checkpoint_settings"),
     *("model.api.accelerate", "model.api.generate_arguments", "model.api.prepared"),
-    *("model.api.gguf", "model.api.loading", "model.api.tokenizer"),
+    *("model.api.gguf", "model.api.loading", "model.api.tokenizer", "model.api.stop_strings"),
     "model.commands.loading",
 }
 

@@ -31,9 +31,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..engine.step import StepRecord
 from .custom_generate import Speculative, caller_of
-from .decoder import stop_criterion
 from .generate_arguments import BEFOREHAND, BY_NAME, PreparedCall, UnsupportedCallError, refusal
 from .loading import without_wrapper
+from .stop_strings import stop_criterion
 from .streamers import TokenStream, ended_on_error
 
 logger = logging.getLogger(__name__)

@@ -38,10 +38,11 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..engine.step import StepRecord
 from ..engine.support import refuse_unverifiable
-from .decoder import SpeculativeDecoder, TokenRecycling, stop_criterion
+from .decoder import SpeculativeDecoder, TokenRecycling
 from .generate_arguments import PreparedCall, UnsupportedCallError, check
 from .loading import check_tokenizer
 from .prepared import Record, criteria_to_ask, eos_ids, max_length, stop_of, token_rule
+from .stop_strings import stop_criterion
 from .streamers import Streamer, TokenStream, ended_on_error
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
-from transformers import PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+from transformers import PreTrainedModel, StoppingCriteriaList
 
 from ..compiled.graphs import graphed
 from ..engine.drafter import Drafter
@@ -41,6 +41,7 @@ from .loading import base_of, check_tokenizer, load
 from .output import GenerateOutput, StreamPiece
 from .prompts import Prompt, prompt_ids_of
 from .saved_memory import read_memory, save_memory
+from .stop_strings import stop_criterion
 from .text_stream import TextStream
 from .turns import Turns
 
@@ -392,29 +393,6 @@ class TokenRecycling(SpeculativeDecoder):
     """
 
     own_method = "recycling"
-
-
-def stop_criterion(
-    strings: str | Sequence[str] | None, tokenizer: Any, without_tokenizer: str
-) -> StopStringCriteria | None:
-    """Return the criterion that ends a text after one of these strings; None if there are none.
-
-    Args:
-        strings: one or several.
-        tokenizer: of the model.
-        without_tokenizer: end of the error's text if there is no tokenizer.
-
-    Raises:
-        ValueError: if a string is empty or no string, or the tokenizer is missing.
-    """
-    given = [strings] if isinstance(strings, str) else list(strings or ())
-    if not all(isinstance(one, str) and one for one in given):
-        raise ValueError(
-            f"stop_strings: got {strings!r}; allowed: one text or several, none of them empty"
-        )
-    if given and tokenizer is None:
-        raise ValueError(f"stop_strings: got strings without a tokenizer; {without_tokenizer}")
-    return StopStringCriteria(tokenizer, given) if given else None
 
 
 def _option_names(method: str) -> list[str]:
