@@ -18,9 +18,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from evaluation.answers.progress import progress
 from model.commands.command_line import OptionParser, UserError, first_line, run_command
 from model.commands.files import check_output, parse_json, refuse_outputs, replace_file
+from model.machine.progress import progress
 from model.methods.rest.datastore import Datastore
 
 MOST_LINES = 1000  # of a document of a text file

@@ -16,10 +16,10 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.answers.progress import progress
 from evaluation.questions.pinned_data import ELSEWHERE, PINNED, PinnedFile
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.machine.files import atomic_write
+from model.machine.progress import progress
 
 DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 QUESTION_FILE = "question.jsonl"

@@ -90,7 +90,7 @@ def test_only_commands_of_the_library_parse_arguments(graph: grimp.ImportGraph) 
 
 def test_progress_bars_come_from_one_place(graph: grimp.ImportGraph) -> None:
     assert {name for name in graph.find_modules_that_directly_import("tqdm")} == {
-        "evaluation.answers.progress"
+        "model.machine.progress"
     }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.answers.progress import progress
 from evaluation.answers.row import AnswerRow
 from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.inference.method import MethodAnswerer, Setup, load_answerer
@@ -21,6 +20,7 @@ from evaluation.scoring.figures import OVERALL, in_task_order
 from evaluation.scoring.intervals import Interval, paired_interval, ratio_of_rates
 from evaluation.scoring.per_question import question_frame
 from model.commands.matrix_file import make_drafter, read_memory
+from model.machine.progress import progress
 from model.methods.registry import Method
 
 HOT = "hot"

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 
 from evaluation.answers.log import AnswerLog
-from evaluation.answers.progress import progress
 from evaluation.answers.row import AnswerRow
 from evaluation.inference.question import Answerer, Asking, answer_row, warm_up
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.interrupt import FINISHING, Interrupt
+from model.machine.progress import progress
 
 
 class Finished(NamedTuple):

@@ -33,10 +33,10 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.optimization import get_wsd_schedule
 
-from evaluation.answers.progress import progress
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.files import write_whole
 from model.commands.model_options import DEFAULT_MODEL
+from model.machine.progress import progress
 from scripts.demo_model import corpus
 from scripts.demo_model.answers import continued
 from scripts.demo_model.corpus import Text, Turn, find_loop, pack_epoch

@@ -37,8 +37,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from evaluation.answers.progress import progress
 from model.commands.command_line import OptionParser, user_errors
+from model.machine.progress import progress
 from scripts.enlarge.arithmetic import SHAPES, Enlarger, ModelShape, scale_config
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from evaluation.answers.progress import progress
 from evaluation.answers.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.inference.config import AnswerOptions, QuestionOptions
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
@@ -33,6 +32,7 @@ from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
+from model.machine.progress import progress
 from scripts.replay.mix import QUESTIONS, asked_questions, question_files, title_of
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import check_replayable, drafter_from, figures, replay, score

@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evaluation.answers.progress import progress
 from evaluation.inference.entrants import entrant_of
 from model.commands.command_line import UserError, user_errors
+from model.machine.progress import progress
 from model.methods.registry import METHODS
 from model.options import unknown_name
 from scripts.replay.scores import figures

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from evaluation.answers.progress import progress
 from model.commands.command_line import UserError
 from model.commands.files import replace_file
 from model.engine.support import forward_parameters
+from model.machine.progress import progress
 from scripts.train_heads.data import Document, batches_of_epoch, collate
 from scripts.train_heads.trainers import HeadTrainer
 

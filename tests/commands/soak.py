@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import torch
 
-from evaluation.answers.progress import progress
 from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.inference.entrants import Entrant, entrants_of
 from evaluation.inference.method import Setup, eos_ids, method_answerer
@@ -36,6 +35,7 @@ from model.commands.model_options import ModelOptions
 from model.commands.options import add_options
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
+from model.machine.progress import progress
 from model.methods.registry import Method
 from model.methods.sps.draft_model import check_draft_model
 

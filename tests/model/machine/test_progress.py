@@ -1,6 +1,6 @@
 """Progress in a log file is a line now and then, without control characters.
 
-Run: pytest tests/evaluation/answers/test_progress.py
+Run: pytest tests/model/machine/test_progress.py
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from io import StringIO
 
 import pytest
 
-from evaluation.answers import progress as module
-from evaluation.answers.progress import progress
+from model.machine import progress as module
+from model.machine.progress import progress
 
 
 class Stream(StringIO):

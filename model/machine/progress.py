@@ -27,7 +27,7 @@ class _Lines:
         self._stream.flush()
 
 
-def progress(iterable: Iterable[Any] | None = None, **options: Any) -> tqdm:
+def progress(iterable: Iterable[Any] | None = None, **options: Any) -> tqdm[Any]:
     """Return a tqdm on standard error; `set_postfix_str` needs `refresh=False` before `update`."""
     if not sys.stderr.isatty():
         options |= {
