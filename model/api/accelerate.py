@@ -31,8 +31,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..engine.step import StepRecord
 from .custom_generate import Speculative, caller_of
-from .generate_arguments import BEFOREHAND, BY_NAME, PreparedCall, UnsupportedCallError, refusal
+from .generate_arguments import BEFOREHAND, BY_NAME, UnsupportedCallError, refusal
 from .loading import without_wrapper
+from .prepared_call import PreparedCall
 from .stop_strings import stop_criterion
 from .streamers import TokenStream, ended_on_error
 

@@ -39,9 +39,10 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from ..engine.step import StepRecord
 from ..engine.support import refuse_unverifiable
 from .decoder import SpeculativeDecoder, TokenRecycling
-from .generate_arguments import PreparedCall, UnsupportedCallError, check
+from .generate_arguments import UnsupportedCallError, check
 from .loading import check_tokenizer
 from .prepared import Record, criteria_to_ask, eos_ids, max_length, stop_of, token_rule
+from .prepared_call import PreparedCall
 from .stop_strings import stop_criterion
 from .streamers import Streamer, TokenStream, ended_on_error
 

@@ -21,11 +21,11 @@ from transformers import (
 from model.api.generate_arguments import (
     ARGUMENTS,
     BY_NAME,
-    PreparedCall,
     UnsupportedCallError,
     check,
     table,
 )
+from model.api.prepared_call import PreparedCall
 from tests.model.decoded import known
 
 IDS = torch.tensor([[5, 6, 7, 8]])
