@@ -236,7 +236,8 @@ def decode_call(
     _refuse_beforehand(model, given)
     words = _with_stop_criterion(model, given)
     stream = TokenStream(words.pop("streamer", None))
-    words.pop("tokenizer", None)
+    for name in ("tokenizer", "custom_generate"):
+        words.pop(name, None)
     is_reached = False
 
     def prepared(

@@ -381,6 +381,14 @@ def test_a_custom_generate_of_the_call_runs_instead(
     assert decode.steps and not model.generate.steps and not texts_of(caplog)
 
 
+def test_a_custom_generate_that_is_none_is_as_if_not_given(
+    model: PreTrainedModel, inputs: dict[str, Any]
+) -> None:
+    plain = model.generate(**inputs, custom_generate=None)
+    accelerate(model, fallback=False)
+    assert torch.equal(model.generate(**inputs, custom_generate=None), plain)
+
+
 def test_processors_and_criteria_are_asked_as_often(
     model: PreTrainedModel, inputs: dict[str, Any]
 ) -> None:
