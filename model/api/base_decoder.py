@@ -1,4 +1,4 @@
-"""Texts from a checked model and a drafter: whole, or in pieces.
+"""Texts from a checked model and a drafter: whole, in pieces, or many at a time.
 
 It wraps `model.engine.loop.decode`, takes and returns text, and keeps two things from prompt to
 prompt: the method's memory and the KV cache of the last text. `model.api.decoder` makes model and drafter.
@@ -9,26 +9,39 @@ Shapes: P tokens of the prompt, n new tokens.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+    Sized,
+)
+from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
 from transformers import StoppingCriteriaList
 
+from ..budget.batch import BatchBudget, batch_budget
 from ..engine.drafter import Drafter
 from ..engine.loop import decode
+from ..engine.packing import why_not_packed
 from ..engine.prefix_cache import PrefixCache
-from ..engine.request import Request
 from ..engine.rules import Processor, TokenRule, token_rule
 from ..engine.self_test import prove_changes
 from ..engine.step import StepRecord
 from ..engine.support import eos_ids_of
 from ..engine.target import TargetModel
+from .answers import Answers, Limits, check_processors, check_prompts, with_limits
+from .batch_in_turn import BatchInTurn
 from .checkpoint_settings import warn_of_settings
-from .foreign_arguments import refuse_foreign
+from .foreign_arguments import OF_MANY, refuse_foreign
 from .output import GenerateOutput, StreamPiece
 from .prompts import Prompt, prompt_ids_of
 from .stop_strings import stop_criterion
+from .text_request import TextRequest
 from .text_stream import TextStream
 from .turns import Turns
 
@@ -48,6 +61,7 @@ class BaseDecoder:
         self.tokenizer = tokenizer
         self._prefix_cache = PrefixCache()
         self._turns = Turns()
+        self._budget: BatchBudget | None = None  # of all batches
         self._has_warned = False
 
     @property
@@ -92,13 +106,7 @@ class BaseDecoder:
         prompt_ids, running = self._begin(
             prompt, max_new_tokens, stop_strings, temperature, top_k, top_p, seed, logits_processors
         )
-        steps = list(running)
-        prefill_time = steps[0].prefill_ns / 1e9
-        decode_time = sum(step.step_ns for step in steps) / 1e9
-        token_ids = [token for step in steps for token in step.tokens]
-        sequences = torch.tensor([prompt_ids + token_ids], device=self.target.device)
-        text = TextStream(self.tokenizer).add(token_ids, is_last=True)
-        return GenerateOutput(sequences, token_ids, text, steps, prefill_time, decode_time)
+        return self._output(prompt_ids, list(running))
 
     def stream(
         self,
@@ -130,14 +138,146 @@ class BaseDecoder:
             piece = text.add(step.tokens, is_last=step.stop_reason is not None)
             yield StreamPiece(piece, step.tokens, step)
 
+    def generate_all(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        batch_size: int = 8,
+        max_new_tokens: Limits = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_strings: str | Sequence[str] = (),
+        logits_processors: Sequence[Processor] = (),
+        shares_memory: bool = True,
+        return_exceptions: bool = False,
+        show_progress: bool = False,
+        **foreign: NoReturn,
+    ) -> list[GenerateOutput]:
+        """Answer many prompts, several in each pass of the model; arguments and errors as `answers`.
+
+        Returns:
+            The answers in the order of the prompts.
+        """
+        refuse_foreign(foreign, "generate_all", OF_MANY)
+        found = self.answers(
+            prompts,
+            batch_size=batch_size,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_strings=stop_strings,
+            logits_processors=logits_processors,
+            shares_memory=shares_memory,
+            return_exceptions=return_exceptions,
+            show_progress=show_progress,
+        )
+        return [output for _, output in sorted(found, key=itemgetter(0))]
+
+    def answers(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        batch_size: int = 8,
+        max_new_tokens: Limits = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_strings: str | Sequence[str] = (),
+        logits_processors: Sequence[Processor] = (),
+        shares_memory: bool = True,
+        return_exceptions: bool = False,
+        show_progress: bool = False,
+        **foreign: NoReturn,
+    ) -> Generator[tuple[int, GenerateOutput], None, None]:
+        """Return the answers to many prompts, each with its prompt's index, as they finish.
+
+        Each text is the one of `generate`, whatever the others are; with seeds too. Arguments are checked at once.
+        The first step waits for the decoder's text under way, and other texts wait while some of these are under
+        way. The KV cache of the last text is neither used nor changed.
+
+        Args:
+            prompts: any iterable, also an endless one, of prompts as of `generate`. One is read when there is room
+                for its text, and after the answers that have made room were taken.
+            batch_size: most texts under way. A model whose texts cannot share passes decodes them in turn.
+            max_new_tokens: limit, of all texts or of each.
+            temperature: as of `generate`, and so are `top_k`, `top_p` and `stop_strings`.
+            top_k: see there.
+            top_p: see there.
+            seed: of the first text; each next one has the next seed. None uses torch's global generator, in an
+                order that depends on the batch.
+            stop_strings: see there.
+            logits_processors: as of `generate`, asked about one text at a time, [1, P]; none that keep the state
+                of a text.
+            shares_memory: whether the method learns from all texts for all, and keeps it. Else each text begins
+                with a copy of what is known, and learns for itself. With a cold start each begins with nothing.
+            return_exceptions: whether the error of a text (its prompt cannot be used, a processor failed) stands in
+                the place of its answer, and the others go on. Else it is raised, which ends the iteration, as in
+                `Executor.map`: answers that came before are yours, texts under way are given up.
+            show_progress: whether a progress bar is written to standard error.
+            foreign: none, as of `generate`.
+
+        Raises:
+            ValueError: for a value that is not allowed, at once; "prompt 3: ..." for one that cannot be used, in
+                its turn.
+            RuntimeError: at a step, if it is another text's turn (`model.api.turns`).
+            Exception: what a processor raises, or the iterable: that when the texts under way have ended.
+        """
+        refuse_foreign(foreign, "answers", OF_MANY)
+        check_prompts(prompts)
+        check_processors(logits_processors)
+        # Raises for what is not allowed.
+        token_rule(self.target.device, temperature, top_k, top_p, seed, logits_processors)
+        first_seed = None if seed is None else int(seed)
+        stop, eos_ids = self._stop(stop_strings), self.eos_ids
+        self._warn_once()
+
+        def request_of(index: int, prompt: Prompt, limit: int) -> TextRequest:
+            own_seed = None if first_seed is None else first_seed + index
+            rule = token_rule(
+                self.target.device, temperature, top_k, top_p, own_seed, logits_processors
+            )
+            prompt_ids = prompt_ids_of(prompt, self.tokenizer)
+            request = TextRequest(prompt_ids, limit, eos_ids, rule, stop)
+            request.check(self.target)
+            return request
+
+        limited = with_limits(prompts, max_new_tokens)
+        batch = self.batch(batch_size, shares_memory)
+        answers = Answers(batch, limited, request_of, self._output, return_exceptions)
+        total = len(prompts) if isinstance(prompts, Sized) else None
+        return answers.run(total=total, disable=not show_progress)
+
+    def batch(self, size: int, shares_memory: bool = True) -> BatchInTurn:
+        """Return an empty batch of texts of this decoder.
+
+        Raises:
+            ValueError: if the size is not allowed.
+        """
+        if size != 1 and self._budget is None and not why_not_packed(self.target):
+            self._budget = batch_budget(self.drafter, self.target)
+        budget = None if size == 1 else self._budget
+        return BatchInTurn(self.target, self.drafter, self._turns, size, budget, shares_memory)
+
+    def _output(self, prompt_ids: Sequence[int], steps: list[StepRecord]) -> GenerateOutput:
+        """Return the whole answer that these steps make."""
+        prefill_time = steps[0].prefill_ns / 1e9
+        decode_time = sum(step.step_ns for step in steps) / 1e9
+        token_ids = [token for step in steps for token in step.tokens]
+        sequences = torch.tensor([[*prompt_ids, *token_ids]], device=self.target.device)
+        text = TextStream(self.tokenizer).add(token_ids, is_last=True)
+        return GenerateOutput(sequences, token_ids, text, steps, prefill_time, decode_time)
+
     def _begin(
         self, prompt: Prompt, max_new_tokens: int, stop_strings: str | Sequence[str], *of_rule: Any
     ) -> tuple[list[int], Iterator[StepRecord]]:
         """Return a prompt's tokens and the steps of its answer; `of_rule`: arguments of `token_rule`."""
         prompt_ids = prompt_ids_of(prompt, self.tokenizer)
-        if not self._has_warned:
-            self._has_warned = True
-            warn_of_settings(self.target.model)
+        self._warn_once()
         steps = self.steps(
             prompt_ids,
             max_new_tokens=max_new_tokens,
@@ -146,6 +286,12 @@ class BaseDecoder:
             stop=self._stop(stop_strings),
         )
         return prompt_ids, steps
+
+    def _warn_once(self) -> None:
+        """Name the checkpoint's settings that texts of this decoder do without."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn_of_settings(self.target.model)
 
     def steps(
         self,
@@ -169,19 +315,10 @@ class BaseDecoder:
         """
         self.target.check_unchanged()
         prove_changes(self.target)
-        num_tokens = self.target.num_tokens
-        if outside := [token for token in prompt_ids if not 0 <= token < num_tokens]:
-            raise ValueError(f"prompt: got token {outside[0]}; allowed: 0 to {num_tokens - 1}")
-        Request.of(self.target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun=0)
+        request = TextRequest(prompt_ids, max_new_tokens, eos_ids, rule, stop)
+        request.check(self.target)
         running = decode(
-            self.target,
-            self.drafter,
-            prompt_ids,
-            max_new_tokens=max_new_tokens,
-            eos_ids=eos_ids,
-            rule=rule,
-            stop=stop,
-            prefix_cache=self._prefix_cache,
+            self.target, self.drafter, prefix_cache=self._prefix_cache, **request._asdict()
         )
         return self._in_turn(running)
 

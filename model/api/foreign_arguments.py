@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..machine.installed_name import HERE
 from ..options import unknown_name
@@ -11,6 +11,10 @@ from .generate_arguments import BY_NAME
 OURS = (
     *("prompt", "max_new_tokens", "temperature", "top_k", "top_p"),
     *("seed", "stop_strings", "logits_processors"),
+)
+OF_MANY = (
+    *("prompts", *OURS[1:]),
+    *("batch_size", "shares_memory", "return_exceptions", "show_progress"),
 )
 PROMPT = "the prompt is the first argument, and may be a tokenizer's output as it is: without **"
 # Where an argument of ours does the same.
@@ -33,15 +37,17 @@ INSTEAD = {
     "return_dict_in_generate": "the answer always has token_ids, text, steps and times",
     **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "inputs"), PROMPT),
     "messages": "the prompt is the first argument, and may be chat messages",
+    "batch_size": "generate_all(prompts, batch_size=...), for several prompts",
 }
 
 
-def refuse_foreign(names: Iterable[str], where: str) -> None:
-    """Refuse arguments that are none of `generate` and `stream`.
+def refuse_foreign(names: Iterable[str], where: str, ours: Sequence[str] = OURS) -> None:
+    """Refuse arguments that a function of decoders does not have.
 
     Args:
         names: their names.
         where: the function that got them.
+        ours: the arguments that it has.
 
     Raises:
         ValueError: for the first one, with the argument of ours that does it, or where it is taken.
@@ -53,4 +59,4 @@ def refuse_foreign(names: Iterable[str], where: str) -> None:
             instead = f"{instead}; or {elsewhere}" if instead else elsewhere
         if instead:
             raise ValueError(f"{name}: no argument of decoder.{where}; allowed: {instead}")
-        raise ValueError(unknown_name(f"argument of decoder.{where}", name, OURS))
+        raise ValueError(unknown_name(f"argument of decoder.{where}", name, ours))

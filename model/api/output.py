@@ -24,7 +24,8 @@ class GenerateOutput:
         text: the new tokens as text, special tokens left out; empty without a tokenizer.
         steps: a record of every step, in order.
         prefill_time: seconds to read the prompt.
-        decode_time: seconds of the steps after that; the time in which other texts had their turn is in neither.
+        decode_time: seconds of the steps after that, which the texts of a batch share; the time in which other
+            texts had their turn is in neither.
     """
 
     sequences: torch.Tensor

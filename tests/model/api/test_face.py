@@ -38,6 +38,7 @@ from model import SpeculativeDecoder, TokenRecycling, __version__, accelerate, r
 decoder = TokenRecycling.from_pretrained("folder", output_id_topk=9)
 reveal_type(decoder)
 reveal_type(decoder.generate("text", max_new_tokens=5))
+reveal_type(decoder.generate_all(["text", [1, 2]], max_new_tokens=[5, 6]))
 for piece in decoder.stream([{"role": "user", "content": "text"}]):
     reveal_type(piece)
 for prompt in ([1, 2], np.array([1]), torch.tensor([1]), {"input_ids": [[1]]}):
@@ -50,6 +51,7 @@ decoder.generate(3)
 REVEALED = [
     "model.api.decoder.TokenRecycling",
     "model.api.output.GenerateOutput",
+    "list[model.api.output.GenerateOutput]",
     "model.api.output.StreamPiece",
     "model.api.custom_generate.Speculative",
     "str",
