@@ -31,7 +31,7 @@ WITH_TRANSFORMERS = {
     *("model.api.base_decoder", "model.api.decoder", "model.api.custom_generate"),
     *("model.api.checkpoint_settings", "model.api.accelerate", "model.api.prepared_call"),
     *("model.api.prepared", "model.api.gguf", "model.api.loading", "model.api.tokenizer"),
-    "model.api.stop_strings",
+    *("model.api.rows", "model.api.stop_strings"),
     "model.commands.loading",
 }
 

@@ -61,8 +61,8 @@ def accelerate(
         tokenizer: for calls with `stop_strings` that give none.
         method: a method's name, such as "recycling" or "hybrid", or "package.module:DrafterClass"; None: what
             pays on the model's device.
-        fallback: leave calls that cannot be decoded with drafts (beams, batches, an assistant model and
-            the like) to transformers' own `generate`, with one warning for each kind; False raises
+        fallback: leave calls that cannot be decoded with drafts (beams, an assistant model, draws of several
+            prompts and the like) to transformers' own `generate`, with one warning for each kind; False raises
             UnsupportedCallError.
         options: the method's options, such as `output_id_topk=16` for recycling.
 
@@ -162,7 +162,7 @@ class AcceleratedGenerate:
             given["tokenizer"] = self.decode.tokenizer
         with ended_on_error(given.get("streamer")):
             try:
-                return decode_call(generate, self._model, self.decode, given)
+                return decode_call(generate, self._model, self.decode, given, may_leave=True)
             except UnsupportedCallError as error:
                 if not self._fallback:
                     raise
@@ -208,9 +208,7 @@ def generate_from_folder(
     with ended_on_error(arguments.get("streamer")):
         # The class's method: with such a folder, the model's own `generate` is this function.
         given = {"inputs": inputs, **arguments}
-        result: Generated = decode_call(
-            GenerationMixin.generate, model, decode, given, past_context=True
-        )
+        result: Generated = decode_call(GenerationMixin.generate, model, decode, given)
         return result
 
 
@@ -219,7 +217,7 @@ def decode_call(
     model: PreTrainedModel,
     decode: Speculative,
     given: Mapping[str, Any],
-    past_context: bool = False,
+    may_leave: bool = False,
 ) -> Any:
     """Let transformers prepare a call, and decode it with drafts.
 
@@ -228,14 +226,14 @@ def decode_call(
         model: the model.
         decode: the method.
         given: the call's arguments, by name.
-        past_context: as for `Speculative.decode`.
+        may_leave: as for `Speculative.decode`.
 
     Raises:
         UnsupportedCallError: before the first token, if it cannot be decoded with drafts.
     """
     _refuse_beforehand(model, given)
     words = _with_stop_criterion(model, given)
-    stream = TokenStream(words.pop("streamer", None))
+    streamer = words.pop("streamer", None)
     for name in ("tokenizer", "custom_generate"):
         words.pop(name, None)
     is_reached = False
@@ -251,11 +249,17 @@ def decode_call(
         nonlocal is_reached
         is_reached = True
         caller = caller_of(model)
-        arguments = {**model_kwargs, **caller.arguments}
+        arguments = {**model_kwargs, **caller.arguments, "streamer": streamer}
         call = PreparedCall(
-            model, input_ids, logits_processor, generation_config, arguments, frozenset(given)
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            arguments,
+            frozenset(given),
         )
-        return decode.decode(call, stopping_criteria, stream, past_context=past_context)
+        return decode.decode(call, TokenStream(streamer), may_leave=may_leave)
 
     result = generate(model, **words, custom_generate=prepared)
     if not is_reached:

@@ -11,7 +11,7 @@ keeps `tokenizer` from callables: give it to `recycling(tokenizer)` if there are
     decode = recycling()
     model.generate(**inputs, custom_generate=decode, max_new_tokens=100)
 
-Shapes: P tokens of the prompt, padding included, n new tokens, V vocabulary.
+Shapes: B prompts, P tokens of each, padding included, n new tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ from ..engine.step import StepRecord
 from ..engine.support import refuse_unverifiable
 from .decoder import SpeculativeDecoder, TokenRecycling
 from .generate_arguments import UnsupportedCallError, check
+from .left_calls import refuse_in_turn, refuse_past_context
 from .loading import check_tokenizer
-from .prepared import Record, criteria_to_ask, eos_ids, max_length, stop_of, token_rule
+from .padded_batch import decode_rows, with_answers
+from .prepared import Record, padding_token, row_requests
 from .prepared_call import PreparedCall
 from .stop_strings import stop_criterion
 from .streamers import Streamer, TokenStream, ended_on_error
+from .text_request import TextRequest
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +96,7 @@ class Speculative:
 
     Attributes:
         decoder_class: of the decoder.
-        steps: records of the steps of the call that ended last.
+        steps: records of the steps of the call that ended last; of several prompts one text after the other.
         decoder: the decoder, from the first call on.
 
     Raises:
@@ -125,7 +128,7 @@ class Speculative:
 
     @property
     def accept_lengths(self) -> list[int]:
-        """Tokens emitted by each step of the last call, bonus token included; their sum is n."""
+        """Tokens emitted by each of these steps, bonus token included."""
         return [len(step.tokens) for step in self.steps]
 
     def __call__(
@@ -143,7 +146,7 @@ class Speculative:
 
         Args:
             model: the model whose `generate` calls.
-            input_ids: int64 [1, P].
+            input_ids: int64 [B, P]; several prompts are decoded as a batch.
             logits_processor: prepared by transformers, as are the next two.
             stopping_criteria: lengths and ends of text among them.
             generation_config: all other settings.
@@ -153,8 +156,9 @@ class Speculative:
             model_kwargs: all other arguments of `generate`.
 
         Returns:
-            int64 [1, P + n]; with `return_dict_in_generate` an output that holds it and, if asked
-            for, n scores and logits, each float32 [1, V]. Its cache is None: the rows stay here.
+            int64 [B, P + n], texts that are shorter than others padded on the right. With
+            `return_dict_in_generate` an output that holds it and, if asked for, n scores and logits, each float32
+            [1, V]. Its cache is None: the rows stay here.
 
         Raises:
             UnsupportedCallError: for anything that is not supported.
@@ -176,63 +180,70 @@ class Speculative:
                 "transformers keeps it from callables; allowed: custom_generate=recycling(tokenizer=tokenizer)",
             )
             criteria = [*stopping_criteria, *([] if criterion is None else [criterion])]
-            arguments = {**model_kwargs, **caller.arguments}
+            streamer = caller.streamer if step_streamer is None else step_streamer
+            arguments = {**model_kwargs, **caller.arguments, "streamer": streamer}
             call = PreparedCall(
-                model, input_ids, logits_processor, generation_config, arguments, caller.given
+                model,
+                input_ids,
+                logits_processor,
+                StoppingCriteriaList(criteria),
+                generation_config,
+                arguments,
+                caller.given,
             )
-            return self.decode(call, StoppingCriteriaList(criteria), stream)
+            return self.decode(call, stream)
 
     def decode(
-        self,
-        call: PreparedCall,
-        criteria: StoppingCriteriaList,
-        stream: TokenStream,
-        *,
-        past_context: bool = True,
+        self, call: PreparedCall, stream: TokenStream, *, may_leave: bool = False
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        """Decode a call that transformers has prepared; arguments and errors as `__call__`.
+        """Decode a call that transformers has prepared; results and errors as `__call__`.
 
         Args:
             call: the call.
-            criteria: all stopping criteria.
-            stream: gets the text.
-            past_context: whether the call may ask for more than the model's context, where the text ends.
+            stream: gets the text, if it is one.
+            may_leave: whether the call can be left to transformers. Then more than the model's context is refused,
+                where a text would end, and several prompts, if they would have to be decoded in turn.
         """
         _drop_unfilled_cache(call.model)
         _check_inputs(call.model)
         check(call)
         decoder = self.prepare(call.model)
-        tokens: list[int] = call.input_ids[0].tolist()
-        padding = tokens[: call.num_padding]
-        limit = max_length(criteria)
-        if not past_context:
-            _refuse_past_context(decoder, len(tokens) - len(padding), limit - len(padding))
         record = Record(call.config)
-        device = call.input_ids.device
-        running = decoder.steps(
-            tokens[len(padding) :],
-            max_new_tokens=limit - len(tokens),
-            eos_ids=eos_ids(criteria),
-            rule=token_rule(
-                call.processors, call.config, call.input_ids[:, : len(padding)], record
-            ),
-            stop=stop_of(criteria_to_ask(criteria), padding, device, record),
-        )
-        steps = []
-        with closing(running):  # an error below would leave the decoder with an open text
-            stream.begin(call.input_ids)
-            for step in running:
-                steps.append(step)
-                tokens += step.tokens
-                stream.add(step.tokens)
-        stream.end()
-        self.steps = steps
-        sequences = torch.tensor([tokens], device=device)
+        requests = row_requests(call, record)
+        if may_leave:
+            refuse_past_context(decoder.target, requests)
+            refuse_in_turn(decoder.target, call)
+        if call.num_prompts > 1:
+            rows = decode_rows(decoder, requests)
+        else:
+            rows = [self._decode_one(decoder, requests[0], call, stream)]
+        self.steps = [step for steps in rows for step in steps]
+        answers = [[token for step in steps for token in step.tokens] for steps in rows]
+        padding = padding_token(call) or 0  # one prompt needs none
+        sequences = with_answers(call.input_ids, answers, padding)
         if not call.config.return_dict_in_generate:
             return sequences
         return GenerateDecoderOnlyOutput(
             sequences=sequences, scores=record.scores, logits=record.logits
         )
+
+    def _decode_one(
+        self,
+        decoder: SpeculativeDecoder,
+        request: TextRequest,
+        call: PreparedCall,
+        stream: TokenStream,
+    ) -> list[StepRecord]:
+        """Decode a text, hand it to a stream, and return its steps."""
+        steps = []
+        # An error below would leave the decoder with an open text.
+        with closing(decoder.steps(**request._asdict())) as running:
+            stream.begin(call.input_ids)
+            for step in running:
+                steps.append(step)
+                stream.add(step.tokens)
+        stream.end()
+        return steps
 
     def prepare(self, model: PreTrainedModel) -> SpeculativeDecoder:
         """Return the decoder, which is made and tested once, and anew for a model that was moved or cast.
@@ -362,14 +373,4 @@ def _check_inputs(model: PreTrainedModel) -> None:
             "model",
             "model: got inputs that another prepares, such as a learned prompt; allowed: the model's "
             "own, with adapters in the layers, as LoRA",
-        )
-
-
-def _refuse_past_context(decoder: SpeculativeDecoder, num_tokens: int, limit: int) -> None:
-    """Refuse a text of up to `limit` tokens if the model's context is shorter."""
-    context = decoder.target.context_limit(num_tokens)
-    if context is not None and limit > context:
-        raise UnsupportedCallError(
-            "max_length",
-            f"max_length: got {limit} tokens, prompt included; allowed: the model's context of {context}",
         )

@@ -14,7 +14,9 @@ import torch
 
 from ..engine.rules import refuse_stateful
 from ..engine.support import CACHE_ARGUMENTS, holds_tokens
+from .prepared import padding_token
 from .prepared_call import PreparedCall
+from .rows import are_by_row, is_by_row
 
 MODES = ("greedy_search", "sample")
 
@@ -40,12 +42,16 @@ class Argument:
         here: what they do, in words for the table.
         refused: whether a value cannot be honoured; None: all can.
         allowed: what can, for the error's text.
+        refused_in_batch: whether a value cannot be honoured with several prompts.
+        allowed_in_batch: what can there.
     """
 
     names: str
     here: str
     refused: Callable[[Any, PreparedCall], bool] | None = None
     allowed: str = ""
+    refused_in_batch: Callable[[Any, PreparedCall], bool] | None = None
+    allowed_in_batch: str = ""
 
 
 def _is_set(value: Any, call: PreparedCall) -> bool:
@@ -77,17 +83,17 @@ def _is_in_output(value: Any, call: PreparedCall) -> bool:
     return bool(value) and bool(call.config.return_dict_in_generate)
 
 
-def _is_batch(value: Any, call: PreparedCall) -> bool:
-    return value is not None and (value.ndim != 2 or value.shape[0] != 1)
+def _is_no_batch(value: Any, call: PreparedCall) -> bool:
+    return value is not None and (value.ndim != 2 or value.shape[0] < 1)
 
 
 def _has_holes(value: Any, call: PreparedCall) -> bool:
-    if value is None:
-        return False
+    """Whether other tokens than padding on the left are hidden, or one of several prompts whole."""
     try:
-        return call.num_padding < 0
+        padding = call.padding
     except ValueError:
         return True
+    return call.num_prompts > 1 and max(padding) == call.input_ids.shape[1]
 
 
 def _are_own_positions(value: Any, call: PreparedCall) -> bool:
@@ -106,6 +112,24 @@ def _has_stateful(value: Any, call: PreparedCall) -> bool:
 
 def _is_of_stateful(value: Any, call: PreparedCall) -> bool:
     return value is not None and _has_stateful(value, call)
+
+
+def _is_of_all_prompts(value: Any, call: PreparedCall) -> bool:
+    """Whether a setting has made a processor that keeps all prompts."""
+    return value not in (None, 0, 1.0) and _has_of_all_rows(call.processors, call)
+
+
+def _has_of_all_rows(value: Any, call: PreparedCall) -> bool:
+    return not all(map(is_by_row, value))
+
+
+def _ends_all_rows(value: Any, call: PreparedCall) -> bool:
+    return not are_by_row(value)
+
+
+def _has_no_padding(value: Any, call: PreparedCall) -> bool:
+    """Whether there is nothing to put after a text that is shorter than another."""
+    return padding_token(call) is None
 
 
 NO_BEAMS = "greedy decoding or sampling, no beams"
@@ -131,9 +155,10 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("num_return_sequences", "above 1: transformers'", _is_above_one, "1"),
     Argument(
         "inputs input_ids",
-        "one prompt, or none (the text then begins with `bos_token_id`); several prompts are transformers'",
-        _is_batch,
-        "one sequence at a time, [1, P]",
+        "one prompt, several of one length, padded on the left, or none (the text then begins with "
+        "`bos_token_id`). `accelerate` leaves several to transformers where a model's texts cannot share passes",
+        _is_no_batch,
+        "prompts of one length, [B, P]",
     ),
     Argument(
         "attention_mask",
@@ -174,11 +199,20 @@ ARGUMENTS: tuple[Argument, ...] = (
     ),
     Argument("guidance_scale watermarking_config", COUNTING, _is_of_stateful, SAMPLING),
     Argument(
+        "encoder_repetition_penalty encoder_no_repeat_ngram_size",
+        "work; with several prompts transformers'",
+        refused_in_batch=_is_of_all_prompts,
+        allowed_in_batch="none",
+    ),
+    Argument(
         "logits_processor",
         "works. Greedy decoding in float32 asks twice about the same text where two tokens are nearly "
-        "equal: one of your own that counts its calls needs `do_sample=True`",
+        "equal: one of your own that counts its calls needs `do_sample=True`. With several prompts, others than "
+        "transformers' own that treat each row by itself are transformers'",
         _has_stateful,
         SAMPLING,
+        _has_of_all_rows,
+        "transformers' own that treat each row by itself",
     ),
     Argument(
         "token_healing", "transformers'", _is_set, "False, transformers heals before it calls us"
@@ -191,32 +225,57 @@ ARGUMENTS: tuple[Argument, ...] = (
         "work. Past the model's declared context, `accelerate` leaves the call to transformers; a "
         "callable ends the text there",
     ),
-    Argument("stopping_criteria", "works; asked about every new token once, in order"),
+    Argument(
+        "stopping_criteria",
+        "works; asked about every new token once, in order. With several prompts, others than lengths, ends of "
+        "text, strings and time are transformers', and so are strings and time without an end of text",
+        refused_in_batch=_ends_all_rows,
+        allowed_in_batch="lengths and ends of text, beside which also strings and time",
+    ),
     Argument(
         "stop_strings tokenizer",
         "work with `accelerate`; transformers keeps `tokenizer` from callables: `recycling(tokenizer)`",
     ),
     Argument(
         "streamer",
-        "works, token by token; callables also take `step_streamer=`, which gets each step's tokens at once",
+        "works, token by token, with one prompt; callables also take `step_streamer=`, which gets each step's "
+        "tokens at once",
+        refused_in_batch=_is_set,
+        allowed_in_batch="none",
     ),
     Argument("generation_config use_model_defaults", "work"),
     Argument(
-        "do_sample temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff "
-        "renormalize_logits remove_invalid_values",
-        "work: after `torch.manual_seed` exactly `generate`'s tokens, one draw a token, in order",
+        "do_sample",
+        "works: after `torch.manual_seed` exactly `generate`'s tokens, one draw a token, in order; with several "
+        "prompts transformers'",
+        refused_in_batch=_is_set,
+        allowed_in_batch="greedy decoding",
     ),
     Argument(
-        "repetition_penalty encoder_repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
-        "bad_words_ids sequence_bias suppress_tokens begin_suppress_tokens forced_bos_token_id "
-        "forced_eos_token_id exponential_decay_length_penalty prefix_allowed_tokens_fn",
+        "temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff renormalize_logits "
+        "remove_invalid_values",
         "work",
     ),
     Argument(
-        "return_dict_in_generate output_scores output_logits",
-        "work; the output's cache is `None`",
+        "repetition_penalty no_repeat_ngram_size bad_words_ids sequence_bias suppress_tokens "
+        "begin_suppress_tokens forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty",
+        "work",
     ),
-    Argument("pad_token_id bos_token_id eos_token_id", "work; several ends of text too"),
+    Argument("prefix_allowed_tokens_fn", "works; with several prompts transformers'"),
+    Argument("return_dict_in_generate", "works; the output's cache is `None`"),
+    Argument(
+        "output_scores output_logits",
+        "work; with several prompts transformers'",
+        refused_in_batch=_is_in_output,
+        allowed_in_batch="none",
+    ),
+    Argument(
+        "pad_token_id",
+        "works; with several prompts, one is needed, or an end of text",
+        refused_in_batch=_has_no_padding,
+        allowed_in_batch="a token, or an end of text",
+    ),
+    Argument("bos_token_id eos_token_id", "work; several ends of text too"),
     Argument("negative_prompt_ids negative_prompt_attention_mask", "work with `guidance_scale`"),
     Argument(
         "custom_generate trust_remote_code",
@@ -249,8 +308,13 @@ def check(call: PreparedCall) -> None:
         UnsupportedCallError: for the first argument that cannot be honoured.
     """
     for name, one in BY_NAME.items():
-        if one.refused is not None and one.refused(call.value(name), call):
-            raise refusal(name, call.value(name), one.allowed, call.origin(name))
+        value = call.value(name)
+        if one.refused is not None and one.refused(value, call):
+            raise refusal(name, value, one.allowed, call.origin(name))
+        in_batch = one.refused_in_batch if call.num_prompts > 1 else None
+        if in_batch is not None and in_batch(value, call):
+            where = f"{call.origin(name)} with {call.num_prompts} prompts"
+            raise refusal(name, value, f"{one.allowed_in_batch}, or one prompt", where)
     mode = call.config.get_generation_mode()
     if mode not in MODES:  # by a setting that the list does not know yet
         raise refusal("generate", mode.value, NO_BEAMS)
@@ -264,6 +328,10 @@ def refusal(name: str, value: Any, allowed: str, origin: str = "") -> Unsupporte
     shown = value if isinstance(value, bool | int | float | str) else f"a {type(value).__name__}"
     if isinstance(value, torch.Tensor):
         shown = f"shape {list(value.shape)}"
+    elif isinstance(value, list):  # of processors or criteria
+        shown = ", ".join(type(one).__name__ for one in value)
+    elif value is None:
+        shown = "none"
     return UnsupportedCallError(name, f"{name}: got {shown}{origin}; allowed: {allowed}")
 
 

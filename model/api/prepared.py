@@ -1,6 +1,6 @@
 """What transformers prepares for a callable, as the decoding loop takes it: limits, rule, stop.
 
-Shapes: n new tokens, V vocabulary.
+Shapes: B prompts, P tokens of each, padding included, n new tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from transformers import (
 )
 
 from ..engine.rules import GreedyRule, SamplingRule, TokenRule, as_in_transformers
+from .prepared_call import PreparedCall
+from .rows import of_row
+from .text_request import TextRequest
 
 
 class Record:
@@ -114,3 +117,24 @@ def stop_of(
             return bool(criteria(input_ids, record.scores).all())
 
     return stop
+
+
+def padding_token(call: PreparedCall) -> int | None:
+    """Return the token that fills up texts which are shorter than others; None if there is none."""
+    if call.config.pad_token_id is not None:
+        return int(call.config.pad_token_id)
+    ends = [one.eos_token_id for one in call.criteria if type(one) is EosTokenCriteria]
+    return int(ends[0].flatten()[0]) if ends else None
+
+
+def row_requests(call: PreparedCall, record: Record) -> list[TextRequest]:
+    """Return what a call asks for in each of B rows, whose padding processors and criteria see too."""
+    limit, ends = max_length(call.criteria) - call.input_ids.shape[1], eos_ids(call.criteria)
+    asked = criteria_to_ask(call.criteria)
+    requests = []
+    for index, (row, num_padding) in enumerate(zip(call.input_ids, call.padding, strict=True)):
+        padding, processors = row[:num_padding], of_row(call.processors, index)
+        rule = token_rule(processors, call.config, padding[None], record)
+        stop = stop_of(asked, padding.tolist(), row.device, record)
+        requests.append(TextRequest(row[num_padding:].tolist(), limit, ends, rule, stop))
+    return requests

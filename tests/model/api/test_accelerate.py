@@ -272,7 +272,7 @@ def elsewhere(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, dict[str, 
     return {
         "num_beams": {"num_beams": 2},
         "num_return_sequences": {"num_return_sequences": 2, "do_sample": True},
-        "input_ids": two,
+        "do_sample": two | {"do_sample": True},
         "assistant_model": {"assistant_model": copy.deepcopy(restore(model))},
         "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
         "use_cache": {"use_cache": False},
@@ -292,7 +292,7 @@ def tokens_of(output: Any) -> list[list[int]]:
 
 
 NAMES = [
-    *("num_beams", "num_return_sequences", "input_ids", "assistant_model", "use_cache"),
+    *("num_beams", "num_return_sequences", "do_sample", "assistant_model", "use_cache"),
     *("prompt_lookup_num_tokens", "past_key_values", "attention_mask", "position_ids"),
     *("output_attentions", "guidance_scale", "inputs_embeds", "max_length"),
 ]

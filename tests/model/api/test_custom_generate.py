@@ -306,13 +306,6 @@ def test_inputs_that_another_prepares_are_refused() -> None:
     model.generate(IDS, **PLAIN, custom_generate=recycling())
 
 
-def test_a_batch_is_refused() -> None:
-    ids = torch.cat((IDS, IDS))
-    options = PLAIN | {"attention_mask": torch.ones_like(ids)}
-    with pytest.raises(ValueError, match=r"input_ids: got shape \[2, 12\]"):
-        llama().generate(ids, **options, custom_generate=recycling())
-
-
 def test_guidance_holds_with_sampling() -> None:
     texts = []
     for decode in (None, recycling()):

@@ -12,9 +12,14 @@ import pytest
 import torch
 from transformers import (
     DynamicCache,
+    EncoderNoRepeatNGramLogitsProcessor,
+    EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
@@ -29,8 +34,11 @@ from model.api.prepared_call import PreparedCall
 from tests.model.decoded import known
 
 IDS = torch.tensor([[5, 6, 7, 8]])
+TWO = torch.cat((IDS, IDS))
 LLAMA = known("Llama, grouped heads").build()
 GUIDED = LogitsProcessorList([UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, LLAMA)])
+OF_PROMPTS = LogitsProcessorList([EncoderNoRepeatNGramLogitsProcessor(2, IDS)])
+ENDS = StoppingCriteriaList([MaxLengthCriteria(9), EosTokenCriteria(2)])
 IN_OUTPUT = {"return_dict_in_generate": True}
 # For every argument that is refused at some value, such a call: settings, other arguments, processors.
 REFUSED: dict[str, dict[str, Any]] = {
@@ -46,8 +54,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "use_mtp": {"use_mtp": True},
     "is_assistant": {"is_assistant": True},
     "num_return_sequences": {"num_return_sequences": 2},
-    "inputs": {"inputs": torch.cat((IDS, IDS))},
-    "input_ids": {"input_ids": torch.cat((IDS, IDS))},
+    "inputs": {"inputs": IDS[None]},
+    "input_ids": {"input_ids": IDS[None]},
     "attention_mask": {"attention_mask": torch.tensor([[1, 1, 0, 1]])},
     "position_ids": {"position_ids": torch.tensor([[1, 2, 3, 4]])},
     "past_key_values": {"past_key_values": DynamicCache(), "given": {"past_key_values"}},
@@ -64,11 +72,24 @@ REFUSED: dict[str, dict[str, Any]] = {
     "token_healing": {"token_healing": True},
     "synced_gpus": {"synced_gpus": True},
 }
+# The same with two prompts, for every argument that is refused there alone.
+IN_BATCH: dict[str, dict[str, Any]] = {
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.2, "processors": OF_PROMPTS},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 2, "processors": OF_PROMPTS},
+    "logits_processor": {"processors": LogitsProcessorList([lambda ids, scores: scores])},
+    "stopping_criteria": {"criteria": StoppingCriteriaList([MaxTimeCriteria(9.0)])},
+    "streamer": {"streamer": object()},
+    "do_sample": {"do_sample": True},
+    "output_scores": {"output_scores": True} | IN_OUTPUT,
+    "output_logits": {"output_logits": True} | IN_OUTPUT,
+    "pad_token_id": {"criteria": StoppingCriteriaList([MaxLengthCriteria(9)])},
+}
 
 
 def call_of(
     input_ids: torch.Tensor = IDS,
     processors: LogitsProcessorList | None = None,
+    criteria: StoppingCriteriaList = ENDS,
     given: set[str] | None = None,
     **words: Any,
 ) -> PreparedCall:
@@ -81,7 +102,8 @@ def call_of(
         else:
             arguments[name] = value
     processors = processors if processors is not None else LogitsProcessorList()
-    return PreparedCall(LLAMA, input_ids, processors, config, arguments, frozenset(given or ()))
+    given = frozenset(given or ())
+    return PreparedCall(LLAMA, input_ids, processors, criteria, config, arguments, given)
 
 
 def test_every_argument_of_this_version_is_listed_once() -> None:
@@ -98,6 +120,10 @@ def test_every_argument_that_may_be_refused_is() -> None:
     may_be = {name for name, one in BY_NAME.items() if one.refused is not None}
     assert may_be == REFUSED.keys()
     assert all(BY_NAME[name].allowed for name in may_be)
+    check(call_of(TWO))
+    may_be = {name for name, one in BY_NAME.items() if one.refused_in_batch is not None}
+    assert may_be == IN_BATCH.keys()
+    assert all(BY_NAME[name].allowed_in_batch for name in may_be)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -105,6 +131,15 @@ def test_what_is_refused_is_named(name: str) -> None:
     with pytest.raises(UnsupportedCallError, match=rf"^{name}: got .+; allowed: ") as caught:
         check(call_of(**REFUSED[name]))
     assert caught.value.argument == name and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", IN_BATCH)
+def test_what_is_refused_with_several_prompts_is_named(name: str) -> None:
+    check(call_of(**IN_BATCH[name]))
+    words = rf"^{name}: got .+ with 2 prompts; allowed: .+, or one prompt$"
+    with pytest.raises(UnsupportedCallError, match=words) as caught:
+        check(call_of(TWO, **IN_BATCH[name]))
+    assert caught.value.argument == name
 
 
 @pytest.mark.parametrize(
