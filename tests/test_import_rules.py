@@ -24,10 +24,11 @@ PACKAGES = ("model", "evaluation", "scripts")
 # All contact of the library with transformers.
 WITH_TRANSFORMERS = {
     *("model.engine.target", "model.engine.cache", "model.engine.support", "model.engine.rules"),
-    *("model.engine.passes.layout", "model.engine.referee"),
+    *("model.engine.passes.layout", "model.engine.passes.packed", "model.engine.referee"),
     *("model.states.layers", "model.states.own_cache", "model.states.scans"),
     *("model.compiled.target", "model.compiled.cache", "model.compiled.graphs"),
-    *("model.kernels.attention", "model.kernels.registered", "model.methods.sps.draft_model"),
+    *("model.kernels.attention", "model.kernels.registered", "model.kernels.packed_attention"),
+    "model.methods.sps.draft_model",
     *("model.api.base_decoder", "model.api.decoder", "model.api.custom_generate"),
     *("model.api.checkpoint_settings", "model.api.accelerate", "model.api.prepared_call"),
     *("model.api.prepared", "model.api.gguf", "model.api.loading", "model.api.tokenizer"),

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from evaluation.answers.provenance import git_commit, versions
 from evaluation.reporting.chart_style import svg_text
@@ -30,6 +29,7 @@ from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.packing import why_not_packed
+from model.machine.progress import progress
 from scripts.batch_map.measure import ENTRANTS, Bench, Run, documentation
 from scripts.batch_map.page import chart, page
 
@@ -101,7 +101,7 @@ def _measure(args: argparse.Namespace, given: Sequence[str]) -> None:
     bench = Bench(target, documentation(checked.tokenizer), args.max_new_tokens)
     num_runs = sum(map(len, sizes.values())) * len(ENTRANTS) * (args.rounds + 1)
     runs: list[Run] = []
-    with tqdm(total=num_runs, unit="run") as bar:
+    with progress(total=num_runs, unit="run") as bar:
         for context, batch_sizes in sizes.items():
             if batch_sizes:
                 runs += bench.runs(context, batch_sizes, args.rounds, bar.update)
