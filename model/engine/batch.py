@@ -11,6 +11,7 @@ Shapes: B texts, S nodes of all their trees, V vocabulary.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
@@ -160,14 +161,10 @@ class Batch:
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """Read of the prompts, decode a step of every text whose prompt is read, and return what came of it."""
-        events = self._read_prompts()
-        ready = {key: place.text for key, place in self._places.items() if place.reading is None}
-        groups = [ready] if self._is_packed else [{key: text} for key, text in ready.items()]
-        for texts in groups:
-            if texts:
-                events += self._decoded(texts)
+        events = self._step()
         for event in events:
             self._note(event)
+            _free_frames(event.error)
         return events
 
     def _note(self, event: Event) -> None:
@@ -178,10 +175,21 @@ class Batch:
         if event.record is None or event.record.stop_reason is not None:
             del self._places[event.key]
 
+    def _step(self) -> list[Event]:
+        events = self._read_prompts()
+        ready = {key: place.text for key, place in self._places.items() if place.reading is None}
+        groups = [ready] if self._is_packed else [{key: text} for key, text in ready.items()]
+        for texts in groups:
+            if texts:
+                events += self._decoded(texts)
+        return events
+
     def _read_prompts(self) -> list[Event]:
         """Read prompts in the order in which they came, as many whole chunks as make `PREFILL_CHUNK` tokens."""
         failed, num_read = [], 0
         for key, place in self._places.items():
+            if place.reading is None:
+                continue
             laps = Laps()
             try:
                 while place.reading is not None and num_read < PREFILL_CHUNK:
@@ -237,28 +245,28 @@ class Batch:
         """Return the drafts of all texts; a text whose drafter fails has an event instead."""
         budget = self._budget
         if budget is None:
-            return self._each(texts, lambda key: texts[key].propose(), events)
+            return self._each(texts, lambda key, text: text.propose(), events)
         if budget.is_resting(len(texts)):
             return {key: text.rest() for key, text in texts.items()}
         limits = budget.offered(len(texts))
-        offers = self._each(texts, lambda key: texts[key].offer(*limits), events)
+        offers = self._each(texts, lambda key, text: text.offer(*limits), events)
         known = [key for key, gains in offers.items() if gains is not None]
         shares = budget.share([offers[key] for key in known], len(offers), context)
         counts = dict(zip(known, shares, strict=True))
 
-        def taken(key: Any) -> DraftTree:
-            return texts[key].take(counts[key]) if key in counts else texts[key].propose()
+        def taken(key: Any, text: Text) -> DraftTree:
+            return text.take(counts[key]) if key in counts else text.propose()
 
-        return self._each(offers, taken, events)
+        return self._each({key: texts[key] for key in offers}, taken, events)
 
     def _each(
-        self, keys: Collection[Any], function: Callable[[Any], Any], events: list[Event]
+        self, texts: dict[Any, Text], function: Callable[[Any, Text], Any], events: list[Event]
     ) -> dict[Any, Any]:
-        """Return the function's result by key; for each that raises there is an event instead."""
+        """Return the function's result for each text; for one that raises there is an event instead."""
         found = {}
-        for key in keys:
+        for key, text in texts.items():
             try:
-                found[key] = function(key)
+                found[key] = function(key, text)
             except Exception as error:  # of this text's drafter
                 events.append(Event(key, error=error))
         return found
@@ -288,3 +296,17 @@ class Batch:
             (tree,) = trees.values()
             return [self.target.read_out(chosen[0].cache, tree, logits, num_read, with_sketches)]
         return read_out_of_texts(list(trees.values()), logits, num_read, with_sketches)
+
+
+def _free_frames(error: BaseException | None) -> None:
+    """Free what the ended frames of an error hold: who keeps the error would keep the rows of all texts."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            callers: Any = frame
+            while callers is not None:
+                try:
+                    callers.clear()
+                except RuntimeError:  # it runs, as do its callers
+                    break
+                callers = callers.f_back
+        error = error.__cause__ or error.__context__

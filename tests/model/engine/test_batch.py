@@ -5,6 +5,8 @@ Run: pytest tests/model/engine/test_batch.py
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ import model.engine.batch
 from model.budget.batch import BatchBudget
 from model.budget.cost_model import CostModel
 from model.engine.batch import Batch, Event
+from model.engine.cache import TreeCache
 from model.engine.loop import generate
 from model.engine.packing import why_not_packed
 from model.engine.rules import SamplingRule, TokenRule
@@ -155,7 +158,9 @@ def test_near_ties_fall_as_in_plain_decoding(has_kernel: bool) -> None:
     assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
 
 
-def test_an_error_ends_its_own_text_alone(target: TargetModel) -> None:
+def test_an_error_ends_its_own_text_alone(
+    target: TargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failing(SamplingRule):
         def choose(
             self, logits: torch.Tensor, prefix: Sequence[int], tie_margin: float = 0.0
@@ -173,7 +178,16 @@ def test_an_error_ends_its_own_text_alone(target: TargetModel) -> None:
     expected = alone(target, "vanilla", texts)
     texts[1]["rule"], texts[2]["stop"] = Failing([]), stop
     texts[3]["drafter"].propose = None  # no function: a drafter's mistake
+    caches: weakref.WeakSet[TreeCache] = weakref.WeakSet()
+
+    def new_cache(capacity: int) -> TreeCache:
+        caches.add(cache := TargetModel.new_cache(target, capacity))
+        return cache
+
+    monkeypatch.setattr(target, "new_cache", new_cache)
     events = run(Batch(target, 5), texts, may_fail=True)
+    gc.collect()
+    assert not caches, "a kept error keeps the rows of its text"
     for index, kind in ((1, RuntimeError), (2, InvalidLogitsError), (3, TypeError)):
         assert isinstance(events[index][-1].error, kind)
         assert tokens_of(events[index]) == expected[index][: len(tokens_of(events[index]))]
