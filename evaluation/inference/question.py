@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -47,6 +48,30 @@ class Asking(NamedTuple):
     model_id: str = ""
     num_choices: int = 1
     seed: int = 0
+
+
+class Prompt(NamedTuple):
+    """The prompt of a turn."""
+
+    token_ids: list[int]
+    seed: int | None  # the draws of a choice begin with it; None: they go on
+
+
+def turns_of(asking: Asking, question: Question) -> Generator[Prompt, Any, list[Choice]]:
+    """Yield the prompt of each turn of a question, and be sent its `Turn`; return the choices."""
+    conversation, choices = asking.conversation, []
+    for index in range(asking.num_choices):
+        seed: int | None = asking.seed + index
+        history: list[Message] = []
+        turns: list[Turn] = []
+        for user in question.turns:
+            turn: Turn = yield Prompt(conversation.prompt_ids(history, user), seed)
+            turns.append(turn)
+            history.append(Message(user, conversation.text(turn.token_ids)))
+            seed = None
+        texts = [message.assistant for message in history]
+        choices.append(Choice.of_turns(index, texts, turns))
+    return choices
 
 
 def answer_row(answerer: Answerer, asking: Asking, question: Question) -> AnswerRow:
@@ -93,15 +118,14 @@ def warm_up(
 
 
 def _answer(answerer: Answerer, asking: Asking, question: Question) -> list[Choice]:
-    conversation, choices = asking.conversation, []
     answerer.begin_question()
-    for index in range(asking.num_choices):
-        answerer.seed(asking.seed + index)
-        history: list[Message] = []
-        turns: list[Turn] = []
-        for user in question.turns:
-            turns.append(answerer.answer(conversation.prompt_ids(history, user)))
-            history.append(Message(user, conversation.text(turns[-1].token_ids)))
-        texts = [message.assistant for message in history]
-        choices.append(Choice.of_turns(index, texts, turns))
-    return choices
+    turns, turn = turns_of(asking, question), None
+    while True:
+        try:
+            prompt = turns.send(turn)
+        except StopIteration as end:
+            choices: list[Choice] = end.value
+            return choices
+        if prompt.seed is not None:
+            answerer.seed(prompt.seed)
+        turn = answerer.answer(prompt.token_ids)
