@@ -208,13 +208,12 @@ class RunRecord:
     def differing(self, other: RunRecord, use: Use) -> Iterator[tuple[str, Any, Any]]:
         """Yield the keys of this use in which two records differ, with both values.
 
-        A key that either record lacks is not compared.
+        A key that either record lacks has its default there; without a known one it is not compared.
         """
-        for key in keys(use):
-            if key in self.values and key in other.values:
-                mine, theirs = self.values[key], other.values[key]
-                if mine != theirs:
-                    yield key, mine, theirs
+        for condition in conditions(use):
+            mine, theirs = (record._value(condition) for record in (self, other))
+            if UNKNOWN not in (mine, theirs) and mine != theirs:
+                yield condition.key, mine, theirs
 
     def unlike(self, other: RunRecord, but: frozenset[str]) -> tuple[str, Any, Any] | None:
         """Return the first key, by name, in which two records are not of one run, with both values.

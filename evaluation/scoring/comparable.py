@@ -52,7 +52,7 @@ def load_answers(path: Path) -> AnswerFile:
 
 
 def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
-    """Return the conditions in which two answer files' sidecars differ; what either lacks is not compared.
+    """Return the conditions in which two answer files' sidecars differ; what is unknown is not compared.
 
     Raises:
         UserError: if a sidecar cannot be read.

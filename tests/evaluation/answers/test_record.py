@@ -103,6 +103,13 @@ def test_a_new_condition_separates_groups_and_is_shown(flavour: None, tmp_path: 
 def test_speed_warns_of_a_new_condition(flavour: None, tmp_path: Path) -> None:
     one, other = (write_run(tmp_path, "pld", flavour=flavour) for flavour in ("mint", "plum"))
     assert differing_conditions(one, other) == [f"flavour is 'mint' in {one} but 'plum' in {other}"]
+    meta = {key: value for key, value in meta_of("vanilla").items() if key != "flavour"}
+    older = write_answers(tmp_path / "older.jsonl", ROWS, meta)
+    assert differing_conditions(one, older) == [
+        f"flavour is 'mint' in {one} but 'plain' in {older}"
+    ]
+    foreign = write_answers(tmp_path / "foreign.jsonl", ROWS)
+    assert differing_conditions(one, foreign) == []
 
 
 def test_a_rerun_needs_a_new_condition_and_needs_it_equal(flavour: None, tmp_path: Path) -> None:
