@@ -24,8 +24,9 @@ from evaluation.inference.entrants import Entrant, baseline_again
 from evaluation.inference.loop import Finished, record, report
 from evaluation.inference.method import MethodAnswerer, eos_ids, method_answerer, print_notes
 from evaluation.inference.plan import Asked, Plan, check_asked, model_answers, prepare
-from evaluation.inference.question import Answerer, warm_up
+from evaluation.inference.question import Answerer
 from evaluation.inference.referees import Referee, RefereeAnswerer
+from evaluation.inference.rows import warm_up
 from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel, load_target
 from model.commands.model_options import ModelOptions

@@ -9,7 +9,8 @@ import torch
 
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
-from evaluation.inference.question import Answerer, Asking, answer_row, warm_up
+from evaluation.inference.question import Answerer, Asking
+from evaluation.inference.rows import rows_of, warm_up
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.interrupt import FINISHING, Interrupt
@@ -47,8 +48,7 @@ def answer_questions(
     restore()
 
     def finished() -> Iterator[tuple[AnswerLog, Finished]]:
-        for question in remaining:
-            row = answer_row(answerer, asking, question)
+        for row in rows_of(answerer, asking, remaining):
             yield log, Finished(row, answerer.memory())
 
     record(finished(), len(questions), len(questions) - len(remaining))

@@ -97,27 +97,15 @@ def _try(
     The exception itself would keep the model's tensors alive.
     """
     try:
-        return _answer(answerer, asking, question), None, False
+        return answer(answerer, asking, question), None, False
     except Exception as failure:
         logger.debug("question %s", question.question_id, exc_info=True)
         is_out_of_memory = isinstance(failure, torch.OutOfMemoryError)
         return [], f"{type(failure).__name__}: {failure}", is_out_of_memory
 
 
-def warm_up(
-    answerer: Answerer, conversation: Conversation, question: Question, num_warmup: int
-) -> None:
-    """Answer a question unmeasured, through the same function as the measured ones."""
-    for _ in range(num_warmup):
-        try:
-            _answer(answerer, Asking(conversation), question)
-        except Exception as failure:
-            logger.warning("warm-up on question %s failed: %s", question.question_id, failure)
-            break
-    answerer.end_warmup()
-
-
-def _answer(answerer: Answerer, asking: Asking, question: Question) -> list[Choice]:
+def answer(answerer: Answerer, asking: Asking, question: Question) -> list[Choice]:
+    """Answer one question, turn by turn; raise what goes wrong."""
     answerer.begin_question()
     turns, turn = turns_of(asking, question), None
     while True:

@@ -27,7 +27,7 @@ from ray.exceptions import RayError
 from evaluation.answers.row import AnswerRow
 from evaluation.inference.loop import Finished
 from evaluation.inference.method import MethodAnswerer, Setup, load_answerer, print_notes
-from evaluation.inference.question import warm_up
+from evaluation.inference.rows import warm_up
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line, show_notes
 from model.kernels.sdpa import turn_off_cudnn
