@@ -29,6 +29,7 @@ from evaluation.reporting.benchmark_reports import Benchmark, read_benchmark
 from evaluation.reporting.latex import latex_text
 from evaluation.reporting.leaderboard_tables import (
     baseline_of,
+    batch_tables,
     csv_text,
     group_tables,
     measured_rows,
@@ -116,6 +117,11 @@ class Leaderboard(NamedTuple):
         ]
 
     @property
+    def batch_tables(self) -> list[Table]:
+        """A table over batch sizes for each set of groups that differ in nothing else."""
+        return batch_tables(self.groups)
+
+    @property
     def published_records(self) -> list[dict[str, Any]]:
         """A record for each published row."""
         return [] if self.published is None else published_rows(self.published, self.groups)
@@ -170,6 +176,8 @@ def _text(board: Leaderboard) -> str:
         for table in part.tables:
             parts += [table.caption, table.markdown]
         parts.append("\n".join(f"- {note}" for note in part.notes))
+    for table in board.batch_tables:
+        parts += [table.caption, table.markdown]
     if board.published_tables:
         parts.append(f"## {PUBLISHED_HEADING}")
     for table in board.published_tables:
@@ -187,7 +195,7 @@ def _latex(board: Leaderboard) -> str:
         for part in board.parts
         for place, table in enumerate(part.tables)
     ]
-    return latex_text([*tables, *board.published_tables])
+    return latex_text([*tables, *board.batch_tables, *board.published_tables])
 
 
 def _json(board: Leaderboard) -> str:
@@ -214,6 +222,8 @@ def _html(board: Leaderboard) -> str:
         named = [part.facts[name] for name in HEADING_FACTS if name in part.facts]
         heading = f"Measured: {'; '.join(named)}"
         sections.append(Section(heading, part.facts, part.tables, part.notes, pictures))
+    if board.batch_tables:
+        sections.append(Section("By batch size", tables=board.batch_tables))
     if board.benchmarks:
         pictures = benchmark_pictures(board.benchmarks, board.groups)
         sections.append(Section("What a step costs", pictures=pictures))

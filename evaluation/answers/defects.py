@@ -109,7 +109,7 @@ def _choice_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
             f"no {missing[0]!r}; speed needs answers of an inference command", Effect.UNUSABLE
         )
         return
-    seconds = sum(choice.wall_time)
+    seconds = choice.seconds
     if not (math.isfinite(seconds) and seconds > 0):
         yield Flaw(f"took {seconds} s, a wall_time is above 0", Effect.UNUSABLE)
         return
@@ -122,7 +122,7 @@ def _turn_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
         # A model may write that word; then its tokens are there.
         if text == ERROR_TEXT and not choice.has_token_ids:
             yield Flaw(f"turn {turn} is {ERROR_TEXT!r}: it raised an error", Effect.UNSOUND)
-    for turn, seconds in enumerate(choice.wall_time):
+    for turn, seconds in enumerate(choice.share_time or choice.wall_time):
         if seconds <= 0:
             yield Flaw(f"turn {turn} took {seconds} s", Effect.UNSOUND)
     for turn, count in enumerate(choice.new_tokens):
@@ -143,6 +143,7 @@ def _sum_flaws(choice: Choice) -> Iterator[Flaw]:
     num_entries = {
         "new_tokens": len(new_tokens),
         "wall_time": len(choice.wall_time),
+        "share_time": len(choice.share_time),
         "decoding_steps": len(choice.decoding_steps),
         "token_ids": len(choice.token_ids),
     }
@@ -177,4 +178,6 @@ def _stale_counters(choice: Choice, previous: tuple[float, float] | None) -> Ite
 
 
 def _turn_counters(choice: Choice) -> list[tuple[float, float]]:
+    if choice.share_time:
+        return []  # turns of a batch may begin and end together
     return list(zip(choice.new_tokens, choice.wall_time, strict=False))

@@ -109,9 +109,12 @@ class Choice:
     turns = JsonKey[list[str]]([], _list_of(_is_text), "a list of texts")
     new_tokens = JsonKey[list[int]]([], *NUMBERS)
     wall_time = JsonKey[list[float]]([], *NUMBERS)  # seconds for prompt and answer
+    # Of these, the part that was spent on this answer, where several were under way at a time.
+    share_time = JsonKey[list[float]]([], *NUMBERS)
     accept_lengths = JsonKey[list[int]]([], *NUMBERS)  # of every step of all turns
     decoding_steps = JsonKey[list[int]]([], *NUMBERS)
-    decode_time = JsonKey[list[float]]([math.nan], *NUMBERS)  # seconds without the prompt
+    # Seconds without the prompt: of the share, where there is one.
+    decode_time = JsonKey[list[float]]([math.nan], *NUMBERS)
     draft_tokens = JsonKey[list[float]]([math.nan], *NUMBERS)
     prompt_tokens = JsonKey[list[int]]([], *NUMBERS)
     prefill_time = JsonKey[list[float]]([], *NUMBERS)
@@ -164,6 +167,11 @@ class Choice:
     def missing_counters(self) -> list[str]:
         """The counters that every figure needs and the writer left out."""
         return [key for key in COUNTERS if key not in self.values]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent on all turns, which add up to those of the run."""
+        return sum(self.share_time or self.wall_time)
 
     def prompt_length(self, turn: int) -> int | None:
         """Return the tokens of a turn's prompt, None if the writer did not count them."""

@@ -83,7 +83,7 @@ def record(finished: Iterable[tuple[AnswerLog, Finished]], num_rows: int, num_do
             for choice in row.choices:
                 num_tokens += sum(choice.new_tokens)
                 num_steps += len(choice.accept_lengths)
-                seconds += sum(choice.wall_time)
+                seconds += choice.seconds
             if num_steps and seconds:
                 figures = f"{num_tokens / seconds:.1f} tokens/s, MAT {num_tokens / num_steps:.2f}"
                 bar.set_postfix_str(figures, refresh=False)

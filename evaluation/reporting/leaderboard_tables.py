@@ -6,7 +6,7 @@ All formats of the command (`leaderboard.py`) are made from these.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,7 +17,7 @@ from evaluation.reporting.published import PublishedBaseline, published_baseline
 from evaluation.reporting.tables import Cell, Table, figure_cell
 from evaluation.reporting.titles import entry_titles, group_facts, method_title, task_title
 from evaluation.scoring.figures import CODE, EXACT_FIGURES, OVERALL, SPEC_BENCH_TASKS, in_task_order
-from evaluation.scoring.groups import SPEC_BENCH, Group, Measured
+from evaluation.scoring.groups import SPEC_BENCH, Group, Measured, condition_names
 from evaluation.scoring.intervals import UNKNOWN, Interval
 
 OVERVIEW_FACTS = ("Model", "Questions asked", "Precision", "Device")
@@ -25,11 +25,12 @@ METHOD, MAT, OVERALL_TITLE = "Models", "#Mean accepted tokens", "Overall"
 
 
 def baseline_of(group: Group, published: pd.DataFrame | None) -> PublishedBaseline | None:
-    """Return the published plain decoding that a group's tokens/s compare with: Spec-Bench, greedy."""
-    is_like_it = group.facts["bench"] == SPEC_BENCH and group.facts["temperature"] in ("0", "0.0")
-    if published is None or not is_like_it:
+    """Return the published plain decoding that a group's tokens/s compare with: Spec-Bench, greedy, one by one."""
+    facts = group.facts
+    is_like_it = facts["bench"] == SPEC_BENCH and facts["temperature"] in ("0", "0.0")
+    if published is None or not is_like_it or facts["batch_size"] != "1":
         return None
-    return published_baseline(published, group.facts["model"])
+    return published_baseline(published, facts["model"])
 
 
 def group_tables(group: Group) -> list[Table]:
@@ -120,6 +121,48 @@ def overview_table(groups: Sequence[Group]) -> Table:
     return Table(caption, header, rows, text_columns, first=(OVERALL_TITLE, MAT, "Tokens/s"))
 
 
+def batch_tables(groups: Sequence[Group]) -> list[Table]:
+    """Return a table over batch sizes for the groups that differ in nothing else; none where all are 1."""
+    place = condition_names().index("batch_size")
+    alike: dict[tuple[str, ...], dict[int, Group]] = {}
+    for group in groups:
+        if (size := group.conditions[place]).isdecimal():
+            others = group.conditions[:place] + group.conditions[place + 1 :]
+            alike.setdefault(others, {})[int(size)] = group
+    return [_batch_table(by_size) for by_size in alike.values() if max(by_size) > 1]
+
+
+def _batch_table(by_size: Mapping[int, Group]) -> Table:
+    """Return the methods of groups by batch size: each over the baseline of that size, and over that one by one."""
+    smallest = by_size[min(by_size)]
+    base, alone = baseline_title(smallest), math.nan
+    if 1 in by_size:
+        (row,) = (row for row in smallest.rows if row.entry is smallest.baseline)
+        alone = row.figures.figure(OVERALL, "exact_tokens_per_second")
+    header = [METHOD, "Batch size", "Tokens/s", f"Over {base} of that size"]
+    header += [f"Over {base} one by one", "MAT", "Texts under way"]
+    rows = []
+    for size, group in sorted(by_size.items()):
+        titles = entry_titles(group)
+        for row in group.rows:
+            speed = row.figures.figure(OVERALL, "exact_tokens_per_second")
+            cells = [
+                Cell(titles[row.entry.label].long),
+                Cell(str(size), size),
+                _figure(row, OVERALL, "exact_tokens_per_second"),
+                _speedup(row, group, "exact_speedup"),
+                figure_cell(speed / alone, unit="x"),
+                _figure(row, OVERALL, "exact_mean_accepted_tokens"),
+                figure_cell(_texts_under_way(row)),
+            ]
+            rows.append(cells)
+    names = list(dict.fromkeys(row[0].text for row in rows))
+    rows.sort(key=lambda row: (names.index(row[0].text), row[1].value))
+    facts = group_facts([smallest])[0]
+    where = "; ".join(facts[name] for name in OVERVIEW_FACTS if name in facts)
+    return _without_empty(Table(f"By batch size: {where}", header, rows))
+
+
 def spec_bench_csv(groups: Sequence[Group]) -> str:
     """Return the tables of all groups as one CSV with Spec-Bench's columns, all digits."""
     records = [
@@ -161,6 +204,7 @@ def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[
         verdict = group.verdict(measured, "exact_speedup").value
         row["verdict"] = None if row["is_baseline"] else verdict
         row |= _step_figures(measured)
+        row["texts_under_way"] = _texts_under_way(measured)
         base_speed = baseline.tokens_per_second if baseline else math.nan
         row["over_published_baseline"] = row["tokens_per_second"] / base_speed
         yield row
@@ -245,3 +289,12 @@ def _step_figures(row: Measured) -> dict[str, float]:
     return {"acceptance_rate": acceptance_rate(rows)} | {
         f"{part}_share": shares.get(part, math.nan) for part in PARTS
     }
+
+
+def _texts_under_way(row: Measured) -> float:
+    """Mean number of texts that were answered at a time: what all waited over what the run took."""
+    choices = [
+        choice for file in row.entry.files for answer in file.rows for choice in answer.choices
+    ]
+    seconds = sum(choice.seconds for choice in choices)
+    return sum(sum(choice.wall_time) for choice in choices) / seconds if seconds else math.nan

@@ -83,6 +83,7 @@ CONDITION_WORDS = {
     "graphs=off": "kernels launched one by one",
     "sdpa_backends": "attention {}",
     "num_workers": "{} worker processes",
+    "batch_size": "batches of {} texts",
     "num_choices": "{} answers to each question",
     "conv_template": "conversation template {}",
     "commit": "commit {}",
@@ -90,7 +91,7 @@ CONDITION_WORDS = {
 SILENT = {"threads": "None", "max_new_tokens": "None", "conv_template": "tokenizer"}
 # The conditions under each heading of a group; what is in none of them comes last.
 HEADINGS = {
-    "Decoding": ("temperature", "max_new_tokens", "num_choices", "conv_template"),
+    "Decoding": ("temperature", "max_new_tokens", "batch_size", "num_choices", "conv_template"),
     "Precision": ("dtype",),
     "Device": ("device", "threads", "num_workers"),
     "Software": ("compile", "graphs", "kernels", "sdpa_backends", "commit"),

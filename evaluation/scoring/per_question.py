@@ -141,7 +141,7 @@ def _first_choice(choice: Choice, tokenizer: Tokenizer | None) -> dict[str, floa
         "first_tokens": tokens,
         "first_steps": len(choice.accept_lengths),
         "first_accepted": sum(choice.accept_lengths),
-        "first_seconds": sum(choice.wall_time),
+        "first_seconds": choice.seconds,
     }
 
 
@@ -151,7 +151,7 @@ def _all_choices(choices: Sequence[Choice], limit: int | None) -> dict[str, floa
         "tokens": sum(counts if limit is None else (min(count, limit) for count in counts)),
         "steps": sum(len(choice.accept_lengths) for choice in choices),
         "accepted": sum(sum(choice.accept_lengths) for choice in choices),
-        "seconds": sum(sum(choice.wall_time) for choice in choices),
+        "seconds": sum(choice.seconds for choice in choices),
         "decode_seconds": sum(sum(choice.decode_time) for choice in choices),
         "cpu_seconds": sum(sum(choice.cpu_time) for choice in choices),
         "draft_tokens": sum(sum(choice.draft_tokens) for choice in choices),

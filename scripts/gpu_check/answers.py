@@ -69,7 +69,7 @@ class Answered(NamedTuple):
         return {
             "kind": self.kind,
             "method": self.entrant.words,
-            "tokens_per_second": num_tokens / sum(sum(choice.wall_time) for choice in choices),
+            "tokens_per_second": num_tokens / sum(choice.seconds for choice in choices),
             "mean_accepted_tokens": sum(lengths) / len(lengths) if lengths else None,
         }
 
