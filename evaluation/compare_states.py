@@ -43,7 +43,7 @@ from model.methods.registry import METHODS, drafter_class, find_method
 # Options of an inference command that have no effect without an answer file.
 REFUSED = (
     *("model_id", "answer_file", "resume", "overwrite", "warmup", "shard", "shuffle"),
-    *("num_workers", "num_gpus_total", "ray_address"),
+    *("num_workers", "num_gpus_total", "ray_address", "batch_size"),
 )
 EXAMPLES = """\
 examples:

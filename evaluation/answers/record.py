@@ -78,7 +78,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("kernels", _OPTION | Use.COMPARED, default="auto"),
     Condition("num_choices", _OPTION | Use.COMPARED, default=1),
     Condition("num_workers", Use.RESUMED | Use.COMPARED, default=None),
-    Condition("batch_size", Use.RESUMED | Use.COMPARED, default=1),
+    Condition("batch_size", _OPTION | Use.COMPARED, default=1),
     Condition("conv_template", Use.RESUMED | Use.COMPARED | _RERUN, default=UNKNOWN),
     Condition("question_file_sha256", Use.RESUMED | Use.WARNED | _RERUN, default=UNKNOWN),
     Condition("load_matrix", Use.RESUMED | Use.OPTION),

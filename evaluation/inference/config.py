@@ -95,6 +95,7 @@ class AnswerOptions(Options):
     )
     overwrite: bool = option(False, "begin anew instead of going on with an answer file")
     num_choices: int = option(1, "answers to each question", least=1)
+    batch_size: int = option(1, "questions answered at a time, in common passes", least=1)
     warmup: int = option(3, "unmeasured passes over the first question", least=0)
     conv_template: str = option(
         "auto",
@@ -134,6 +135,11 @@ class RunConfig:
         if self.workers.state_order == "single" and not self.uses_ray:
             raise ValueError(
                 "state_order: got single without workers, where it is so anyway; leave it out"
+            )
+        if self.answers.batch_size > 1 and self.uses_ray:
+            raise ValueError(
+                f"batch_size: got {self.answers.batch_size} with workers, each of which answers one question "
+                "at a time; leave one out, or use --shard"
             )
         if self.model.compile and self.uses_ray:
             raise ValueError("compile: got workers with it; leave one out, or use --shard")

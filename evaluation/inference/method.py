@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from evaluation.answers.row import AnswerRow, Turn
-from evaluation.answers.step_figures import step_counts
 from evaluation.inference.config import RunConfig
 from evaluation.inference.low_memory import LeanDrafter
-from evaluation.inference.question import Answerer, Asking, answer_row
+from evaluation.inference.method_batch import MethodBatch
+from evaluation.inference.question import Answerer, Asking, BatchAnswerer, answer_row
 from evaluation.inference.referees import Referee
+from evaluation.inference.turns import sampling_rule, turn_of
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.command_line import user_errors
@@ -26,7 +27,6 @@ from model.commands.matrix_file import make_drafter
 from model.commands.model_options import SamplingOptions
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
-from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
 from model.methods.registry import Method
@@ -50,11 +50,15 @@ class Setup:
     model_id: str
     longest_text: int = 0
 
+    @property
+    def asking(self) -> Asking:
+        """How this run asks questions."""
+        choices, seed = self.run.answers.num_choices, self.run.sampling.seed
+        return Asking(self.conversation, self.model_id, choices, seed)
+
     def ask(self, answerer: Answerer, question: Question) -> AnswerRow:
         """Answer a question as this run does."""
-        choices, seed = self.run.answers.num_choices, self.run.sampling.seed
-        asking = Asking(self.conversation, self.model_id, choices, seed)
-        return answer_row(answerer, asking, question)
+        return answer_row(answerer, self.asking, question)
 
 
 class MethodAnswerer:
@@ -67,6 +71,7 @@ class MethodAnswerer:
         sampling: SamplingOptions,
         eos_ids: frozenset[int],
         longest_text: int = 0,
+        batch_size: int = 1,
     ) -> None:
         with user_errors():
             drafter.check_target(target)
@@ -75,12 +80,12 @@ class MethodAnswerer:
         self.drafter = drafter
         self._max_new_tokens = sampling.max_new_tokens
         self._eos_ids = eos_ids
-        self._rule = None
         self._is_warm = False  # answers before that are not measured
         self._generator = torch.Generator(device=target.device)
-        if sampling.temperature > 0:
-            processors = sampling_processors(sampling.temperature, sampling.top_k, sampling.top_p)
-            self._rule = SamplingRule(processors, self._generator)
+        self._rule = sampling_rule(sampling, self._generator)
+        self.batch: BatchAnswerer | None = None
+        if batch_size > 1:
+            self.batch = MethodBatch(target, drafter, sampling, eos_ids, batch_size)
 
     def seed(self, seed: int) -> None:
         self._generator.manual_seed(seed)
@@ -101,21 +106,12 @@ class MethodAnswerer:
             rule=self._rule,
         )
         wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
-        prefill_time = generation.steps[0].prefill_ns / 1e9
-        details = {
-            "prompt_tokens": len(prompt_ids),
-            "prefill_time": prefill_time,
-            "decode_time": wall_time - prefill_time,
-            "cpu_time": cpu_time,
-            "stop_reasons": generation.steps[-1].stop_reason,
-            **step_counts(generation.steps),
-        }
         num_compiled = self.target.shapes.num_late - num_late
         if self._is_warm and num_compiled:
             logger.warning(
                 "%d shapes were compiled within an answer, whose time includes it", num_compiled
             )
-        return Turn(generation.token_ids, generation.accept_lengths, wall_time, details)
+        return turn_of(generation.steps, len(prompt_ids), wall_time, cpu_time)
 
     @contextmanager
     def lean(self) -> Iterator[None]:
@@ -170,8 +166,9 @@ def method_answerer(setup: Setup, target: TargetModel) -> MethodAnswerer:
     drafter = make_drafter(
         setup.method, setup.config, target.vocab_size, target.device, setup.start_memory
     )
+    run, ends = setup.run, eos_ids(setup, target)
     return MethodAnswerer(
-        target, drafter, setup.run.sampling, eos_ids(setup, target), setup.longest_text
+        target, drafter, run.sampling, ends, setup.longest_text, run.answers.batch_size
     )
 
 

@@ -23,6 +23,7 @@ from evaluation.answers.provenance import file_hash, git_commit, model_fingerpri
 from evaluation.answers.record import RunRecord, recorded_options, sidecar_path
 from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.inference.method import Setup
+from evaluation.inference.method_batch import check_batch_size
 from evaluation.inference.referees import Referee
 from evaluation.questions.conversation import Conversation, choose_conversation
 from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
@@ -136,6 +137,7 @@ def prepare(
         with user_errors():
             drafter.check_config(asked.model.hf_config.get_text_config(decoder=True))
         _check_drafter(method.name, drafter, run.model.compile, save_matrix is not None)
+        check_batch_size(run.answers.batch_size, drafter)
         is_hot = drafter.is_hot
     run_name = _run_name(method.name, config, run, asked.model.dtype)
     model_id = run.answers.model_id or f"{asked.model_name}-{run_name}"
@@ -259,6 +261,7 @@ def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> s
         for name, value in chosen(config).items()
     ]
     changed += ["compile"] * run.model.compile
+    changed += [f"batch-{run.answers.batch_size}"] * (run.answers.batch_size > 1)
     changed += [f"shuffle-{run.questions.shuffle}"] * (run.questions.shuffle is not None)
     return "-".join(
         [method, *changed, str(dtype).removeprefix("torch."), f"temp-{run.sampling.temperature}"]

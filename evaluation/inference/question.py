@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -16,8 +16,32 @@ from evaluation.questions.questions import Question
 logger = logging.getLogger(__name__)
 
 
+class Prompt(NamedTuple):
+    """The prompt of a turn."""
+
+    token_ids: list[int]
+    seed: int | None  # the draws of a choice begin with it; None: they go on
+
+
+class BatchAnswerer(Protocol):
+    """Answers several prompts at a time, each in a slot from 0 to `size` - 1."""
+
+    size: int
+
+    def ask(self, slot: int, prompt: Prompt) -> None:
+        """Begin a turn in a free slot; an exception if its prompt cannot be answered."""
+        ...
+
+    def ended(self) -> list[tuple[int, Turn | Failure]]:
+        """Go on until turns end; return these, or why they failed, by slot. Their slots are free again."""
+        ...
+
+
 class Answerer(Protocol):
     """A method on a loaded model; a subclass overrides what the method does beside answering."""
+
+    # Answers where several questions are asked at a time; None: one by one.
+    batch: BatchAnswerer | None = None
 
     def answer(self, prompt_ids: list[int]) -> Turn: ...
 
@@ -50,11 +74,16 @@ class Asking(NamedTuple):
     seed: int = 0
 
 
-class Prompt(NamedTuple):
-    """The prompt of a turn."""
+class Failure(NamedTuple):
+    """Why a question failed. The exception itself would keep the model's tensors alive."""
 
-    token_ids: list[int]
-    seed: int | None  # the draws of a choice begin with it; None: they go on
+    error: str
+    is_out_of_memory: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        logger.debug("a question failed", exc_info=error)
+        return cls(f"{type(error).__name__}: {error}", isinstance(error, torch.OutOfMemoryError))
 
 
 def turns_of(asking: Asking, question: Question) -> Generator[Prompt, Any, list[Choice]]:
@@ -79,33 +108,38 @@ def answer_row(answerer: Answerer, asking: Asking, question: Question) -> Answer
 
     If the device's memory does not suffice, the question is asked again in lean mode.
     """
-    choices, error, is_out_of_memory = _try(answerer, asking, question)
-    row = AnswerRow.of_question(question, asking.model_id, choices, error)
-    if is_out_of_memory:
-        with answerer.lean():
-            choices, again, _ = _try(answerer, asking, question)
-        row = AnswerRow.of_question(question, asking.model_id, choices, again)
-        row = row.plus(retried_after=error)
-    return row
+    choices, failure = _try(answerer, asking, question)
+    return row_of(answerer, asking, question, choices, failure)
+
+
+def row_of(
+    answerer: Answerer,
+    asking: Asking,
+    question: Question,
+    choices: Sequence[Choice],
+    failure: Failure | None,
+) -> AnswerRow:
+    """Return the row of a question that was asked, or asked again in lean mode; `failure` says why it failed."""
+    error = failure and failure.error
+    if failure is None or not failure.is_out_of_memory:
+        return AnswerRow.of_question(question, asking.model_id, choices, error)
+    with answerer.lean():
+        choices, again = _try(answerer, asking, question)
+    row = AnswerRow.of_question(question, asking.model_id, choices, again and again.error)
+    return row.plus(retried_after=error)
 
 
 def _try(
     answerer: Answerer, asking: Asking, question: Question
-) -> tuple[list[Choice], str | None, bool]:
-    """Return the choices, or none and their error, and whether memory did not suffice.
-
-    The exception itself would keep the model's tensors alive.
-    """
+) -> tuple[list[Choice], Failure | None]:
+    """Return the choices, or none and why."""
     try:
-        return answer(answerer, asking, question), None, False
-    except Exception as failure:
-        logger.debug("question %s", question.question_id, exc_info=True)
-        is_out_of_memory = isinstance(failure, torch.OutOfMemoryError)
-        return [], f"{type(failure).__name__}: {failure}", is_out_of_memory
+        return _answer(answerer, asking, question), None
+    except Exception as error:
+        return [], Failure.of(error)
 
 
-def answer(answerer: Answerer, asking: Asking, question: Question) -> list[Choice]:
-    """Answer one question, turn by turn; raise what goes wrong."""
+def _answer(answerer: Answerer, asking: Asking, question: Question) -> list[Choice]:
     answerer.begin_question()
     turns, turn = turns_of(asking, question), None
     while True:

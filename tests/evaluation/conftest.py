@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from evaluation.answers.log import AnswerLog
+from evaluation.answers.row import AnswerRow
 from evaluation.inference import command as cli
 from evaluation.inference import method as method_answerer
 from model.commands.command_line import run_command
@@ -64,6 +67,12 @@ def options(tiny_model: Path) -> list[str]:
 
 
 @pytest.fixture
+def few(options: list[str]) -> list[str]:
+    """Options of a run over five questions, with few tokens."""
+    return [*options, "--question-end", "5", "--max-new-tokens", "12"]
+
+
+@pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail when the weights would load."""
 
@@ -100,6 +109,23 @@ def run(method: str, options: Iterable[object], answer_file: Path, *more: object
     """Run a method's command in this process; return its exit code."""
     given = [*options, *more, "--answer-file", answer_file]
     return cli.main(method, [str(word) for word in given])
+
+
+@contextmanager
+def cut_after(num_rows: int) -> Iterator[None]:
+    """Break the run within the context off after as many rows."""
+    left = [num_rows]
+    append = AnswerLog.append
+
+    def append_some(log: AnswerLog, row: AnswerRow, memory: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        append(log, row, memory)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(AnswerLog, "append", append_some)
+        yield
 
 
 def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> Path:

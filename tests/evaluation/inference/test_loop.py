@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.answers.log import AnswerLog
-from evaluation.eval import Turn, answer_questions, reorg_answer_file, run_eval
+from evaluation.eval import Answerer, Turn, answer_questions, reorg_answer_file, run_eval
 from evaluation.questions.conversation import Message
 from evaluation.questions.questions import DATA_FOLDER, Question
 from model.commands.command_line import UserError
@@ -37,7 +37,7 @@ QUESTIONS = [
 ]
 
 
-class Spy:
+class Spy(Answerer):
     """An answerer that answers with the prompt's length, and writes down what it is asked."""
 
     def __init__(self, fails_on: str = "bad") -> None:
@@ -63,9 +63,6 @@ class Spy:
 
     def end_warmup(self) -> None:
         self.calls.append("end of warm-up")
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        return {}
 
 
 class Letters:

@@ -1,0 +1,138 @@
+"""A method that answers several prompts at a time, in passes that they share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from evaluation.answers.row import Turn
+from evaluation.inference.question import BatchAnswerer, Failure, Prompt
+from evaluation.inference.turns import sampling_rule, turn_of
+from model.budget.batch import BatchBudget, batch_budget
+from model.commands.command_line import UserError
+from model.commands.model_options import SamplingOptions
+from model.engine.batch import Batch
+from model.engine.drafter import Drafter
+from model.engine.packing import why_not_packed
+from model.engine.step import StepRecord
+from model.engine.target import TargetModel
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A turn under way."""
+
+    num_prompt: int
+    start: float  # on the batch's clock
+    steps: list[StepRecord] = field(default_factory=list)
+    cpu_time: float = 0.0
+
+    def ended_at(self, clock: float) -> Turn:
+        share_time = sum(step.share_ns for step in self.steps) / 1e9
+        return turn_of(self.steps, self.num_prompt, clock - self.start, self.cpu_time, share_time)
+
+
+class MethodBatch(BatchAnswerer):
+    """A drafter on a target model, with a sibling that drafts in each slot: they learn together.
+
+    Its clock stands while nothing is decoded, so that what a user waits for is the texts of the batch alone.
+
+    Raises:
+        UserError: if the method answers one by one only.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        sampling: SamplingOptions,
+        eos_ids: Collection[int],
+        size: int,
+    ) -> None:
+        check_batch_size(size, drafter)
+        self.size = size
+        self._target, self._drafter = target, drafter
+        self._generators = [torch.Generator(device=target.device) for _ in range(size)]
+        self._rules = [sampling_rule(sampling, generator) for generator in self._generators]
+        self._max_new_tokens, self._eos_ids = sampling.max_new_tokens, eos_ids
+        self._under_way: dict[int, _UnderWay] = {}
+        self._clock = 0.0
+
+    # Made at the first turn: costs are measured then, with the threads that the run has settled by that time.
+    @cached_property
+    def _batch(self) -> Batch:
+        return Batch(self._target, self.size, self._budget)
+
+    @cached_property
+    def _budget(self) -> BatchBudget | None:
+        # Texts that are decoded in turn have a budget each.
+        return None if why_not_packed(self._target) else batch_budget(self._drafter, self._target)
+
+    @cached_property
+    def _drafters(self) -> list[Drafter]:
+        siblings = [self._drafter.sibling() for _ in range(self.size)]
+        prepared = [sibling.for_target(self._target) for sibling in siblings]
+        # A prepared one may choose its nodes by the costs of its text alone.
+        return siblings if self._budget is not None else prepared
+
+    def ask(self, slot: int, prompt: Prompt) -> None:
+        if prompt.seed is not None:
+            self._generators[slot].manual_seed(prompt.seed)
+        self._batch.add(
+            slot,
+            self._drafters[slot],
+            prompt.token_ids,
+            max_new_tokens=self._max_new_tokens,
+            eos_ids=self._eos_ids,
+            rule=self._rules[slot],
+        )
+        self._under_way[slot] = _UnderWay(len(prompt.token_ids), self._clock)
+
+    def ended(self) -> list[tuple[int, Turn | Failure]]:
+        found: list[tuple[int, Turn | Failure]] = []
+        while not found:
+            try:
+                found = self._step()
+            except Exception as error:  # of the pass that all share
+                found = [(slot, Failure.of(error)) for slot in self._under_way]
+                for slot in self._under_way:
+                    self._batch.remove(slot)
+        for slot, _ in found:
+            del self._under_way[slot]
+        return found
+
+    def _step(self) -> list[tuple[int, Turn | Failure]]:
+        """Decode a step of every turn; return those that ended, by slot."""
+        start, cpu_start = time.perf_counter(), time.process_time()
+        events = self._batch.step()
+        self._clock += time.perf_counter() - start
+        cpu_share = (time.process_time() - cpu_start) / len(self._under_way)
+        for turn in self._under_way.values():
+            turn.cpu_time += cpu_share
+        found: list[tuple[int, Turn | Failure]] = []
+        for slot, record, error in events:
+            turn = self._under_way[slot]
+            if error is not None:
+                found.append((slot, Failure.of(error)))
+            elif record is not None:
+                turn.steps.append(record)
+                if record.stop_reason is not None:
+                    found.append((slot, turn.ended_at(self._clock)))
+        return found
+
+
+def check_batch_size(size: int, drafter: Drafter) -> None:
+    """Refuse a batch of a method that forgets before each question.
+
+    Raises:
+        UserError: in such a case.
+    """
+    if size > 1 and drafter.needs.cold_start:
+        raise UserError(
+            f"batch_size: got {size} with a cold start, which forgets before each question while others are under "
+            "way; allowed: 1; leave one of them out"
+        )
