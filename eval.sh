@@ -17,13 +17,16 @@ Settings (environment variables):
   METHODS         methods, separated by spaces         (all that can run here, and recycling-auto: docs/methods.md has the
                   list; NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
                   transformers' own; package.module:DrafterClass is another package's; only the demo model has trained
-                  heads; where there is no C++ compiler the default is without recycling-auto and hybrid)
+                  heads; where there is no C++ compiler the default is without recycling-auto and hybrid,
+                  with BATCH_SIZE without those that start cold)
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
   DATASTORE       file of scripts.build_datastore,     (data/demo/datastore.npy for the demo model, built of this
                   which rest drafts from               project's documentation; else none, and no rest)
   DTYPE           auto, float32, float16, bfloat16     (auto: float32 on CPU, float16 on GPU)
   MAX_NEW_TOKENS  limit of new tokens a turn           (128 for the demo model and smollm2-135m, else 1024)
+  BATCH_SIZE      questions answered at a time, with   (1; the table is over vanilla of that size; generate and
+                  passes in common                      generate-batch are transformers' own batches)
   RUNS            repetitions of the whole             (1)
   DEVICES         visible GPUs, as "0" or "0,1"; cpu   (all; the model is spread over those given)
   GRAPHS          auto, off: kernels one by one        (auto: on one GPU passes are replayed as CUDA graphs)
@@ -37,6 +40,7 @@ Examples:
   bash eval.sh
   METHODS="vanilla recycling" RUNS=3 OVERWRITE=1 bash eval.sh
   MODEL_PATH=smollm2-135m bash eval.sh
+  BATCH_SIZE=8 METHODS="vanilla pld hybrid generate" bash eval.sh
   MODEL_PATH=lmsys/vicuna-7b-v1.3 ALLOW_PICKLE=1 BENCH="spec_bench mbpp" bash eval.sh
 HELP
 }
@@ -57,6 +61,7 @@ MODEL_PATH=${MODEL_PATH:-data/demo/model}
 BENCH=${BENCH:-demo}
 DTYPE=${DTYPE:-auto}
 RUNS=${RUNS:-1}
+BATCH_SIZE=${BATCH_SIZE:-1}
 TEMPERATURE=${TEMPERATURE:-0.0}
 REPORT=${REPORT:-data/report.html}
 OVERWRITE=${OVERWRITE:-0}
@@ -96,10 +101,10 @@ fi
 source scripts/setup.sh
 use_python "$IMPORTS" -r requirements.txt
 if [ -z "$given_methods" ]; then
-    METHODS=$("$PYTHON" -c '
-import sys
+    METHODS=$(BATCH_SIZE="$BATCH_SIZE" "$PYTHON" -c '
+import os, sys
 from model.methods.registry import METHODS, drafter_class
-left_out, reason = [], ""
+left_out, reason, cold = [], "", []
 for name in METHODS:
     cls = drafter_class(name)
     if cls.drafts_with() not in ("", *sys.argv[1:]):
@@ -109,18 +114,24 @@ for name in METHODS:
         ways[f"{name}-auto"] = cls.auto_options
     for way, options in ways.items():
         try:
-            cls.config_class(**options)
-            print(way)
+            config = cls.config_class(**options)
+            if os.environ["BATCH_SIZE"] != "1" and getattr(config, "start", None) == "cold":
+                cold.append(way)
+            else:
+                print(way)
         except ValueError as error:
             left_out, reason = [*left_out, way], error
 if left_out:
     names = " and ".join(left_out)
-    print(f"METHODS: {names} are left out: {reason}", file=sys.stderr)' "${draft_with[@]}")
+    print(f"METHODS: {names} are left out: {reason}", file=sys.stderr)
+if cold:
+    names = " and ".join(cold)
+    print(f"METHODS: left out with BATCH_SIZE, since it starts cold: {names}", file=sys.stderr)' "${draft_with[@]}")
     METHODS=${METHODS//$'\n'/ }
 fi
 
 options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE" --max-new-tokens "$MAX_NEW_TOKENS"
-    --model-id "$MODEL_NAME" --runs "$RUNS" --graphs "$GRAPHS")
+    --model-id "$MODEL_NAME" --runs "$RUNS" --batch-size "$BATCH_SIZE" --graphs "$GRAPHS")
 if [ -n "$DRAFT_MODEL" ]; then
     options+=(--draft-model "$DRAFT_MODEL")
 fi

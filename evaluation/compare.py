@@ -28,13 +28,15 @@ DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld-auto", "hybrid
 QUESTIONS = (
     *("question_file", "question_begin", "question_end", "num_questions", "shuffle", "shard"),
 )
-ANSWERS = ("overwrite", "num_choices", "warmup", "conv_template")
+ANSWERS = ("overwrite", "num_choices", "batch_size", "warmup", "conv_template")
 EXAMPLES = """\
 examples:
   python -m evaluation.compare --max-new-tokens 128
   python -m evaluation.compare --methods vanilla "recycling --tree-version 2.2.2" hybrid generate \\
       --max-new-tokens 128 --runs 3 --out answers
   python -m evaluation.compare --bench-name spec_bench mbpp --num-questions 60 --max-new-tokens 128
+  python -m evaluation.compare --batch-size 8 --methods vanilla hybrid generate generate-batch \\
+      --max-new-tokens 128 --out answers
   python -m evaluation.leaderboard answers
 """
 
@@ -53,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=DEFAULT_METHODS,
         metavar="METHOD",
         help='methods, NAME-auto (automatic number of nodes), methods with options ("pld --match latest"), '
-        "package.module:DrafterClass, and transformers' generate, generate-pld, generate-assisted "
+        "package.module:DrafterClass, and transformers' generate, generate-pld, generate-assisted, generate-batch "
         f"(default: {' '.join(DEFAULT_METHODS)})",
     )
     group.add_argument(

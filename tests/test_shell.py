@@ -20,6 +20,7 @@ SETTINGS = (
     "DTYPE",
     "MAX_NEW_TOKENS",
     "RUNS",
+    "BATCH_SIZE",
     "DEVICES",
     "GRAPHS",
     "COMPILE",
@@ -120,6 +121,7 @@ def test_a_draft_model_that_no_method_drafts_with_is_refused() -> None:
     ("name", "value", "says"),
     [
         *(("RUNS", value, "") for value in ("0", "-1", "2.5", "two", "1 2")),
+        *(("BATCH_SIZE", value, "") for value in ("0", "two")),
         *(("OVERWRITE", value, "allowed: 1, or 0") for value in ("yes", "true", "2")),
         *(("COMPILE", "yes", "allowed: 1, or 0"), ("ALLOW_PICKLE", "2", "allowed: 1, or 0")),
         *(("GRAPHS", value, "allowed: auto, off") for value in ("on", "1", "auto off")),
@@ -130,9 +132,10 @@ def test_a_draft_model_that_no_method_drafts_with_is_refused() -> None:
 )
 def test_a_wrong_setting_is_refused_before_anything_runs(name: str, value: str, says: str) -> None:
     done = run_eval(METHODS="vanilla", MAX_NEW_TOKENS="1", **{name: value})
+    option = name.lower().replace("_", "-")
     assert done.returncode == 2
     assert refusal(done).startswith(
-        (f"error: {name}: got", "error: runs: got", "error: argument --runs")
+        (f"error: {name}: got", f"error: {name.lower()}: got", f"error: argument --{option}")
     )
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
@@ -159,6 +162,13 @@ def test_without_a_compiler_the_default_leaves_out_what_needs_one(tmp_path: Path
     assert said[0].startswith("METHODS: recycling-auto and hybrid are left out: ")
     assert "no C++ compiler: got no-such-compiler; install g++" in said[0]
     assert "nosuch" in done.stderr, "it should have gone on to the questions"
+
+
+def test_in_batches_the_default_leaves_out_what_starts_cold() -> None:
+    done = run_eval(BENCH="nosuch", BATCH_SIZE="2")
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("METHODS: ")]
+    assert said == ["METHODS: left out with BATCH_SIZE, since it starts cold: goose"]
 
 
 def test_without_a_compiler_a_method_that_was_given_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A comparison: one loaded model, every question answered by every entrant in turn.
+"""A comparison: one loaded model, every question, or as many as a batch holds, answered by every entrant in turn.
 
 Wall-clock figures of separate processes drift with the machine. Here a slow minute slows all
 entrants, the baseline included, and ratios stay. Every entrant has its own memory, answer file and
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,14 +20,15 @@ import torch
 
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.record import NOISE_FLOOR
+from evaluation.answers.row import AnswerRow
 from evaluation.inference.config import RunConfig
 from evaluation.inference.entrants import Entrant, baseline_again
 from evaluation.inference.loop import Finished, record, report
 from evaluation.inference.method import MethodAnswerer, eos_ids, method_answerer, print_notes
 from evaluation.inference.plan import Asked, Plan, check_asked, model_answers, prepare
 from evaluation.inference.question import Answerer
-from evaluation.inference.referees import Referee, RefereeAnswerer
-from evaluation.inference.rows import warm_up
+from evaluation.inference.referees import BATCHES, Referee, RefereeAnswerer
+from evaluation.inference.rows import rows_of, warm_up
 from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel, load_target
 from model.commands.model_options import ModelOptions
@@ -36,8 +38,9 @@ T = TypeVar("T")
 Memory = dict[str, torch.Tensor] | None
 
 
-def in_turn(entrants: Sequence[T], num_questions: int) -> Iterator[tuple[int, T]]:
-    """Yield every question's index with every entrant, in orders in which each follows each other equally often.
+def in_turn(entrants: Sequence[T], num_parts: int) -> Iterator[tuple[int, T]]:
+    """Yield the index of every part of the questions with every entrant, in orders in which each follows each other
+    equally often.
 
     The entrant before leaves its data in the processor's caches: under one fixed order the same
     entrant would always profit. The orders are E. J. Williams's (Experimental designs balanced for the
@@ -45,7 +48,7 @@ def in_turn(entrants: Sequence[T], num_questions: int) -> Iterator[tuple[int, T]
     """
     count = len(entrants)
     places = [0, *((1 + step // 2) * (1 if step % 2 == 0 else -1) for step in range(count - 1))]
-    for index in range(num_questions):
+    for index in range(num_parts):
         order = [entrants[(place + index) % count] for place in places]
         is_reversed = count % 2 and (index // count) % 2
         for entrant in reversed(order) if is_reversed else order:
@@ -68,10 +71,8 @@ def compare_methods(
     """
     entrants = [*entrants, baseline_again(entrants)]
     for entrant in entrants:
-        if isinstance(entrant.method, Referee) and run.sampling.temperature:
-            raise UserError(
-                f"temperature: got {run.sampling.temperature} with {entrant.words}, which is greedy; leave one out"
-            )
+        if isinstance(entrant.method, Referee):
+            entrant.method.check(run.sampling.temperature, run.answers.batch_size)
     asked = check_asked(run)
     start = f"{folder or model_answers(run.questions)}/{name or asked.model_name}"
     together = {
@@ -104,7 +105,9 @@ def _plan(
     together: Mapping[str, Any],
 ) -> Plan:
     dtype = str(asked.model.dtype).removeprefix("torch.")
-    facts = (f"temp-{run.sampling.temperature}", str(run.sampling.max_new_tokens))
+    size = run.answers.batch_size
+    facts = [f"temp-{run.sampling.temperature}", str(run.sampling.max_new_tokens)]
+    facts += [f"batch-{size}"] * (size > 1)
     file = "-".join((start, entrant.label, dtype, *facts)) + suffix
     answers = replace(run.answers, model_id=Path(file).name, answer_file=f"{file}.jsonl")
     role = {"role": NOISE_FLOOR} if entrant.is_again else {}
@@ -140,11 +143,10 @@ def _answer(
 def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
     """Warn if some entrants have more answers than others: these were not measured in turn."""
     done = [len(plan.log.done) for plan in plans]
-    if max(done) - min(done) > 1:
+    most = min(done) + plans[0].setup.run.answers.batch_size
+    if max(done) > most:
         ahead = [
-            plan.setup.model_id
-            for plan, count in zip(plans, done, strict=True)
-            if count > min(done) + 1
+            plan.setup.model_id for plan, count in zip(plans, done, strict=True) if count > most
         ]
         print(
             f"WARNING: answers of {', '.join(ahead)} are there already, and were not measured in turn with "
@@ -171,34 +173,45 @@ def _finished(
     target: TargetModel,
     memories: Mapping[str, Memory],
 ) -> Iterator[tuple[AnswerLog, Finished]]:
-    """Yield every missing row with its log, run by run, each with drafters of its own."""
+    """Yield every missing row with its log, run by run, each with drafters of its own.
+
+    An entrant answers as many questions in turn as it has under way; where its batch then stands still, the texts
+    that have not ended go on in its next turn.
+    """
+    size = runs[0][0].setup.run.answers.batch_size
+    parts = [
+        asked.questions[begin : begin + size] for begin in range(0, len(asked.questions), size)
+    ]
     for plans in runs:
         entrants = [
-            (plan, _ready(plan, target, memories[plan.setup.model_id]))
+            (plan, *_ready(plan, target, memories[plan.setup.model_id]))
             for plan in plans
             if not plan.is_answered
         ]
         # A run whose answers are all there has no entrant left.
-        for index, (plan, answerer) in in_turn(entrants, len(asked.questions) * bool(entrants)):
-            question = asked.questions[index]
-            if question.question_id not in plan.log.done:
-                row = plan.setup.ask(answerer, question)
+        for index, (plan, answerer, rows) in in_turn(entrants, len(parts) * bool(entrants)):
+            for row in islice(rows, len(plan.log.remaining(parts[index]))):
                 yield plan.log, Finished(row, answerer.memory())
 
 
-def _ready(plan: Plan, target: TargetModel, memory: Memory) -> Answerer:
-    """Return an entrant after warm-up, with the memory of its earlier answers; its file is begun."""
+def _ready(plan: Plan, target: TargetModel, memory: Memory) -> tuple[Answerer, Iterator[AnswerRow]]:
+    """Return an entrant after warm-up, with the memory of its earlier answers, and its rows to come.
+
+    Its file is begun.
+    """
     setup = plan.setup
     answerer: Answerer
     if isinstance(setup.method, Referee):
         limit, ends = setup.run.sampling.max_new_tokens, eos_ids(setup, target)
         answerer = RefereeAnswerer(target, setup.config, limit, ends)
+        if (size := setup.run.answers.batch_size) > 1:
+            answerer.batch = BATCHES[setup.method.name](target, limit, ends, size)
     else:
         answerer = method_answerer(setup, target)
         print_notes(answerer.notes())
-    first = plan.log.remaining(plan.questions)[0]
-    warm_up(answerer, setup.conversation, first, setup.run.answers.warmup)
+    remaining = plan.log.remaining(plan.questions)
+    warm_up(answerer, setup.conversation, remaining[0], setup.run.answers.warmup)
     if memory and isinstance(answerer, MethodAnswerer):
         answerer.drafter.load_memory(memory)
     plan.log.begin()
-    return answerer
+    return answerer, rows_of(answerer, setup.asking, remaining)

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import transformers
 
 from evaluation.answers.row import Turn
 from evaluation.inference.question import Answerer
+from evaluation.inference.referee_batches import ContinuousBatch, PaddedBatch
+from model.commands.command_line import UserError
 from model.engine.target import TargetModel
 from model.methods.sps.draft_model import load_draft_model
 from model.options import Options, option
 
 GENERATE, LOOKUP, ASSISTED = "generate", "generate-pld", "generate-assisted"
+CONTINUOUS = "generate-batch"
+BATCHES = {GENERATE: PaddedBatch, CONTINUOUS: ContinuousBatch}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class RefereeConfig(Options):
 
 @dataclass(frozen=True, slots=True)
 class Referee:
-    """One of transformers' ways to decode: plain, by prompt lookup, or assisted by a draft model."""
+    """One of transformers' ways to decode: plain, by prompt lookup, assisted by a draft model, or in batches."""
 
     name: str
 
@@ -46,8 +51,31 @@ class Referee:
             return RefereeConfig(prompt_lookup_num_tokens=10)
         return RefereeConfig(draft_model=draft_model if self.drafts_with_model else None)
 
+    def check(self, temperature: float, batch_size: int) -> None:
+        """Refuse what transformers does not do in this way.
 
-REFEREES: dict[str, Referee] = {name: Referee(name) for name in (GENERATE, LOOKUP, ASSISTED)}
+        Raises:
+            UserError: in such a case.
+        """
+        if temperature:
+            raise UserError(
+                f"temperature: got {temperature} with {self.name}, which is greedy; leave one out"
+            )
+        if batch_size > 1 and self.name not in BATCHES:
+            raise UserError(
+                f"batch_size: got {batch_size} with {self.name}, which is for one text; leave one out"
+            )
+        if batch_size == 1 and self.name == CONTINUOUS:
+            raise UserError(f"batch_size: got 1 with {self.name}; allowed: 2 or more")
+        if self.name == CONTINUOUS and not hasattr(transformers, "ContinuousBatchingConfig"):
+            raise UserError(
+                f"methods: got {self.name}; transformers {transformers.__version__} cannot do it; leave it out"
+            )
+
+
+REFEREES: dict[str, Referee] = {
+    name: Referee(name) for name in (GENERATE, LOOKUP, ASSISTED, CONTINUOUS)
+}
 
 
 class _Steps:

@@ -24,6 +24,7 @@ REFEREE_TITLES = {
     "generate": "transformers generate",
     "generate-pld": "transformers prompt lookup",
     "generate-assisted": "transformers assisted generation",
+    "generate-batch": "transformers generate_batch",
 }
 # As Spec-Bench's Leaderboard.md calls them.
 TASK_TITLES = {

@@ -163,6 +163,8 @@ def check_entrant(entrant: Entrant, model: CheckedModel) -> None:
     Raises:
         UserError: with the reason.
     """
+    if isinstance(entrant.method, Referee):
+        entrant.method.check(temperature=0.0, batch_size=1)
     draft_model = getattr(entrant.config, "draft_model", None)
     if model.vocab_size is None:
         return

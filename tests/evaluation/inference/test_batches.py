@@ -34,7 +34,7 @@ from tests.evaluation.conftest import (
 )
 
 BATCH = ("--batch-size", 3)
-METHODS = ("vanilla", "recycling", "pld --budget auto")
+METHODS = ("vanilla", "recycling", "pld --budget auto", "hybrid")
 
 
 @pytest.fixture
