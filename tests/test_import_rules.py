@@ -26,7 +26,7 @@ WITH_TRANSFORMERS = {
     *("model.engine.target", "model.engine.cache", "model.engine.support", "model.engine.rules"),
     *("model.engine.passes.layout", "model.engine.passes.packed", "model.engine.referee"),
     *("model.states.layers", "model.states.own_cache", "model.states.scans"),
-    *("model.compiled.target", "model.compiled.cache", "model.compiled.graphs"),
+    *("model.compiled.target", "model.engine.passes.static_cache", "model.compiled.graphs"),
     *("model.kernels.attention", "model.kernels.registered", "model.kernels.packed_attention"),
     "model.methods.sps.draft_model",
     *("model.api.base_decoder", "model.api.decoder", "model.api.custom_generate"),

@@ -16,7 +16,7 @@ import torch
 
 from ..engine.passes.hidden import HiddenStates
 from ..engine.passes.shapes import Preparation
-from .cache import StaticView
+from ..engine.passes.static_cache import StaticView
 from .graphs import GraphedTarget
 from .shape import copied
 from .target import StaticTarget

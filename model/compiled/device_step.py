@@ -21,13 +21,13 @@ import torch
 
 from ..engine.budget import DraftBudget
 from ..engine.passes.device_step import DeviceDrafting
+from ..engine.passes.static_cache import StaticTreeCache, StaticView
 from ..engine.read_out import Candidates
 from ..engine.rules import tie_gaps
 from ..engine.tree import DraftTree, TreeTopology
 from ..engine.verification import Acceptance, accepted_walk, check_finite
 from ..kernels.largest_logits import top_k
 from ..machine.transfer import downloaded, write
-from .cache import StaticTreeCache, StaticView
 
 
 class PackedStep(NamedTuple):

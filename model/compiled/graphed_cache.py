@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from ..engine.cache import TreeCache
-from .cache import StaticStorage, StaticTreeCache, StaticView
+from ..engine.passes.inputs import MOST_MOVED, PassInputs
+from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView
 from .capture import CapturedCalls
-from .inputs import MOST_MOVED, PassInputs
 
 
 class GraphedCache(StaticTreeCache):

@@ -25,17 +25,17 @@ from transformers import PreTrainedModel
 from ..engine.cache import TreeCache
 from ..engine.passes.device_step import DeviceDrafting
 from ..engine.passes.hidden import HiddenStates
+from ..engine.passes.inputs import PaddedTopology, PassInputs
 from ..engine.passes.shapes import Preparation
+from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView
 from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
 from ..engine.tree import DraftTree, TreeTopology
 from ..machine.transfer import downloaded
-from .cache import StaticStorage, StaticTreeCache, StaticView
 from .capture import CaptureFailed
 from .device_step import StaticDeviceStep
 from .graphed_cache import GraphedCache, Passes
-from .inputs import PaddedTopology, PassInputs
 from .model_state import ModelState
 from .target import NODE_STEP, StaticTarget
 

@@ -27,14 +27,14 @@ from transformers import PreTrainedModel
 from ..engine.cache import TreeCache
 from ..engine.passes.device_step import DeviceDrafting
 from ..engine.passes.hidden import HiddenStates
+from ..engine.passes.inputs import PaddedTopology
 from ..engine.passes.shapes import PassShapes, Preparation
+from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
 from ..engine.tree import DraftTree, TreeTopology
 from ..machine.transfer import uploaded
-from .cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from .device_step import StaticDeviceStep
-from .inputs import PaddedTopology
 from .shape import CompiledShape, RepeatedCall
 
 # Kernels work in tiles of 8 rows, and each bucket costs a compilation; 88 holds the paper's 81 nodes.

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 import torch
 
-from model.compiled.cache import StaticView
 from model.compiled.target import StaticTarget
+from model.engine.passes.static_cache import StaticView
 from model.engine.tree import TreeTopology
 from model.methods.recycling.adjacency import DeviceTemplate
 from tests.simulated_device.demo import SETTINGS, Decoded, Setting, demo_target, run

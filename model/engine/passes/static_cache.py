@@ -16,9 +16,9 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ..engine.cache import TreeCache, new_layer
-from ..engine.passes.layer_shape import BufferShape, LayerShape
-from ..machine.transfer import uploaded
+from ...machine.transfer import uploaded
+from ..cache import TreeCache, new_layer
+from .layer_shape import BufferShape, LayerShape
 
 # Numbers of moved rows are rounded up to this, or a higher power of two; paths are rarely deeper.
 FEWEST_MOVED = 8

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..engine.tree import DraftTree, TreeTopology
-from ..machine.transfer import write
+from ...machine.transfer import write
+from ..tree import DraftTree, TreeTopology
 
 # Rows that one upload can move; longer accepted paths off the draft's first nodes are rare.
 MOST_MOVED = 32
