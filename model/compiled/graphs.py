@@ -23,6 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..engine.cache import TreeCache
+from ..engine.passes.deferred_cache import DeferredCache
 from ..engine.passes.device_step import DeviceDrafting
 from ..engine.passes.hidden import HiddenStates
 from ..engine.passes.inputs import PaddedTopology, PassInputs
@@ -35,8 +36,8 @@ from ..engine.tree import DraftTree, TreeTopology
 from ..machine.transfer import downloaded
 from .capture import CaptureFailed
 from .device_step import StaticDeviceStep
-from .graphed_cache import GraphedCache, Passes
 from .model_state import ModelState
+from .passes import Passes
 from .target import NODE_STEP, StaticTarget
 
 logger = logging.getLogger(__name__)
@@ -112,14 +113,14 @@ class GraphedTarget(StaticTarget):
         """Return the capture of these hidden states; a graph leaves them where they were when it was captured."""
         return TargetModel.hidden_states(self, layers)
 
-    def cache_over(self, storage: StaticStorage) -> GraphedCache:
-        return GraphedCache(storage, storage.num_rows - NODE_STEP)
+    def cache_over(self, storage: StaticStorage) -> DeferredCache:
+        return DeferredCache(storage, storage.num_rows - NODE_STEP)
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
     ) -> Iterator[PromptChunk]:
         """Read the prompt as `TargetModel.prefill`; forgets graphs of a model that has changed since."""
-        assert isinstance(cache, GraphedCache)
+        assert isinstance(cache, DeferredCache)
         cache.flush()
         with self.lock:
             state = ModelState(self.model)
@@ -129,7 +130,7 @@ class GraphedTarget(StaticTarget):
         return super().prefill(prompt_ids, cache, with_logits)
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
-        assert isinstance(cache, GraphedCache)
+        assert isinstance(cache, DeferredCache)
         padded, num_nodes = self._padded_on_host(tree.topology), tree.topology.num_nodes
         num_padded = len(padded.depths)
         passes = self._passes_over(cache.storage)
@@ -155,7 +156,7 @@ class GraphedTarget(StaticTarget):
         num_candidates: int,
         with_sketches: bool,
     ) -> ReadOut:
-        assert isinstance(cache, GraphedCache)
+        assert isinstance(cache, DeferredCache)
         passes = self._passes_over(cache.storage)
         if logits is not passes.last:
             return read_out(tree, logits, num_candidates, with_sketches)
@@ -200,7 +201,7 @@ class GraphedTarget(StaticTarget):
         start: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Call a function as `StaticTarget.call`; its arguments are constants, and `start` is given."""
-        assert isinstance(cache, GraphedCache) and start is not None
+        assert isinstance(cache, DeferredCache) and start is not None
         cache.flush()
         view = cache.storage.view(self._length_shown(cache.length + num_padded))
         functions.setdefault((num_padded, view.num_rows), function)

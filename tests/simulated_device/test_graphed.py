@@ -13,10 +13,10 @@ from torch import nn
 
 import model.compiled.target
 from model.api.decoder import SpeculativeDecoder
-from model.compiled.graphed_cache import GraphedCache
 from model.compiled.graphs import GraphedTarget, graphed
 from model.engine.cache import TreeCache
 from model.engine.loop import decode, generate
+from model.engine.passes.deferred_cache import DeferredCache
 from model.engine.passes.inputs import MOST_MOVED
 from model.engine.passes.layer_shape import BufferShape, LayerShape
 from model.engine.passes.static_cache import StaticStorage
@@ -169,7 +169,7 @@ def shapes() -> list[LayerShape]:
 @pytest.mark.parametrize("length", [2, MOST_MOVED, MOST_MOVED + 3])
 def test_rows_move_as_in_any_cache(length: int) -> None:
     path = [0, *range(2, length + 1)]
-    ours = GraphedCache(StaticStorage(shapes(), 256, CUDA), 256)
+    ours = DeferredCache(StaticStorage(shapes(), 256, CUDA), 256)
     plain = TreeCache(shapes(), 256)
     rows = torch.arange(2 * 2 * 256 * 2 * 3).view(4, 256, 2, 3).float()
     ours.storage.buffers[0].copy_(rows)
