@@ -26,13 +26,13 @@ from ..engine.cache import TreeCache
 from ..engine.passes.deferred_cache import DeferredCache
 from ..engine.passes.device_step import DeviceDrafting
 from ..engine.passes.hidden import HiddenStates
-from ..engine.passes.inputs import PaddedTopology, PassInputs
+from ..engine.passes.inputs import PassInputs, TextNodes
 from ..engine.passes.shapes import Preparation
 from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView
 from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
-from ..engine.tree import DraftTree, TreeTopology
+from ..engine.tree import DraftTree
 from ..machine.transfer import downloaded
 from .capture import CaptureFailed
 from .device_step import StaticDeviceStep
@@ -67,9 +67,6 @@ class GraphedTarget(StaticTarget):
         self._state = ModelState(model)
         if self._state.has_hooks:
             raise UnsupportedModelError("its modules have hooks, or a forward of their own")
-        self._host_topologies: weakref.WeakKeyDictionary[TreeTopology, PaddedTopology] = (
-            weakref.WeakKeyDictionary()
-        )
         # Graphs hold the addresses of the rows of one storage.
         self._passes: weakref.WeakKeyDictionary[StaticStorage, Passes] = weakref.WeakKeyDictionary()
         # Numbers of candidates, and whether sketches are wanted: without a drafter's wishes, with and without
@@ -131,11 +128,11 @@ class GraphedTarget(StaticTarget):
 
     def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor:
         assert isinstance(cache, DeferredCache)
-        padded, num_nodes = self._padded_on_host(tree.topology), tree.topology.num_nodes
-        num_padded = len(padded.depths)
+        num_nodes = tree.topology.num_nodes
+        num_padded = self.padded_size(num_nodes)
         passes = self._passes_over(cache.storage)
         inputs = passes.inputs_of(num_padded)
-        inputs.upload(cache.length, cache.take_moves(), tree, padded)
+        inputs.upload({0: TextNodes(cache.length, tree)}, cache.take_moves())
         view = cache.storage.view(self._length_shown(cache.length + num_padded))
         self._functions.setdefault((num_padded, view.num_rows), StaticTarget.logits_of)
         hidden = next((states for states in self._hidden.values() if states.is_capturing), None)
@@ -166,7 +163,7 @@ class GraphedTarget(StaticTarget):
         packed = self._replayed(
             passes,
             (READ_OUT, num_padded, count, with_sketches),
-            lambda: packed_read_out(place, count, with_sketches, inputs.token_ids),
+            lambda: packed_read_out(place, count, with_sketches, inputs.place.token_ids[0]),
         )
         return unpacked(tree, downloaded(packed), count, has_tokens=True)
 
@@ -252,19 +249,14 @@ class GraphedTarget(StaticTarget):
         self, passes: Passes, inputs: PassInputs, view: StaticView, hidden: HiddenStates | None
     ) -> dict[int, torch.Tensor]:
         """Run a pass over P nodes: leave its logits in their place, and return its hidden states by layer."""
-        view.start.copy_(inputs.start)
-        view.move(inputs.sources.long(), inputs.targets.long())
-        mask = torch.where(inputs.sees, self._seen, self._blocked)
-        with self.kernels(len(inputs.depths)):
-            logits = self.logits_of(inputs.token_ids.long(), inputs.depths.long(), mask, view)
+        numbers = inputs.numbers()
+        view.start.copy_(numbers.starts[0])
+        view.move(numbers.sources, numbers.targets)
+        mask = torch.where(inputs.sees[0], self._seen, self._blocked)
+        with self.kernels(inputs.num_padded):
+            logits = self.logits_of(numbers.token_ids[0], numbers.depths[0], mask, view)
         passes.keep_logits(logits)
         return hidden.pop() if hidden else {}
-
-    def _padded_on_host(self, topology: TreeTopology) -> PaddedTopology:
-        if topology not in self._host_topologies:
-            num_padded = self.padded_size(topology.num_nodes)
-            self._host_topologies[topology] = PaddedTopology.of(topology, num_padded)
-        return self._host_topologies[topology]
 
     def _passes_over(self, storage: StaticStorage) -> Passes:
         if storage not in self._passes:

@@ -27,7 +27,6 @@ from transformers import PreTrainedModel
 from ..engine.cache import TreeCache
 from ..engine.passes.device_step import DeviceDrafting
 from ..engine.passes.hidden import HiddenStates
-from ..engine.passes.inputs import PaddedTopology
 from ..engine.passes.shapes import PassShapes, Preparation
 from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
 from ..engine.support import UnsupportedModelError
@@ -294,11 +293,13 @@ class StaticTarget(TargetModel, PassShapes):
     def padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
         """Return depths [P] and additive mask [P, P] of a padded tree; padding is seen only by itself."""
         if topology not in self._padded:
-            padded = PaddedTopology.of(topology, self.padded_size(topology.num_nodes))
-            blocked = np.where(padded.sees, 0.0, torch.finfo(self.dtype).min)  # [P, P]
+            num_nodes, num_padded = topology.num_nodes, self.padded_size(topology.num_nodes)
+            sees = np.eye(num_padded, dtype=bool)
+            sees[:num_nodes, :num_nodes] = topology.ancestor_mask.numpy()
+            blocked = np.where(sees, 0.0, torch.finfo(self.dtype).min)  # [P, P]
             mask = uploaded(torch.from_numpy(blocked).to(self.dtype), self.device)
-            depths = uploaded(torch.from_numpy(padded.depths).long(), self.device)
-            self._padded[topology] = (depths, mask)
+            depths = [*topology.depths, *[0] * (num_padded - num_nodes)]
+            self._padded[topology] = (uploaded(depths, self.device), mask)
         return self._padded[topology]
 
 
