@@ -4,8 +4,6 @@ Every step proposes a draft for each text, verifies all drafts in one packed pas
 itself. A text that ends leaves at once, so that another may take its place. Prompts are read between the passes, as
 many tokens a step that the other texts wait no longer than for one chunk. Texts of a model that cannot be packed
 (`model.engine.packing`) are decoded in turn: the same answers, and no gain.
-
-Shapes: B texts, S nodes of all their trees, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,8 +11,6 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,12 +19,13 @@ from ..options import integer
 from .cache import TreeCache
 from .drafter import Drafter
 from .packing import why_not_packed
-from .read_out import ReadOut, read_out_of_texts
+from .passes.packed import PackedPasses
+from .passes.shared import SharedPass, SharedPasses
 from .request import Request
 from .rules import TokenRule
 from .step import Laps, StepRecord
 from .target import PREFILL_CHUNK, TargetModel
-from .text import Text
+from .text import Text, rows_for
 from .tree import DraftTree
 
 logger = logging.getLogger(__name__)
@@ -103,9 +100,12 @@ class Batch:
         self.size = integer("batch_size", size, least=1)
         self._budget = budget
         self._places: dict[Any, _Place] = {}
-        self._is_packed = True
-        if size > 1 and (reason := why_not_packed(target)):
-            self._is_packed = False
+        reason = why_not_packed(target) if size > 1 else ""
+        self._shares_passes = size > 1 and not reason
+        self._passes: SharedPasses = PackedPasses(target)  # each text by itself
+        if self._shares_passes:
+            self._passes = target.shared_passes(size)
+        if reason:
             logger.warning(
                 "model type %s: texts of a batch are decoded in turn, since %s",
                 target.config.model_type,
@@ -152,11 +152,12 @@ class Batch:
         request = Request.of(
             self.target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun=0
         )
+        cache = self._passes.new_cache(rows_for(prompt_ids, request, drafter), cache)
         self._places[key] = _Place(Text(self.target, drafter, prompt_ids, request, cache))
 
     def remove(self, key: Any) -> None:
         """Remove a text that has not ended; its rows are freed."""
-        del self._places[key]
+        self._passes.release(self._places.pop(key).text.cache)
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
@@ -167,28 +168,28 @@ class Batch:
             _free_frames(event.error)
         return events
 
+    def _step(self) -> list[Event]:
+        events = self._read_prompts()
+        ready = {key: place.text for key, place in self._places.items() if place.reading is None}
+        groups = [ready] if self._shares_passes else [{key: text} for key, text in ready.items()]
+        for texts in groups:
+            if texts:
+                events += self._decoded(texts)
+        return events
+
     def _note(self, event: Event) -> None:
         """Count a text's prompt in its first step; let it leave if it has ended."""
         if event.record is not None:
             place = self._places[event.key]
             event.record.prefill_ns, place.prefill_ns = place.prefill_ns, 0
         if event.record is None or event.record.stop_reason is not None:
-            del self._places[event.key]
-
-    def _step(self) -> list[Event]:
-        events = self._read_prompts()
-        ready = {key: place.text for key, place in self._places.items() if place.reading is None}
-        groups = [ready] if self._is_packed else [{key: text} for key, text in ready.items()]
-        for texts in groups:
-            if texts:
-                events += self._decoded(texts)
-        return events
+            self.remove(event.key)
 
     def _read_prompts(self) -> list[Event]:
         """Read prompts in the order in which they came, as many whole chunks as make `PREFILL_CHUNK` tokens."""
         failed, num_read = [], 0
         for key, place in self._places.items():
-            if place.reading is None:
+            if place.reading is None or num_read >= PREFILL_CHUNK:
                 continue
             laps = Laps()
             try:
@@ -211,32 +212,28 @@ class Batch:
         laps.end("draft")
         if not trees:
             return events
-        keys = list(trees)
-        logits, hidden = self._pass({key: texts[key] for key in keys}, list(trees.values()))
+        chosen = {key: texts[key] for key in trees}
+        done, hidden = self._pass(list(chosen.values()), list(trees.values()))
         laps.end("forward")
-        reads = self._read_out(texts, trees, logits)
+        reads = done.read(
+            max(text.num_read for text in chosen.values()),
+            any(text.needs.sketches for text in chosen.values()),
+        )
         laps.end("verify")
-        sizes = [tree.topology.num_nodes for tree in trees.values()]
-        ends = list(accumulate(sizes))
         records = {}
-        for key, size, end, read in zip(keys, sizes, ends, reads, strict=True):
-            rows = slice(end - size, end)
+        parts = zip(chosen.items(), trees.values(), done.logits, hidden, reads, strict=True)
+        for (key, text), tree, logits, rows, read in parts:
             try:
-                records[key] = texts[key].conclude(
-                    trees[key],
-                    logits[rows],
-                    None if hidden is None else hidden[rows],
-                    laps,
-                    lambda *_, found=read: found,
-                )
+                records[key] = text.conclude(tree, logits, rows, laps, lambda *_, found=read: found)
             except Exception as error:  # of this text's rule, criterion or drafter
                 events.append(Event(key, error=error))
         for record in records.values():
-            record.set_times(laps, len(keys))
-        if self._budget is not None and len(records) == len(keys):
+            record.set_times(laps, len(trees))
+        if self._budget is not None and len(records) == len(trees):
+            num_nodes = sum(tree.topology.num_nodes for tree in trees.values())
             num_tokens = sum(len(record.tokens) for record in records.values())
             taken = sum(laps.parts())
-            self._budget.learn(len(keys), sum(sizes), num_tokens, context, taken)
+            self._budget.learn(len(trees), num_nodes, num_tokens, context, taken)
         return events + [Event(key, record) for key, record in records.items()]
 
     def _proposed(
@@ -272,30 +269,19 @@ class Batch:
         return found
 
     def _pass(
-        self, texts: dict[Any, Text], trees: Sequence[DraftTree]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the logits after every node of all trees [S, V], and the hidden states if they are wanted."""
-        if len(texts) == 1:
-            (text,) = texts.values()
-            return text.forward(trees[0])
-        hidden = next(iter(texts.values())).hidden
-        for text, tree in zip(texts.values(), trees, strict=True):
-            text.before_pass(tree, is_alone=False)
-        with hidden.captured() if hidden else nullcontext():
-            logits = self.target.forward_packed(trees, [text.cache for text in texts.values()])
-            return logits, hidden.take(len(logits)) if hidden else None
-
-    def _read_out(
-        self, texts: dict[Any, Text], trees: dict[Any, DraftTree], logits: torch.Tensor
-    ) -> list[ReadOut]:
-        """Return what is read of the pass, text by text, in one transfer."""
-        chosen = [texts[key] for key in trees]
-        num_read = max(text.num_read for text in chosen)
-        with_sketches = any(text.needs.sketches for text in chosen)
-        if len(chosen) == 1:
-            (tree,) = trees.values()
-            return [self.target.read_out(chosen[0].cache, tree, logits, num_read, with_sketches)]
-        return read_out_of_texts(list(trees.values()), logits, num_read, with_sketches)
+        self, texts: Sequence[Text], trees: Sequence[DraftTree]
+    ) -> tuple[SharedPass, Sequence[torch.Tensor | None]]:
+        """Run a pass over the trees of these texts; return it, and the hidden states of each if they are wanted."""
+        is_plain = self._passes.is_plain(len(texts))
+        for text, tree in zip(texts, trees, strict=True):
+            text.before_pass(tree, is_plain)
+        caches, hidden = [text.cache for text in texts], texts[0].hidden
+        if hidden is None:
+            return self._passes.forward(trees, caches), [None] * len(texts)
+        sizes = [tree.topology.num_nodes for tree in trees]
+        with hidden.captured():
+            done = self._passes.forward(trees, caches)
+            return done, hidden.take(sum(sizes)).split(sizes)
 
 
 def _free_frames(error: BaseException | None) -> None:

@@ -39,15 +39,15 @@ class ReferenceRows:
         is_reference = is_first and self._target.is_reference(num_tokens)
         self._num_rows = self._cache.length if is_reference else 0
 
-    def margin_of(self, tree: DraftTree, base: int, is_alone: bool = True) -> float:
+    def margin_of(self, tree: DraftTree, base: int, is_plain: bool = True) -> float:
         """Return the margin for the step to come, after `base` rows: 0 where it is plain decoding itself.
 
         Args:
             tree: of the step.
             base: rows before it.
-            is_alone: whether no other text shares its pass.
+            is_plain: whether its pass is that of the loop of one text.
         """
-        is_root = is_alone and tree.topology.num_nodes == 1
+        is_root = is_plain and tree.topology.num_nodes == 1
         self._is_reference = (
             is_root and self._num_rows == base and self._target.is_reference(num_rows=1)
         )

@@ -28,8 +28,9 @@ from .passes.arithmetic import PassArithmetic
 from .passes.hidden import HiddenStates
 from .passes.layout import CacheLayout
 from .passes.masks import Masks, TreeMasks
-from .passes.packed import PackedCache
+from .passes.packed import PackedCache, PackedPasses
 from .passes.shapes import ANY_SHAPE, PassShapes
+from .passes.shared import SharedPasses
 from .read_out import ReadOut, read_out
 from .support import (
     KeyBorders,
@@ -195,6 +196,12 @@ class TargetModel(PassArithmetic):
         if self.device.type != "cpu":
             capacity = -(-capacity // CAPACITY_STEP) * CAPACITY_STEP
         return self._layout.new_cache(capacity)
+
+    def shared_passes(self, size: int) -> SharedPasses:
+        """Return the passes of a batch of up to `size` texts, for models whose texts can share passes
+        (`model.engine.packing`).
+        """
+        return PackedPasses(self)
 
     def context_limit(self, prompt_length: int) -> int | None:
         """Return the most tokens that this prompt may grow to; None if the model sets no limit."""

@@ -134,9 +134,9 @@ class Text:
         self._needs = replace(self.drafter.needs, num_candidates=0, sketches=False)
         return DraftTree.chain(self.tokens[-1:])
 
-    def before_pass(self, tree: DraftTree, is_alone: bool = True) -> None:
-        """Prepare for a pass over this draft, which other texts share unless it is alone."""
-        self._margin = self._reference.margin_of(tree, self.cache.length, is_alone)
+    def before_pass(self, tree: DraftTree, is_plain: bool = True) -> None:
+        """Prepare for a pass over this draft; it is not plain if texts share it (`SharedPasses.is_plain`)."""
+        self._margin = self._reference.margin_of(tree, self.cache.length, is_plain)
 
     def forward(self, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the logits after every node [N, V], and their hidden states if the drafter reads them."""

@@ -11,6 +11,8 @@ Shapes: B texts, S nodes of all texts, H key-value heads, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
 
 import torch
 from transformers import Cache
@@ -18,6 +20,9 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...kernels.packed_attention import TextRows, with_texts
 from ..cache import TreeCache, TreeCacheLayer
+from ..read_out import ReadOut, read_out_of_texts
+from ..tree import DraftTree
+from .shared import SharedPass
 
 
 class PackedLayer(CacheLayerMixin):
@@ -78,3 +83,54 @@ class PackedCache(Cache):
     def __init__(self, caches: Sequence[TreeCache], sizes: Sequence[int], is_masked: bool) -> None:
         layers = zip(*(cache.layers for cache in caches), strict=True)
         super().__init__(layers=[PackedLayer(of_texts, sizes, is_masked) for of_texts in layers])
+
+
+class PackingTarget(Protocol):
+    """The part of a target model that packed passes need."""
+
+    def new_cache(self, capacity: int) -> TreeCache: ...
+
+    def forward(self, tree: DraftTree, cache: TreeCache) -> torch.Tensor: ...
+
+    def forward_packed(
+        self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]
+    ) -> torch.Tensor: ...
+
+    def read_out(
+        self,
+        cache: TreeCache,
+        tree: DraftTree,
+        logits: torch.Tensor,
+        num_candidates: int,
+        with_sketches: bool,
+    ) -> ReadOut: ...
+
+
+class PackedPasses:
+    """The packed passes of a batch (`model.engine.passes.shared`); one text alone has the pass of the single loop.
+
+    Args:
+        target: the model.
+    """
+
+    def __init__(self, target: PackingTarget) -> None:
+        self._target = target
+
+    def new_cache(self, capacity: int, first: TreeCache | None = None) -> TreeCache:
+        return self._target.new_cache(capacity) if first is None else first
+
+    def release(self, cache: TreeCache) -> None:
+        """Do nothing: a text's rows are its own."""
+
+    def is_plain(self, num_texts: int) -> bool:
+        return num_texts == 1
+
+    def forward(self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]) -> SharedPass:
+        if len(trees) == 1:
+            tree, cache = trees[0], caches[0]
+            alone = self._target.forward(tree, cache)
+            read = partial(self._target.read_out, cache, tree, alone)
+            return SharedPass([alone], lambda *kind: [read(*kind)])
+        logits = self._target.forward_packed(trees, caches)
+        parts = logits.split([tree.topology.num_nodes for tree in trees])
+        return SharedPass(parts, partial(read_out_of_texts, trees, logits))
