@@ -70,6 +70,7 @@ class StaticTarget(TargetModel, PassShapes):
         UnsupportedModelError: if the model verifies chains only, or is spread over devices.
     """
 
+    can_be_shared = False
     # Calls of a shape until no later one takes longer for being among the first.
     calls_to_prepare = 1
     # Whether passes show as many rows of the cache as they need, and not a bucket of them.

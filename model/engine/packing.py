@@ -1,7 +1,7 @@
-"""Whether several texts can share a pass of a loaded model, packed side by side (`model.engine.passes.packed`).
+"""Whether texts can share passes of a loaded model, in the layout of its device (`TargetModel.shared_passes`).
 
 The config shows what depends on the whole pass, such as positions scaled by the longest text; the rest is proved: a
-packed pass over three texts must give the logits of three passes.
+shared pass over three texts must give the logits of three passes.
 
 Shapes: S nodes of all texts, V vocabulary.
 """
@@ -13,8 +13,8 @@ import logging
 import torch
 
 from .cache import TreeCache
-from .passes.shapes import ANY_SHAPE
-from .self_test import PREFIX_LENGTH, Probe
+from .self_test import PREFIX_LENGTH, Probe, allowed_difference
+from .short_windows import with_short_windows
 from .support import rope_settings
 from .target import TargetModel
 from .tree import DraftTree, TreeTopology
@@ -33,12 +33,14 @@ TOPOLOGIES = (
     TreeTopology.chain(1),
     TreeTopology.chain(3),
 )
+# Of each text's cache: its prefix and the largest tree.
+ROWS = PREFIX_LENGTH + max(one.num_nodes for one in TOPOLOGIES)
 
 
 def why_not_packed(target: TargetModel) -> str:
     """Return why several texts cannot share a pass of this model, in one line; empty if they can.
 
-    Found once for a target, by a packed pass.
+    Found once for a target, by a shared pass.
     """
     with target.lock:
         if NAME not in target.measured:
@@ -50,7 +52,7 @@ def why_not_packed(target: TargetModel) -> str:
 
 
 def _reason(target: TargetModel) -> str:
-    if target.shapes is not ANY_SHAPE:
+    if not target.shapes.can_be_shared:
         return "its passes run in static shapes, of one text"
     if target.mixers:
         return "it keeps recurrent states, which are read text by text"
@@ -64,16 +66,16 @@ def _reason(target: TargetModel) -> str:
         return f"its rotary embeddings ({found}) depend on the longest text of a pass"
     if any(one.get(SCALED_BY_POSITION) for one in settings) or target.key_borders.query_step:
         return "it scales queries by their place among the keys of a pass"
-    return _proved(target)
+    return _proved(with_short_windows(target))
 
 
 @torch.inference_mode()
 def _proved(target: TargetModel) -> str:
-    """Return why a packed pass over three texts fails, or gives other logits than three passes; empty if it is
+    """Return why a shared pass over three texts fails, or gives other logits than three passes; empty if it is
     right.
     """
     limit = target.context_limit(1)
-    if limit is not None and limit < PREFIX_LENGTH + max(one.num_nodes for one in TOPOLOGIES):
+    if limit is not None and limit < ROWS:
         return f"its context of {limit} tokens is too short for the test"
     probes = [
         Probe.random(target.vocab_size, is_chain=False, prefix_length=length) for length in LENGTHS
@@ -82,30 +84,29 @@ def _proved(target: TargetModel) -> str:
         DraftTree(torch.tensor(probe.nodes[: topology.num_nodes], device=target.device), topology)
         for probe, topology in zip(probes, TOPOLOGIES, strict=True)
     ]
+    # Some targets put all logits in one place.
     alone = torch.cat(
         [
-            target.forward(tree, _filled(target, probe, tree)).float()
+            target.forward(tree, _filled(target, probe, target.new_cache(ROWS))).float().clone()
             for probe, tree in zip(probes, trees, strict=True)
         ]
     )
     try:
-        caches = [_filled(target, probe, tree) for probe, tree in zip(probes, trees, strict=True)]
-        packed = target.forward_packed(trees, caches).float()
+        passes = target.shared_passes(len(probes))
+        caches = [_filled(target, probe, passes.new_cache(ROWS)) for probe in probes]
+        shared = torch.cat([part.float() for part in passes.forward(trees, caches).logits])
     except Exception as error:  # a model's own code may raise anything
         reason = (str(error).splitlines() or [""])[0]
-        return f"a packed pass fails: {type(error).__name__}: {reason}"
-    allowed = 1e-3 * float(alone.std())
-    if target.dtype.itemsize < 4:  # four roundings of the largest logit, as in the self-test
-        allowed = 4 * torch.finfo(target.dtype).eps * float(alone.abs().max())
-    difference = float((packed - alone).abs().max())
+        return f"a shared pass fails: {type(error).__name__}: {reason}"
+    allowed = allowed_difference(target, probes[0], alone)
+    difference = float((shared - alone).abs().max())
     if difference <= allowed:  # never for a NaN
         return ""
-    return f"the logits of a packed pass differ by {difference:.1e} (allowed: {allowed:.1e})"
+    return f"the logits of a shared pass differ by {difference:.1e} (allowed: {allowed:.1e})"
 
 
-def _filled(target: TargetModel, probe: Probe, tree: DraftTree) -> TreeCache:
-    """Return a cache that holds a probe's prefix, with room for the tree."""
-    cache = target.new_cache(len(probe.prefix) + tree.topology.num_nodes)
+def _filled(target: TargetModel, probe: Probe, cache: TreeCache) -> TreeCache:
+    """Return the cache with a probe's prefix."""
     for _ in target.prefill([*probe.prefix, probe.nodes[0]], cache, with_logits=False):
         pass
     return cache

@@ -311,19 +311,10 @@ def _use_chains(target: TargetModel, reason: str) -> None:
 
 @torch.inference_mode()
 def compare(target: TargetModel, probe: Probe) -> Comparison:
-    """Compare the logits of a verified draft with plain forward passes.
-
-    Allowed in float32: 1e-3 standard deviations of the logits. In half precision: four times the
-    error of a token-by-token loop, or four roundings of the largest logit if that is more.
-    """
+    """Compare the logits of a verified draft with plain forward passes."""
     referee = Referee(target)
     expected = expected_logits(target, probe)
-    if target.dtype.itemsize >= 4:
-        allowed = 1e-3 * float(expected.std())
-    else:
-        # The loop may be exact by chance, so some roundings are always allowed.
-        rounding = torch.finfo(target.dtype).eps * float(expected.abs().max())
-        allowed = 4 * max(referee.noise(probe.prefix, probe.kept), rounding)
+    allowed = allowed_difference(target, probe, expected)
     try:
         found = verified_logits(target, probe)
     except Exception as error:
@@ -335,6 +326,19 @@ def compare(target: TargetModel, probe: Probe) -> Comparison:
     comparison = Comparison(difference, allowed, referee=name)
     logger.info("self-test, %d nodes: %s", probe.topology.num_nodes, comparison)
     return comparison
+
+
+def allowed_difference(target: TargetModel, probe: Probe, expected: torch.Tensor) -> float:
+    """Return the largest difference from the expected logits that rounding can explain.
+
+    In float32: 1e-3 standard deviations of the logits. In half precision: four times the error of a
+    token-by-token loop, or four roundings of the largest logit if that is more.
+    """
+    if target.dtype.itemsize >= 4:
+        return 1e-3 * float(expected.std())
+    # The loop may be exact by chance, so some roundings are always allowed.
+    rounding = torch.finfo(target.dtype).eps * float(expected.abs().max())
+    return 4 * max(Referee(target).noise(probe.prefix, probe.kept), rounding)
 
 
 def verified_logits(target: TargetModel, probe: Probe) -> torch.Tensor:

@@ -41,6 +41,9 @@ class Preparation(NamedTuple):
 class PassShapes:
     """The shapes of passes; here any shape, and nothing to prepare."""
 
+    # Whether passes of these shapes can be those of several texts.
+    can_be_shared = True
+
     @property
     def num_prepared(self) -> int:
         """Functions compiled and calls captured so far; a step in which one was is not used to learn costs."""
