@@ -24,7 +24,8 @@ PACKAGES = ("model", "evaluation", "scripts")
 # All contact of the library with transformers.
 WITH_TRANSFORMERS = {
     *("model.engine.target", "model.engine.cache", "model.engine.support", "model.engine.rules"),
-    *("model.engine.passes.layout", "model.engine.passes.packed", "model.engine.referee"),
+    *("model.engine.passes.layout", "model.engine.passes.packed", "model.engine.passes.slots"),
+    "model.engine.referee",
     *("model.states.layers", "model.states.own_cache", "model.states.scans"),
     *("model.compiled.target", "model.engine.passes.static_cache", "model.compiled.graphs"),
     *("model.kernels.attention", "model.kernels.registered", "model.kernels.packed_attention"),

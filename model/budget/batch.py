@@ -118,19 +118,21 @@ def text_costs(target: TargetModel) -> tuple[float, float]:
 
 @torch.inference_mode()
 def _text_cost(target: TargetModel, context: int) -> float:
-    caches = [target.new_cache(context + TIMED_TEXTS) for _ in range(TIMED_TEXTS)]
+    passes = target.shared_passes(TIMED_TEXTS)
+    caches = [passes.new_cache(context + TIMED_TEXTS) for _ in range(TIMED_TEXTS)]
+    own = target.new_cache(context + TIMED_TEXTS)
     roots, star = [DraftTree.chain([1])] * TIMED_TEXTS, DraftTree.star([1] * TIMED_TEXTS)
 
-    def packed() -> None:
-        target.forward_packed(roots, caches)
+    def shared() -> None:
+        passes.forward(roots, caches)
 
     def alone() -> None:
-        target.forward(star, caches[0])
+        target.forward(star, own)
 
-    fastest = {packed: float("inf"), alone: float("inf")}
+    fastest = {shared: float("inf"), alone: float("inf")}
     for _ in range(ROUNDS):
         for run in fastest:
-            for cache in caches:
+            for cache in (own, *caches):
                 cache.set_length(context)
             fastest[run] = min(fastest[run], seconds_of(run, target.synchronize))
-    return max(0.0, 1e3 * (fastest[packed] - fastest[alone]) / (TIMED_TEXTS - 1))
+    return max(0.0, 1e3 * (fastest[shared] - fastest[alone]) / (TIMED_TEXTS - 1))

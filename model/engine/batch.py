@@ -1,9 +1,10 @@
 """A batch: texts that share passes of the target model, each exactly as if it were alone.
 
-Every step proposes a draft for each text, verifies all drafts in one packed pass, and concludes each text by
-itself. A text that ends leaves at once, so that another may take its place. Prompts are read between the passes, as
-many tokens a step that the other texts wait no longer than for one chunk. Texts of a model that cannot be packed
-(`model.engine.packing`) are decoded in turn: the same answers, and no gain.
+Every step proposes a draft for each text, verifies all drafts in one pass, in the layout of the device
+(`model.engine.passes.shared`), and concludes each text by itself. A text that ends leaves at once, so that another
+may take its place. Prompts are read between the passes, as many tokens a step that the other texts wait no longer
+than for one chunk. Texts of a model that cannot share a pass (`model.engine.packing`) are decoded in turn: the same
+answers, and no gain.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ class Batch:
 
     def _decoded(self, texts: dict[Any, Text]) -> list[Event]:
         """Decode a step of these texts."""
-        laps, events = Laps(), list[Event]()
+        laps, events, num_prepared = Laps(), list[Event](), self.target.shapes.num_prepared
         context = sum(text.cache.length for text in texts.values()) / len(texts)
         trees = self._proposed(texts, context, events)
         laps.end("draft")
@@ -229,7 +230,8 @@ class Batch:
                 events.append(Event(key, error=error))
         for record in records.values():
             record.set_times(laps, len(trees))
-        if self._budget is not None and len(records) == len(trees):
+        is_usual = len(records) == len(trees) and self.target.shapes.num_prepared == num_prepared
+        if self._budget is not None and is_usual:
             num_nodes = sum(tree.topology.num_nodes for tree in trees.values())
             num_tokens = sum(len(record.tokens) for record in records.values())
             taken = sum(laps.parts())

@@ -31,6 +31,7 @@ from .passes.masks import Masks, TreeMasks
 from .passes.packed import PackedCache, PackedPasses
 from .passes.shapes import ANY_SHAPE, PassShapes
 from .passes.shared import SharedPasses
+from .passes.slot_passes import SlotPasses
 from .read_out import ReadOut, read_out
 from .support import (
     KeyBorders,
@@ -201,7 +202,15 @@ class TargetModel(PassArithmetic):
         """Return the passes of a batch of up to `size` texts, for models whose texts can share passes
         (`model.engine.packing`).
         """
+        parts = (part for shape in self.layer_shapes if shape for part in shape.buffers)
+        if self.device.type == "cuda" and all(part.device == self.device for part in parts):
+            return SlotPasses(self, size)
         return PackedPasses(self)
+
+    @property
+    def capturing(self) -> HiddenStates | None:
+        """The hidden states that a pass of this thread is to leave; None if none are captured."""
+        return next((states for states in self._hidden.values() if states.is_capturing), None)
 
     def context_limit(self, prompt_length: int) -> int | None:
         """Return the most tokens that this prompt may grow to; None if the model sets no limit."""
@@ -326,3 +335,25 @@ class TargetModel(PassArithmetic):
         with cache.states.reading(token_ids.shape[0]) if has_states else nullcontext():
             logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0].to(self.device)  # a model spread over devices returns them on its last one
+
+    def run_texts(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, masks: Masks, cache: Cache
+    ) -> torch.Tensor:
+        """Run the model on N tokens of each of B texts, as a batch; return logits [B, N, V].
+
+        Args:
+            token_ids: [B, N].
+            positions: [B, N].
+            masks: of B texts.
+            cache: holds the rows of B texts.
+        """
+        arguments: dict[str, object] = {"input_ids": token_ids, self.cache_argument: cache}
+        if "position_ids" in self._parameters:
+            arguments["position_ids"] = positions
+        if "cache_position" in self._parameters:
+            # Without it, transformers 4.57 asks the cache for its length; masks and positions are given.
+            arguments["cache_position"] = torch.arange(token_ids.shape[1], device=self.device)
+        logits: torch.Tensor = self.model(
+            **arguments, attention_mask=masks, use_cache=True, return_dict=True
+        ).logits
+        return logits

@@ -27,8 +27,12 @@ class DeferredCache(StaticTreeCache):
         other.flush()
         super().copy_rows(other, length)
 
-    def take_moves(self) -> list[tuple[int, int]]:
-        """Return the waiting moves, (source, target), which the caller makes now."""
+    def take_moves(self, most: int = MOST_MOVED) -> list[tuple[int, int]]:
+        """Return the waiting moves, (source, target), which the caller makes now; none, once they are made, if
+        there are more than `most`.
+        """
+        if len(self._moves) > most:
+            self.flush()
         moves, self._moves = self._moves, []
         return moves
 

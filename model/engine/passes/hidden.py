@@ -138,10 +138,9 @@ class HiddenStates:
 
 
 def _rows_of(values: Any) -> torch.Tensor | None:
-    """Return the rows [L, D] of arguments or outputs, whose first is [1, L, D]; None if it is not."""
+    """Return the rows [L, D] of arguments or outputs, whose first is [B, N, D] with B N = L; None if it is not."""
     rows = values[0]  # a tuple's and a transformers output's alike
-    is_one_text = isinstance(rows, torch.Tensor) and rows.ndim == 3 and rows.shape[0] == 1
-    return rows[0] if is_one_text else None
+    return rows.flatten(0, 1) if isinstance(rows, torch.Tensor) and rows.ndim == 3 else None
 
 
 def layers_of(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:

@@ -98,17 +98,49 @@ class TreeMasks:
             begin = end
         return self.by_layer_type(full, queries, keys)
 
+    def of_slots(
+        self,
+        sees: torch.Tensor,
+        starts: torch.Tensor,
+        positions: torch.Tensor,
+        num_keys: int,
+        dtype: torch.dtype,
+    ) -> Masks:
+        """Return the mask(s) [B, 1, N, T] of B texts' trees, each of which sees T rows of its own text alone.
+
+        All is on the device, and nothing is read by the host.
+
+        Args:
+            sees: which nodes each node sees, bool [B, N, N].
+            starts: the row of each root, [B].
+            positions: of the nodes, [B, N].
+            num_keys: T.
+            dtype: of the masks.
+        """
+        num_nodes = sees.shape[-1]
+        rows = torch.arange(num_keys, device=sees.device)
+        nodes = rows - starts[:, None]  # [B, T], negative before the root
+        is_before, inside = nodes < 0, nodes.clamp(0, num_nodes - 1)
+        seen = sees.gather(2, inside[:, None].expand(-1, num_nodes, -1))  # [B, N, T]
+        seen = seen & (nodes < num_nodes)[:, None] | is_before[:, None]
+        full = torch.zeros(seen.shape, dtype=dtype, device=sees.device)
+        full = full.masked_fill(~seen, torch.finfo(dtype).min)
+        keys = rows
+        if self.has_windows:
+            keys = torch.where(is_before, rows, positions.gather(1, inside))[:, None]  # [B, 1, T]
+        return self.by_layer_type(full, positions, keys)
+
     def by_layer_type(
         self, full: torch.Tensor, query_positions: torch.Tensor, key_positions: torch.Tensor
     ) -> Masks:
         """Return the model's mask(s) for one [N, T] that knows no window: [1, 1, N, T], or a dict of such by
-        layer type.
+        layer type; [B, 1, N, T] for one of several texts, [B, N, T].
 
         Windows are by position [N] and [T], since a tree's row index is no position; [N, T] where rows have
-        keys of their own.
+        keys of their own. For several texts they are [B, N] and [B, 1, T].
         """
         masks = {
-            kind: self._limit(full, kind, query_positions[:, None], key_positions)[None, None]
+            kind: _of_all_heads(self._limit(full, kind, query_positions[..., None], key_positions))
             for kind in self._kinds
         }
         if not self._is_by_layer_type:
@@ -127,3 +159,8 @@ class TreeMasks:
         else:
             blocked = keys <= queries - self._config.sliding_window
         return mask.masked_fill(blocked, torch.finfo(mask.dtype).min)
+
+
+def _of_all_heads(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask [N, T] as [1, 1, N, T], and [B, N, T] as [B, 1, N, T]."""
+    return mask[None, None] if mask.ndim == 2 else mask[:, None]

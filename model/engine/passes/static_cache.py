@@ -136,6 +136,11 @@ class StaticStorage:
         num_rows: rows of every layer.
         device: device of all layers.
         is_by_head: whether a layer's rows are stored head by head, for compiled CPU code.
+        buffers: the rows, as the attribute; None: new ones.
+
+    Attributes:
+        buffers: keys and values of all layers of one shape, [layers, num_rows, H, D].
+        layers: keys and values of each layer, [num_rows, H, D]; None for those that read another's.
     """
 
     def __init__(
@@ -144,8 +149,9 @@ class StaticStorage:
         num_rows: int,
         device: torch.device,
         is_by_head: bool = False,
+        buffers: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        self.num_rows = num_rows
+        self.num_rows, self._shapes = num_rows, layer_shapes
         self._views: dict[int, StaticView] = {}
         parts = [part for shape in layer_shapes if shape for part in shape.buffers]
         # Layers whose heads lie side by side would share memory in pieces.
@@ -155,11 +161,12 @@ class StaticStorage:
         # Usable in and out of inference mode.
         with torch.inference_mode(False):
             self._rows = PassRows(torch.zeros((), dtype=torch.long, device=device))
-            # Keys and values of layers of one shape, [layers, num_rows, H, D].
-            self.buffers = [make(part, count, num_rows) for part, count in counts]
-            for (part, _), buffer in zip(counts, self.buffers, strict=True):
+            if buffers is None:
+                buffers = [make(part, count, num_rows) for part, count in counts]
+            self.buffers = list(buffers)
+            for (part, _), buffer in zip(counts, buffers, strict=True):
                 free[part] += buffer.unbind()
-        self._layers = [
+        self.layers = [
             tuple(free[part].pop(0) for part in shape.buffers) if shape else None
             for shape in layer_shapes
         ]
@@ -178,8 +185,14 @@ class StaticStorage:
         """Return keys and values [1, H, num_rows, D] of the first rows, one pair for each layer."""
         return [
             pair and tuple(tensor[:num_rows].transpose(0, 1)[None] for tensor in pair)  # type: ignore[misc]
-            for pair in self._layers
+            for pair in self.layers
         ]
+
+    def part(self, begin: int, num_rows: int) -> StaticStorage:
+        """Return `num_rows` of the rows as a storage of their own, over the same memory."""
+        with torch.inference_mode(False):
+            rows = [buffer[:, begin : begin + num_rows] for buffer in self.buffers]
+        return StaticStorage(self._shapes, num_rows, self.start.device, buffers=rows)
 
     def view(self, num_rows: int) -> StaticView:
         """Return the view of the first `num_rows` rows; the same object on every call."""
@@ -211,11 +224,15 @@ class StaticTreeCache(TreeCache):
         capacity: int,
         move: Callable[[StaticView, torch.Tensor, torch.Tensor], None],
     ) -> None:
-        self.storage = storage
         self._move_rows = move
+        self.use_storage(storage, capacity)
+        storage.clear()
+
+    def use_storage(self, storage: StaticStorage, capacity: int) -> None:
+        """Be a cache of no rows over this storage from now on."""
+        self.storage = storage
         parts = storage.parts(storage.num_rows)
         self._use_layers([new_layer(pair or (), capacity) for pair in parts], capacity)
-        storage.clear()
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,188 @@
+"""Passes of a batch over slots: one upload, one attention call a layer and one download, however many texts.
+
+The texts are a batch as stock models take it, with as many nodes each as the largest draft. A GPU takes little
+longer for the rows that this adds, and each text attends to its own rows alone. Side by side in one row, all nodes
+would attend to the rows of all texts, of which a mask leaves one part in B.
+
+Shapes: B texts shown, N nodes of each, T rows shown of each slot, V vocabulary, D hidden size.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ...machine.transfer import downloaded
+from ..cache import TreeCache
+from ..read_out import ReadOut, packed_read_out, unpacked
+from ..tree import DraftTree
+from .hidden import HiddenStates
+from .inputs import TextNodes
+from .layer_shape import LayerShape
+from .masks import Masks, TreeMasks
+from .shared import SharedPass
+from .slots import SlotCache, Slots
+
+# Rows shown of a slot are a multiple of this.
+SHOWN_STEP = 64
+
+
+class SlotTarget(Protocol):
+    """The part of a target model that passes over slots need."""
+
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    layer_shapes: Sequence[LayerShape | None]
+    masks: TreeMasks
+
+    @property
+    def capturing(self) -> HiddenStates | None: ...
+
+    def kernels(self, num_rows: int) -> AbstractContextManager[None]: ...
+
+    def run_texts(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, masks: Masks, cache: Any
+    ) -> torch.Tensor: ...
+
+
+class PassShape(NamedTuple):
+    """The shape of a pass: B texts shown, N nodes of each, T rows shown of each."""
+
+    num_texts: int
+    num_nodes: int
+    num_rows: int
+
+
+class Computed(NamedTuple):
+    """What a pass leaves on the device: logits [B N, V], and captured hidden states by layer, [B N, D] each."""
+
+    logits: torch.Tensor
+    hidden: dict[int, torch.Tensor]
+
+
+class SlotPasses:
+    """The passes of a batch on a GPU (`model.engine.passes.shared`).
+
+    Args:
+        target: the model, on one device.
+        size: most texts.
+        slots: as many or more, which no other batch uses; None: new ones.
+    """
+
+    def __init__(self, target: SlotTarget, size: int, slots: Slots | None = None) -> None:
+        self._target = target
+        self.slots = slots or Slots(target.layer_shapes, size, target.device)
+        self._lent: list[Callable[[], SlotCache | None]] = [lambda: None] * size
+
+    def new_cache(self, capacity: int, first: TreeCache | None = None) -> SlotCache:
+        """Return a cache in a free slot; where slots are too short, all texts move to longer ones."""
+        index = next(index for index, lent in enumerate(self._lent) if lent() is None)
+        if capacity > self.slots.capacity:
+            self.slots.lengthen(capacity, [one for lent in self._lent if (one := lent())])
+        cache = SlotCache(self.slots, index)
+        self._lent[index] = weakref.ref(cache)
+        if first is not None:
+            cache.copy_rows(first, first.length)
+        return cache
+
+    def release(self, cache: TreeCache) -> None:
+        self._lent[_slot(cache).index] = lambda: None
+
+    def is_plain(self, num_texts: int) -> bool:
+        """Return False: even a single text's passes have other shapes than those of the loop."""
+        return False
+
+    def forward(self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]) -> SharedPass:
+        pairs = [(tree, _slot(cache)) for tree, cache in zip(trees, caches, strict=True)]
+        shape, slots = self._shape(pairs), self.slots
+        inputs = slots.inputs_of(shape.num_texts, shape.num_nodes)
+        moves = list[tuple[int, int]]()
+        for _, cache in pairs:
+            begin = cache.index * slots.num_rows
+            mine = cache.take_moves(inputs.most_moved - len(moves))
+            moves += [(begin + source, begin + target) for source, target in mine]
+        texts = {cache.index: TextNodes(cache.length, tree) for tree, cache in pairs}
+        inputs.upload(texts, moves, idle_start=slots.num_rows - 1)
+        hidden = self._target.capturing
+        done = self._computed(shape, hidden)
+        for tree, cache in pairs:
+            cache.append(tree.topology.num_nodes)
+
+        def of_texts(rows: torch.Tensor) -> list[torch.Tensor]:
+            by_slot = rows.unflatten(0, (shape.num_texts, shape.num_nodes))
+            return [by_slot[cache.index, : tree.topology.num_nodes] for tree, cache in pairs]
+
+        if hidden:
+            rows = {layer: torch.cat(of_texts(part)) for layer, part in done.hidden.items()}
+            hidden.put(rows, sum(tree.topology.num_nodes for tree in trees))
+        return SharedPass(of_texts(done.logits), partial(self._read, shape, done.logits, pairs))
+
+    def _read(
+        self,
+        shape: PassShape,
+        logits: torch.Tensor,
+        pairs: Sequence[tuple[DraftTree, SlotCache]],
+        num_candidates: int,
+        with_sketches: bool,
+    ) -> list[ReadOut]:
+        """Copy what is read of a pass over these trees to the host; logits are [B N, V]."""
+        count = min(num_candidates, self._target.vocab_size)
+        packed = downloaded(self._packed(shape, logits, count, with_sketches))
+        by_slot = packed.unflatten(0, (shape.num_texts, shape.num_nodes))
+        return [unpacked(tree, by_slot[cache.index], count, True) for tree, cache in pairs]
+
+    def _shape(self, pairs: Sequence[tuple[DraftTree, SlotCache]]) -> PassShape:
+        num_nodes = self._padded_size(max(tree.topology.num_nodes for tree, _ in pairs))
+        longest = max(cache.length for _, cache in pairs)
+        num_texts = self._num_shown(1 + max(cache.index for _, cache in pairs))
+        num_rows = min(self._rows_shown(longest + num_nodes), self.slots.num_rows)
+        return PassShape(num_texts, num_nodes, num_rows)
+
+    # The shapes in which passes run: here nearly any.
+    def _padded_size(self, num_nodes: int) -> int:
+        return num_nodes
+
+    def _num_shown(self, num_texts: int) -> int:
+        return num_texts
+
+    def _rows_shown(self, num_rows: int) -> int:
+        return -(-num_rows // SHOWN_STEP) * SHOWN_STEP
+
+    def _computed(self, shape: PassShape, hidden: HiddenStates | None) -> Computed:
+        """Run a pass over the uploaded inputs.
+
+        Args:
+            shape: of the pass.
+            hidden: captures its hidden states.
+        """
+        target, slots = self._target, self.slots
+        inputs = slots.inputs_of(shape.num_texts, shape.num_nodes)
+        view = slots.view(shape.num_texts, shape.num_rows)
+        numbers = inputs.numbers()
+        slots.move(numbers.sources, numbers.targets)
+        view.rows.begin(numbers.starts, shape.num_nodes)
+        positions = numbers.depths + numbers.bases[:, None]  # [B, N]
+        masks = target.masks.of_slots(
+            inputs.sees, numbers.starts, positions, shape.num_rows, target.dtype
+        )
+        with target.kernels(shape.num_nodes):
+            logits = target.run_texts(numbers.token_ids, positions, masks, view)
+        return Computed(logits.flatten(0, 1), hidden.pop() if hidden else {})
+
+    def _packed(
+        self, shape: PassShape, logits: torch.Tensor, num_candidates: int, with_sketches: bool
+    ) -> torch.Tensor:
+        """Return what is read of a pass, its tokens included, on the device (`packed_read_out`)."""
+        token_ids = self.slots.inputs_of(shape.num_texts, shape.num_nodes).place.token_ids
+        return packed_read_out(logits, num_candidates, with_sketches, token_ids.flatten())
+
+
+def _slot(cache: TreeCache) -> SlotCache:
+    assert isinstance(cache, SlotCache)
+    return cache
