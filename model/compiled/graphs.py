@@ -28,6 +28,7 @@ from ..engine.passes.device_step import DeviceDrafting
 from ..engine.passes.hidden import HiddenStates
 from ..engine.passes.inputs import PassInputs, TextNodes
 from ..engine.passes.shapes import Preparation
+from ..engine.passes.slots import Slots
 from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView
 from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_out, unpacked
 from ..engine.support import UnsupportedModelError
@@ -38,6 +39,7 @@ from .capture import CaptureFailed
 from .device_step import StaticDeviceStep
 from .model_state import ModelState
 from .passes import Passes
+from .slot_graphs import GraphedSlotPasses
 from .target import NODE_STEP, StaticTarget
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class GraphedTarget(StaticTarget):
     # The first prepares libraries, the second is captured and replayed.
     calls_to_prepare = 2
     is_replayed = True
+    can_be_shared = True
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         super().__init__(model, use_kernels)
@@ -69,6 +72,8 @@ class GraphedTarget(StaticTarget):
             raise UnsupportedModelError("its modules have hooks, or a forward of their own")
         # Graphs hold the addresses of the rows of one storage.
         self._passes: weakref.WeakKeyDictionary[StaticStorage, Passes] = weakref.WeakKeyDictionary()
+        self._slots: Slots | None = None  # of the last batch
+        self._slots_lent: Callable[[], GraphedSlotPasses | None] = lambda: None
         # Numbers of candidates, and whether sketches are wanted: without a drafter's wishes, with and without
         # near-ties, and in measurements.
         self._read_out_kinds = {(1, False), (2, False), (USUAL_CANDIDATES, False)}
@@ -103,7 +108,7 @@ class GraphedTarget(StaticTarget):
         except Exception as error:
             raise CaptureFailed.of(error) from error
         self._is_trial = False
-        if failure := self._passes_over(cache.storage).calls.failure:
+        if failure := self.passes_over(cache.storage).calls.failure:
             raise CaptureFailed(failure)
 
     def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
@@ -112,6 +117,16 @@ class GraphedTarget(StaticTarget):
 
     def cache_over(self, storage: StaticStorage) -> DeferredCache:
         return DeferredCache(storage, storage.num_rows - NODE_STEP)
+
+    def shared_passes(self, size: int) -> GraphedSlotPasses:
+        """Return the passes of a batch; they reuse the slots and graphs of the last batch once that is gone."""
+        with self.lock:
+            slots = self._slots
+            if self._slots_lent() is not None or (slots is not None and slots.size < size):
+                slots = None
+            passes = GraphedSlotPasses(self, size, slots)
+            self._slots, self._slots_lent = passes.slots, weakref.ref(passes)
+        return passes
 
     def prefill(
         self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
@@ -130,14 +145,15 @@ class GraphedTarget(StaticTarget):
         assert isinstance(cache, DeferredCache)
         num_nodes = tree.topology.num_nodes
         num_padded = self.padded_size(num_nodes)
-        passes = self._passes_over(cache.storage)
+        passes = self.passes_over(cache.storage)
         inputs = passes.inputs_of(num_padded)
         inputs.upload({0: TextNodes(cache.length, tree)}, cache.take_moves())
-        view = cache.storage.view(self._length_shown(cache.length + num_padded))
+        length = self._length_shown(cache.length + num_padded)
+        view = cache.storage.view(min(length, cache.storage.num_rows))  # a slot has any number
         self._functions.setdefault((num_padded, view.num_rows), StaticTarget.logits_of)
-        hidden = next((states for states in self._hidden.values() if states.is_capturing), None)
+        hidden = self.capturing
         key = (num_padded, view.num_rows, hidden and hidden.wanted)
-        rows = self._replayed(passes, key, lambda: self._pass(passes, inputs, view, hidden))
+        rows = self.replayed(passes, key, lambda: self._pass(passes, inputs, view, hidden))
         cache.append(num_nodes)
         if hidden:
             self._hidden_kinds.add(hidden.wanted)
@@ -154,13 +170,13 @@ class GraphedTarget(StaticTarget):
         with_sketches: bool,
     ) -> ReadOut:
         assert isinstance(cache, DeferredCache)
-        passes = self._passes_over(cache.storage)
+        passes = self.passes_over(cache.storage)
         if logits is not passes.last:
             return read_out(tree, logits, num_candidates, with_sketches)
         num_padded, count = self.padded_size(len(logits)), min(num_candidates, self.vocab_size)
         self._read_out_kinds.add((num_candidates, with_sketches))
         place, inputs = passes.logits[num_padded], passes.inputs_of(num_padded)
-        packed = self._replayed(
+        packed = self.replayed(
             passes,
             (READ_OUT, num_padded, count, with_sketches),
             lambda: packed_read_out(place, count, with_sketches, inputs.place.token_ids[0]),
@@ -209,7 +225,7 @@ class GraphedTarget(StaticTarget):
                 return function(*arguments, view)
 
         key = (*arguments, num_padded, view.num_rows)
-        result: torch.Tensor = self._replayed(self._passes_over(cache.storage), key, step)
+        result: torch.Tensor = self.replayed(self.passes_over(cache.storage), key, step)
         return result
 
     @property
@@ -258,12 +274,13 @@ class GraphedTarget(StaticTarget):
         passes.keep_logits(logits)
         return hidden.pop() if hidden else {}
 
-    def _passes_over(self, storage: StaticStorage) -> Passes:
+    def passes_over(self, storage: StaticStorage) -> Passes:
+        """Return the graphs over the rows of a storage, and where their inputs and logits are."""
         if storage not in self._passes:
             self._passes[storage] = Passes(self.device)
         return self._passes[storage]
 
-    def _replayed(self, passes: Passes, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
+    def replayed(self, passes: Passes, key: tuple[object, ...], call: Callable[[], Any]) -> Any:
         """Return the output of a call, replayed if it was captured."""
         # Hooks may do more than launch kernels, and graphs hold the usual ones.
         if self._state.has_hooks or self.is_in_reference:
