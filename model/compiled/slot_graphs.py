@@ -15,10 +15,7 @@ from ..engine.passes.slot_passes import Computed, PassShape, SlotPasses, SlotTar
 from ..engine.passes.slots import Slots
 from ..engine.passes.static_cache import StaticStorage
 from .passes import Passes
-from .target import length_bucket, node_bucket
-
-# Nodes of each text, since all are multiplied by the texts; more as for one text.
-NODE_BUCKETS = (1, 2, 3, 4, 6, 9, 12, 16, 24)
+from .target import length_bucket
 
 
 class GraphedSlotTarget(SlotTarget, Protocol):
@@ -40,16 +37,9 @@ class GraphedSlotPasses(SlotPasses):
 
     def __init__(self, target: GraphedSlotTarget, size: int, slots: Slots | None) -> None:
         super().__init__(target, size, slots)
-        self._size, self._graphed = size, target
+        self._graphed = target
 
-    def _padded_size(self, num_nodes: int) -> int:
-        fits = (bucket for bucket in NODE_BUCKETS if bucket >= num_nodes)
-        return next(fits, 0) or node_bucket(num_nodes)
-
-    def _num_shown(self, num_texts: int) -> int:
-        return min(1 << (num_texts - 1).bit_length(), self._size)
-
-    def _rows_shown(self, num_rows: int) -> int:
+    def _num_shown(self, num_rows: int) -> int:
         return length_bucket(num_rows)
 
     def _computed(self, shape: PassShape, hidden: HiddenStates | None) -> Computed:

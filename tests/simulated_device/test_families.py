@@ -8,7 +8,9 @@ from __future__ import annotations
 import pytest
 
 from model.compiled.graphs import GraphedTarget, graphed
+from model.engine.batch import Batch
 from model.engine.loop import generate
+from model.engine.packing import why_not_packed
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, known, random_ids
@@ -29,6 +31,8 @@ NOT_CAPTURED = {
     "PhiMoE": "H2D copy",
     "XGLM": "_local_scalar_dense",
 }
+# Whose texts cannot share passes.
+IN_TURN = ("Llama 4 text", "Llama, dynamic rope", "Ministral 3", "Phi 3, longrope")
 PROMPT = [*random_ids(6), *random_ids(6)]
 NUM_TOKENS = 6
 # With the root as many nodes as the tree of the self-test.
@@ -42,6 +46,19 @@ def decoded(target: TargetModel) -> tuple[list[int], list[int]]:
     return found.token_ids, found.accept_lengths
 
 
+def batch_of_two(target: TargetModel) -> list[list[int]]:
+    """Return the tokens of the same text twice, in a batch."""
+    batch, found = Batch(target, 2), [list[int](), list[int]()]
+    for key in range(2):
+        drafter = drafter_for("hybrid", target, **SMALL_TREES)
+        batch.add(key, drafter, PROMPT, max_new_tokens=NUM_TOKENS)
+    while len(batch):
+        for event in batch.step():
+            assert event.record, event.error
+            found[event.key] += event.record.tokens
+    return found
+
+
 @EVERY
 def test_a_family_verifies_trees_on_a_gpu(family: Family, gpu: SimulatedCuda) -> None:
     known(family.name)
@@ -52,7 +69,9 @@ def test_a_family_verifies_trees_on_a_gpu(family: Family, gpu: SimulatedCuda) ->
 
 
 @EVERY
-def test_a_family_decodes_as_graphs_as_on_the_cpu(family: Family, gpu: SimulatedCuda) -> None:
+def test_a_family_decodes_as_graphs_as_on_the_cpu(
+    family: Family, gpu: SimulatedCuda, caplog: pytest.LogCaptureFixture
+) -> None:
     known(family.name)
     expected = decoded(TargetModel(family.build(), use_kernels=False))
     lines: list[str] = []
@@ -68,3 +87,6 @@ def test_a_family_decodes_as_graphs_as_on_the_cpu(family: Family, gpu: Simulated
         self_test(target)
         assert target.chain_reason == ""
         assert decoded(target) == expected
+        assert bool(why_not_packed(target)) == (family.name in IN_TURN)
+        assert batch_of_two(target) == [expected[0]] * 2
+        assert "kernel by kernel" not in caplog.text

@@ -28,6 +28,9 @@ from .masks import Masks, TreeMasks
 from .shared import SharedPass
 from .slots import SlotCache, Slots
 
+# Nodes of each text, which all texts together multiply, and the step between larger numbers.
+NODE_BUCKETS = (1, 2, 3, 4, 6, 9, 12, 16, 24, 32, 48, 64, 88, 128)
+NODE_STEP = 64
 # Rows shown of a slot are a multiple of this.
 SHOWN_STEP = 64
 
@@ -138,20 +141,17 @@ class SlotPasses:
         return [unpacked(tree, by_slot[cache.index], count, True) for tree, cache in pairs]
 
     def _shape(self, pairs: Sequence[tuple[DraftTree, SlotCache]]) -> PassShape:
-        num_nodes = self._padded_size(max(tree.topology.num_nodes for tree, _ in pairs))
-        longest = max(cache.length for _, cache in pairs)
-        num_texts = self._num_shown(1 + max(cache.index for _, cache in pairs))
-        num_rows = min(self._rows_shown(longest + num_nodes), self.slots.num_rows)
-        return PassShape(num_texts, num_nodes, num_rows)
+        """Return the shape of a pass over these trees: one of a few, so that little has to be made for each."""
+        most = max(tree.topology.num_nodes for tree, _ in pairs)
+        buckets = (bucket for bucket in NODE_BUCKETS if bucket >= most)
+        num_nodes = next(buckets, -(-most // NODE_STEP) * NODE_STEP)
+        num_texts = 1 + max(cache.index for _, cache in pairs)
+        num_texts = min(1 << (num_texts - 1).bit_length(), self.slots.size)
+        num_rows = self._num_shown(num_nodes + max(cache.length for _, cache in pairs))
+        return PassShape(num_texts, num_nodes, min(num_rows, self.slots.num_rows))
 
-    # The shapes in which passes run: here nearly any.
-    def _padded_size(self, num_nodes: int) -> int:
-        return num_nodes
-
-    def _num_shown(self, num_texts: int) -> int:
-        return num_texts
-
-    def _rows_shown(self, num_rows: int) -> int:
+    def _num_shown(self, num_rows: int) -> int:
+        """Return the rows of each slot that a pass shows, which reads and writes this many."""
         return -(-num_rows // SHOWN_STEP) * SHOWN_STEP
 
     def _computed(self, shape: PassShape, hidden: HiddenStates | None) -> Computed:
