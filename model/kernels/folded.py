@@ -17,7 +17,7 @@ bfloat16: 8.7e-3 from float64 instead of 2.3e-3, and 1.7e-3 with torch's), and d
 differ from plain decoding more often.
 
 Shapes: n queries in each of H heads, T keys and values in each of K heads, G = H / K heads of queries
-that share keys; D and E numbers in a key and a value.
+that share keys; D and E numbers in a key and a value. B texts, one but for batches.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MASK_ALIGNMENT = 16
 def can_fold(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> bool:
-    """Whether the shapes and dtypes are those of `folded_sdpa` and `folded_products`."""
+    """Whether the shapes and dtypes are those of `folded_sdpa` and, for one text, `folded_products`."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     return (
-        len(query) == 1
-        and mask.shape == (1, 1, num_queries, num_keys)
+        len(query) == len(key)
+        and mask.shape == (len(query), 1, num_queries, num_keys)
         and mask.dtype in (torch.bool, query.dtype)
         and query.dtype == key.dtype == value.dtype
         and query.shape[1] % key.shape[1] == 0
@@ -49,29 +49,30 @@ def folded_sdpa(
     """Attend by torch's kernel over folded heads.
 
     Args:
-        query: [1, H, n, D].
-        key: [1, K, T, D].
-        value: [1, K, T, E].
-        mask: boolean (True: seen) or additive, [1, 1, n, T].
+        query: [B, H, n, D].
+        key: [B, K, T, D].
+        value: [B, K, T, E].
+        mask: boolean (True: seen) or additive, [B, 1, n, T].
         scale: factor of the scores.
 
     Returns:
-        The attended values [1, n, H, E].
+        The attended values [B, n, H, E].
     """
-    num_keys, num_groups = key.shape[2], query.shape[1] // key.shape[1]
+    num_texts, num_heads, num_queries, _ = query.shape
+    num_keys, num_groups = key.shape[2], num_heads // key.shape[1]
     width = -(-num_keys // MASK_ALIGNMENT) * MASK_ALIGNMENT
-    rows = mask.new_empty(num_groups, query.shape[2], width)[..., :num_keys]
-    folded_mask = rows.copy_(mask[0]).view(1, 1, -1, num_keys)  # [1, 1, G n, T]
-    attended = scaled_dot_product_attention(
-        _folded(query, key)[None], key, value, folded_mask, scale=scale
-    )
-    return _unfolded(attended[0], query.shape[2])
+    rows = mask.new_empty(num_texts, num_groups, num_queries, width)[..., :num_keys]
+    folded_mask = rows.copy_(mask).view(num_texts, 1, -1, num_keys)  # [B, 1, G n, T]
+    folded = query.reshape(num_texts, key.shape[1], num_groups * num_queries, -1)
+    attended = scaled_dot_product_attention(folded, key, value, folded_mask, scale=scale)
+    heads = attended.reshape(num_texts, num_heads, num_queries, -1)
+    return heads.transpose(1, 2).contiguous()
 
 
 def folded_products(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attend by two batched products over folded heads; arguments and result as of `folded_sdpa`."""
+    """Attend by two batched products over folded heads, of one text; arguments and result as of `folded_sdpa`."""
     num_heads, num_queries, num_keys = *query.shape[1:3], key.shape[2]
     scores = _products(_folded(query, key), key[0].transpose(1, 2))  # [K, G n, T]
     if mask.dtype == torch.bool:

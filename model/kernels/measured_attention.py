@@ -35,6 +35,9 @@ def measured_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend by the function that was measured fastest for this number of keys.
 
+    It was measured for one text. With several, each of which gives torch's kernel blocks of its own, heads are
+    folded if they share keys.
+
     Unsupported cases go to transformers' function: passes without a mask, masks that differ by head,
     dropout, gradients, special arguments.
 
@@ -42,6 +45,8 @@ def measured_attention(
     result are those of transformers' attention functions.
     """
     function = FOLDED.get(names[bucket(key.shape[2], KEYS)])
+    if function is not None and len(query) > 1:
+        function = folded_sdpa if key.shape[1] < query.shape[1] else None
     is_refused = dropout or is_special(kwargs) or torch.is_grad_enabled()
     if (
         function is None

@@ -141,7 +141,25 @@ def test_shapes_that_cannot_be_folded_are_known() -> None:
     assert not can_fold(query, key.double(), value, mask)
     assert not can_fold(query[:, :5], key, value, mask), "heads that are not shared evenly"
     several = [rows.expand(2, -1, -1, -1) for rows in (query, key, value)]
-    assert not can_fold(*several, mask), "two texts at once"
+    assert can_fold(*several, mask.expand(2, -1, -1, -1))
+    assert not can_fold(*several, mask), "two texts with one mask"
+
+
+@pytest.mark.parametrize("function", FOLDED)
+@pytest.mark.parametrize("name", SHAPES)
+@torch.inference_mode()
+def test_each_of_several_texts_attends_to_its_own_keys(name: str, function: str) -> None:
+    texts = [inputs(name, torch.float32), [-rows for rows in inputs(name, torch.float32)]]
+    query, key, value = map(torch.cat, zip(*texts, strict=True))
+    of_kind = masks(query.shape[2], key.shape[2], torch.float32)
+    both = torch.cat([of_kind["additive"], of_kind["window"]])
+    num_groups = query.shape[1] // key.shape[1]
+    layer: Any = SimpleNamespace(num_key_value_groups=num_groups, is_causal=True)
+    given = (layer, query, key, value, both)
+    found, _ = measured_attention((function,) * len(KEYS), *given, scaling=SCALE)
+    for text, mask, one in zip(texts, both, found, strict=True):
+        alone, _ = usual_attention(layer, *text, mask[None], scaling=SCALE)
+        torch.testing.assert_close(one, alone[0])
 
 
 def chosen(name: str) -> Any:
