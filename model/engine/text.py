@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
@@ -64,7 +64,6 @@ class Text:
             cache = target.new_cache(rows_for(prompt_ids, request, drafter))
         self.cache = cache
         self._reference = ReferenceRows(target, self.cache, len(prompt_ids))
-        self._device_step = self._whole_steps()
         self._needs: Needs | None = None  # of the step under way, if it rests
         self._margin = 0.0  # of near-ties in this step
         drafter.start(prompt_ids)
@@ -220,8 +219,9 @@ class Text:
     def _record(self, tree: DraftTree, acceptance: Acceptance) -> StepRecord:
         return StepRecord(acceptance.tokens, tree, acceptance.path, self.stop_reason)
 
-    def _whole_steps(self) -> DeviceStep | None:
-        """Return steps that run whole on the device; None if request, drafter or target need the host."""
+    @cached_property
+    def _device_step(self) -> DeviceStep | None:
+        """Steps that run whole on the device; None if request, drafter or target need the host."""
         drafting = self.drafter.on_device() if self.request.is_greedy else None
         if drafting is None:
             return None
