@@ -40,6 +40,7 @@ from model.kernels.sdpa import sdpa_backends
 from scripts.enlarge.arithmetic import SHAPES
 from scripts.gpu_check.answers import answers
 from scripts.gpu_check.attention import attention
+from scripts.gpu_check.batches import batches
 from scripts.gpu_check.bench import (
     FAILED,
     NO_MEASUREMENT,
@@ -74,6 +75,7 @@ PARTS = (
     Part("attention", 30, attention, needs_model=False),
     Part("passes", 90, passes),
     Part("steps", 90, whole_steps),
+    Part("batches", 90, batches),
     Part("answers", 90, answers),
 )
 

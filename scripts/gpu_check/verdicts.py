@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from scripts.gpu_check.batches import GENERATE, PLAIN
 from scripts.gpu_check.bench import COMPILED, EAGER, FAILED, GRAPHS, Bench, Found
 
 PASS, FAIL, NOT_MEASURED = "PASS", "FAIL", "NOT MEASURED"
 # Targets: a tree's step over a plain one, of the copy roofline, recycling over plain decoding and `generate`.
 MOST_TREE, LEAST_ROOFLINE, LEAST_SPEEDUP, LEAST_OVER_GENERATE = 1.2, 0.85, 2.0, 4.0
+# Drafting in a batch over the plain batch of the same size: it is never much slower.
+LEAST_OVER_PLAIN = 0.98
 COMMANDS = (
     "python -m scripts.download_data spec_bench mbpp",
     'MODEL_PATH=lmsys/vicuna-7b-v1.3 ALLOW_PICKLE=1 BENCH="spec_bench mbpp" bash eval.sh',
@@ -47,6 +50,10 @@ def verdicts(bench: Bench, parts: Mapping[str, Found]) -> list[Verdict]:
         _judged(
             f"recycling >= {LEAST_OVER_GENERATE}x of generate",
             _ratio(timed, LEAST_OVER_GENERATE, "generate"),
+        ),
+        _judged(
+            f"drafting in batches >= {LEAST_OVER_PLAIN}x of the plain batch, at every size",
+            _batches(timed),
         ),
         _judged("no part failed", _failures(parts)),
     ]
@@ -135,6 +142,19 @@ def _ratio(figures: Figures, least: float, base: str) -> tuple[bool, str] | None
         return None
     ratio, name = max(ratios)
     return ratio >= least, f"{ratio:.2f}x ({name})"
+
+
+def _batches(figures: Figures) -> tuple[bool, str] | None:
+    """Judge the least ratio of a drafting method to the plain batch of the same size."""
+    ratios = [
+        (row["over_plain"], f"{row['method']}, {row['size']} texts")
+        for row in figures.get("batches", {}).get("rows", ())
+        if row["method"] not in (PLAIN, GENERATE) and row["over_plain"] is not None
+    ]
+    if not ratios:
+        return None
+    ratio, name = min(ratios)
+    return ratio >= LEAST_OVER_PLAIN, f"{ratio:.2f}x ({name})"
 
 
 def _failures(parts: Mapping[str, Found]) -> tuple[bool, str]:
