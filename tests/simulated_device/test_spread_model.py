@@ -7,17 +7,21 @@ import copy
 import pytest
 import torch
 
+from model.engine.batch import Batch
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from tests.simulated_device.demo import (
     COSTS,
+    END,
     FIRST_TEXT,
     NEARLY_FLAT,
+    NUM_TOKENS,
     SETTINGS,
     Costs,
     GivenCosts,
     Setting,
     demo_model,
+    prompt_of,
     text_of,
 )
 from tests.simulated_device.device import SimulatedCuda
@@ -52,6 +56,25 @@ def test_a_method_decodes_on_two_gpus_as_on_the_cpu(
         drafter = setting.drafter(spread)
         found = text_of(spread, drafter, FIRST_TEXT, gpu.accounts, Costs())
     assert found == expected
+
+
+def test_texts_share_passes_on_two_gpus(
+    spread: TargetModel, gpu: SimulatedCuda, runs: Runs
+) -> None:
+    setting = Setting("recycling")
+    expected = runs.on_cpu(SETTINGS.index(setting)).texts[0].tokens
+    found: list[list[int]] = [[], []]
+    with gpu:
+        batch = Batch(spread, 2)
+        for key in range(2):
+            options = {"max_new_tokens": NUM_TOKENS, "eos_ids": {END}}
+            batch.add(key, setting.drafter(spread), prompt_of(FIRST_TEXT), **options)
+        while len(batch):
+            events = batch.step()
+            assert [event.record and event.record.num_texts for event in events] == [2, 2]
+            for event in events:
+                found[event.key] += event.record.tokens if event.record else []
+    assert found == [expected] * 2
 
 
 def test_both_gpus_hold_layers_and_their_rows(spread: TargetModel, gpu: SimulatedCuda) -> None:
