@@ -1,7 +1,8 @@
-"""Whether texts can share passes of a loaded model, in the layout of its device (`TargetModel.shared_passes`).
+"""Whether texts can share passes of a loaded model, and in which layout (`TargetModel.shared_passes`).
 
 The config shows what depends on the whole pass, such as positions scaled by the longest text; the rest is proved: a
-shared pass over three texts must give the logits of three passes.
+shared pass over three texts must give the logits of three passes. On a CPU texts are packed; a model that makes
+other keys of those of the cache, or has an attention of its own, takes them as a batch instead, as on a GPU.
 
 Shapes: S nodes of all texts, V vocabulary.
 """
@@ -66,7 +67,14 @@ def _reason(target: TargetModel) -> str:
         return f"its rotary embeddings ({found}) depend on the longest text of a pass"
     if any(one.get(SCALED_BY_POSITION) for one in settings) or target.key_borders.query_step:
         return "it scales queries by their place among the keys of a pass"
-    return _proved(with_short_windows(target))
+    tested = with_short_windows(target)
+    reason = _proved(tested)
+    if reason and not tested.uses_slots and tested.is_on_one_device:
+        tested.uses_slots = True
+        in_slots = not _proved(tested)
+        tested.uses_slots = target.uses_slots = in_slots
+        return "" if in_slots else reason
+    return reason
 
 
 @torch.inference_mode()

@@ -82,6 +82,8 @@ class TargetModel(PassArithmetic):
         layer_shapes, mixers, num_state_bytes, vocab_size: as `CacheLayout`.
         is_same_in_parts: whether a text has the same rows and states in whatever parts it is read, but
             for rounding, so that a known beginning may be kept; the self-test finds out.
+        uses_slots: whether texts of a batch lie in slots (`passes.slot_passes`): on a GPU, and where they
+            cannot be packed.
         code: the model's own code, with which it passed the self-test.
 
     Raises:
@@ -119,6 +121,7 @@ class TargetModel(PassArithmetic):
         self._hidden: dict[tuple[int, ...], HiddenStates] = {}
         # Measurements of this model by other rooms, by name.
         self.measured: dict[str, Any] = {}
+        self.uses_slots = self.device.type == "cuda" and self.is_on_one_device
         # Without attention there are no positions.
         self.chain_reason = why_chain_only(model) if self._attention_shape else ""
 
@@ -168,6 +171,12 @@ class TargetModel(PassArithmetic):
         )
         return machine_key(facts, self.device, self.dtype)
 
+    @property
+    def is_on_one_device(self) -> bool:
+        """Whether all rows of a cache are on the model's device."""
+        parts = (part for shape in self.layer_shapes if shape for part in shape.buffers)
+        return all(part.device == self.device for part in parts)
+
     @cached_property
     def head_share(self) -> float:
         """Share of the output head in the model's weights, 0 to 1."""
@@ -202,10 +211,7 @@ class TargetModel(PassArithmetic):
         """Return the passes of a batch of up to `size` texts, for models whose texts can share passes
         (`model.engine.packing`).
         """
-        parts = (part for shape in self.layer_shapes if shape for part in shape.buffers)
-        if self.device.type == "cuda" and all(part.device == self.device for part in parts):
-            return SlotPasses(self, size)
-        return PackedPasses(self)
+        return SlotPasses(self, size) if self.uses_slots else PackedPasses(self)
 
     @property
     def capturing(self) -> HiddenStates | None:
