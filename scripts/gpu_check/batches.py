@@ -100,7 +100,8 @@ def _batch(
     prompts: Sequence[list[int]],
     num_tokens: int,
 ) -> Decoded:
-    """Decode texts of the same number of tokens, up to `size` at a time; they share the drafter's memory."""
+    """Decode texts of the same number of tokens, up to `size` at a time; they share a memory that begins empty."""
+    drafter.reset()  # an earlier round has decoded the same texts
     budget = batch_budget(drafter, target) if size > 1 else None
     batch, waiting = Batch(target, size, budget), deque(enumerate(prompts))
     lengths: list[int] = []
