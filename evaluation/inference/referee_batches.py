@@ -76,14 +76,10 @@ class PaddedBatch(_RefereeBatch):
     @torch.inference_mode()
     def _answers(self, prompts: Sequence[list[int]]) -> list[Turn]:
         longest, pad = max(map(len, prompts)), min(self._eos_ids, default=0)
-        padding = [longest - len(prompt) for prompt in prompts]
-        ids = [[pad] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
-        mask = [[0] * count + [1] * (longest - count) for count in padding]
         self._target.synchronize()
         start, cpu_start = time.perf_counter(), time.process_time()
         output = self._target.model.generate(
-            torch.tensor(ids, device=self._target.device),
-            attention_mask=torch.tensor(mask, device=self._target.device),
+            **left_padded(prompts, pad, self._target.device),
             do_sample=False,
             max_new_tokens=max(map(self._room, prompts)),
             eos_token_id=sorted(self._eos_ids) or None,
@@ -96,6 +92,20 @@ class PaddedBatch(_RefereeBatch):
             self._turn(prompt, token_ids, wall_time, **shares)
             for prompt, token_ids in zip(prompts, found, strict=True)
         ]
+
+
+def left_padded(
+    prompts: Sequence[list[int]], pad: int, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Return the inputs of `generate` for B prompts, the longest of P tokens: ids and mask, [B, P] each."""
+    longest = max(map(len, prompts))
+    padding = [longest - len(prompt) for prompt in prompts]
+    ids = [[pad] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
+    mask = [[0] * count + [1] * (longest - count) for count in padding]
+    return {
+        "input_ids": torch.tensor(ids, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }
 
 
 class ContinuousBatch(_RefereeBatch):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation.inference.entrants import entrant_of
+from evaluation.inference.referee_batches import left_padded
 from model.budget.batch import batch_budget
 from model.commands.matrix_file import make_drafter
 from model.engine.batch import Batch
@@ -130,14 +131,8 @@ def _padded(
     target.synchronize()
     start = time.perf_counter()
     for begin in range(0, len(prompts), size):
-        some = prompts[begin : begin + size]
-        longest = max(map(len, some))
-        padding = [longest - len(prompt) for prompt in some]
-        ids = [[0] * count + prompt for count, prompt in zip(padding, some, strict=True)]
-        mask = [[0] * count + [1] * (longest - count) for count in padding]
         target.model.generate(
-            torch.tensor(ids, device=target.device),
-            attention_mask=torch.tensor(mask, device=target.device),
+            **left_padded(prompts[begin : begin + size], 0, target.device),
             do_sample=False,
             max_new_tokens=num_tokens,
             eos_token_id=-1,
