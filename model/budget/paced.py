@@ -16,8 +16,8 @@ from ..engine.tree import DraftTree
 from .cost_model import CostModel
 from .measure import step_costs
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+if TYPE_CHECKING:  # Python 3.10 has none
+    from typing import Self
 
 
 class CostAwareDrafter(Drafter):

@@ -19,8 +19,8 @@ from .target import TargetModel
 from .tree import DraftTree
 from .verification import Acceptance
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+if TYPE_CHECKING:  # Python 3.10 has none
+    from typing import Self
 
 # Options that name what a method drafts with beside the text: a smaller model, a datastore, trained heads.
 DRAFTS_WITH = ("draft_model", "datastore", "heads")

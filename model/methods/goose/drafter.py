@@ -31,8 +31,8 @@ from .earlier_text import EarlierText
 from .spine_tree import Limits, SpineTree
 from .successors import NONE, SuccessorTable
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+if TYPE_CHECKING:  # Python 3.10 has none
+    from typing import Self
 
 # Share of the nodes that the spine may take, by the share of its nodes that was accepted lately: below each.
 SPINE_SHARES = ((0.2, 0.15), (0.4, 0.30), (float("inf"), 0.50))

@@ -36,8 +36,8 @@ from ..growth.memory import check_size, check_topk, wrong_tensors
 from .candidate_pool import CandidatePool, library_of_pool
 from .row_tables import LONGEST_KEY
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+if TYPE_CHECKING:  # Python 3.10 has none
+    from typing import Self
 
 MAX_DEPTH = 24
 

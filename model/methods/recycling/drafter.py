@@ -38,8 +38,8 @@ from .adjacency import AdjacencyMatrix, DeviceTemplate
 from .auto_tree import AutoTree, library_of_guesses
 from .tree_template import load_template
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+if TYPE_CHECKING:  # Python 3.10 has none
+    from typing import Self
 
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
 AUTO = "auto"

@@ -34,8 +34,8 @@ from ..registry import drafter_class
 from .static_automaton import Follower, StaticAutomaton
 from .suffix_automaton import SuffixAutomaton
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+if TYPE_CHECKING:  # Python 3.10 has none
+    from typing import Self
 
 FALLBACKS = ("recycling", "none")
 # The automatic budget treats all matches from this length on as one kind.

@@ -39,8 +39,8 @@ from ..growth.backoff import Backoff
 from ..growth.chain_acceptance import ChainAcceptance
 from .draft_model import check_draft_model, load_draft_model
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+if TYPE_CHECKING:  # Python 3.10 has none
+    from typing import Self
 
 # The draft model's cache grows by this many rows when it is full: the text's final length is unknown.
 MORE_ROWS = 512

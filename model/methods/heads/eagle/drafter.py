@@ -42,8 +42,8 @@ from .shape import NetworkShape
 from .text import Draft, DraftText
 from .trees import PATHS, Grown, fixed_shape, grow_fixed, grow_likeliest
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+if TYPE_CHECKING:  # Python 3.10 has none
+    from typing import Self
 
 HEADS = (
     "folder of the trained heads: config.json and model.safetensors or pytorch_model.bin (required)"
