@@ -1,0 +1,74 @@
+"""The map of batches: what is measured is what is drawn.
+
+Run: pytest tests/scripts/test_batch_map.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model.commands.command_line import UserError
+from scripts.batch_map.command import main
+from scripts.batch_map.measure import ENTRANTS, Run, windows
+from scripts.batch_map.page import border, ratios
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """A file of runs of the demo model: batches of one and two texts."""
+    out = tmp_path / "map.json"
+    few = ["--contexts", "16", "--batch-sizes", "1", "2", "--max-new-tokens", "4", "--rounds", "1"]
+    assert main(["measure", *few, "--out", str(out)]) == 0
+    return out
+
+
+def test_every_method_is_measured_at_every_size_and_drawn(measured: Path, tmp_path: Path) -> None:
+    found = json.loads(measured.read_text())
+    runs = [Run(**run) for run in found["runs"]]
+    assert {(run.method, run.batch_size) for run in runs} == {
+        (name, size) for name in ENTRANTS for size in (1, 2)
+    }
+    for run in runs:
+        assert run.tokens == 4 * run.batch_size, "a text has ended early"
+        assert run.rows >= run.steps * 1 and run.seconds > 0 and run.predicted > 0
+    page, picture = tmp_path / "map.md", tmp_path / "map.svg"
+    assert main(["draw", str(measured), "--page", str(page), "--picture", str(picture)]) == 0
+    assert all(f"| {name} " in page.read_text() for name in ENTRANTS)
+    assert picture.read_text().startswith("<svg") and "map.svg" in page.read_text()
+
+
+def test_figures_are_relative_to_the_plain_batch_of_the_same_round() -> None:
+    runs = [
+        Run(128, 2, method, number, seconds, 10, 5, 10, 1.0)
+        for method, number, seconds in (
+            *(("vanilla", 1, 2.0), ("vanilla", 2, 4.0)),
+            *(("pld", 1, 1.0), ("pld", 2, 4.0)),
+        )
+    ]
+    assert ratios(runs, "pld", context=128, batch_size=2) == [2.0, 1.0]
+    assert border([(1, 1.5), (2, 1.2), (4, 0.9)]) == "2 to 4"
+    assert border([(1, 1.5), (2, 1.2)]) == "above 2"
+    assert border([(1, 0.9), (2, 0.8)]) == "below 1"
+
+
+def test_windows_are_spread_over_the_text() -> None:
+    assert windows(range(10), count=3, length=4) == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(["--batch-sizes", "0"], "batch_sizes: got 0"), (["--rounds", "0"], "rounds: got 0")],
+)
+def test_what_cannot_be_measured_is_refused(given: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        main(["measure", *given, "--out", str(tmp_path / "map.json")])
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text("[]")
+    with pytest.raises(UserError, match="no file of measure"):
+        main(["draw", str(file), "--page", "p.md", "--picture", "p.svg"])
