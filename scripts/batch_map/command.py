@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("measure", help="measure batches of a model")
     add_options(measure, ModelOptions, MODEL_NAMES)
     numbers: dict[str, Any] = {"type": int, "nargs": "+", "metavar": "N"}
-    measure.add_argument("--batch-sizes", default=BATCH_SIZES, **numbers)
+    measure.add_argument("--batch-sizes", default=BATCH_SIZES, help="texts (1 to 32)", **numbers)
     measure.add_argument("--contexts", default=CONTEXTS, help="tokens of a prompt", **numbers)
     measure.add_argument(
         "--max-new-tokens", type=int, default=24, metavar="N", help="(%(default)s)"
@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     measure.add_argument("--out", required=True, metavar="JSON", help="file to write")
     draw = commands.add_parser("draw", help="write a page and a picture of measured files")
-    draw.add_argument("files", nargs="+", metavar="JSON")
+    draw.add_argument("files", nargs="+", metavar="JSON", help="files of measure")
     draw.add_argument("--page", required=True, metavar="MD", help="page to write")
     draw.add_argument("--picture", required=True, metavar="SVG", help="picture to write")
     return parser
