@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     measure.add_argument("--batch-sizes", default=BATCH_SIZES, help="texts (1 to 32)", **numbers)
     measure.add_argument("--contexts", default=CONTEXTS, help="tokens of a prompt", **numbers)
     measure.add_argument(
-        "--max-new-tokens", type=int, default=24, metavar="N", help="(%(default)s)"
+        "--steps", type=int, default=24, metavar="N", help="of each run (%(default)s)"
     )
     measure.add_argument(
         "--rounds", type=int, default=3, metavar="N", help="repetitions (%(default)s)"
@@ -81,7 +81,7 @@ def _measure(args: argparse.Namespace, given: Sequence[str]) -> None:
     for name in ("batch_sizes", "contexts"):
         if min(getattr(args, name)) < 1:
             raise UserError(f"{name}: got {min(getattr(args, name))}; allowed: 1 or more")
-    for name in ("max_new_tokens", "rounds"):
+    for name in ("steps", "rounds"):
         if getattr(args, name) < 1:
             raise UserError(f"{name}: got {getattr(args, name)}; allowed: 1 or more")
     check_output(args.out, "out")
@@ -98,7 +98,7 @@ def _measure(args: argparse.Namespace, given: Sequence[str]) -> None:
         context: [size for size in sorted(args.batch_sizes) if size * context <= args.most_cached]
         for context in args.contexts
     }
-    bench = Bench(target, documentation(checked.tokenizer), args.max_new_tokens)
+    bench = Bench(target, documentation(checked.tokenizer), args.steps)
     num_runs = sum(map(len, sizes.values())) * len(ENTRANTS) * (args.rounds + 1)
     runs: list[Run] = []
     with progress(total=num_runs, unit="run") as bar:
@@ -111,7 +111,7 @@ def _measure(args: argparse.Namespace, given: Sequence[str]) -> None:
         "dtype": str(checked.dtype).removeprefix("torch."),
         "device": _processor() if checked.device.type == "cpu" else torch.cuda.get_device_name(),
         "threads": torch.get_num_threads(),
-        "max_new_tokens": args.max_new_tokens,
+        "steps": args.steps,
         "git_commit": git_commit(),
         "versions": versions(),
     }

@@ -2,7 +2,7 @@
 
 Prompts are windows of this project's documentation, each of so many tokens. Their rows are computed once and
 used by all runs, which measure the steps after them alone: drafters learn from texts, and not from prompts' logits.
-No text ends before its limit, so that every step has all texts.
+A run is so many steps, and no text ends before: every step has all texts, whatever they gain.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ENTRANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "hybrid": ("hybrid", {}),
     "hybrid, 7 nodes": ("hybrid", {"budget": "fixed", "num_nodes": 7}),
 }
-# Texts and new tokens of the warm-up, from which each method's memory comes, and tokens of their prompts.
-WARM_TEXTS, WARM_TOKENS, WARM_CONTEXT = 8, 48, 128
-# Most nodes of a draft that the rows of a prompt leave room for.
-ROOM = 96
+# Texts and steps of the warm-up, from which each method's memory comes, and tokens of their prompts.
+WARM_TEXTS, WARM_STEPS, WARM_CONTEXT = 8, 48, 128
+# Most nodes of a draft that the rows of a prompt leave room for, and most tokens a step.
+ROOM, MOST_A_STEP = 96, 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Run:
         round: number of the repetition.
         seconds: of all steps.
         tokens: new tokens of all texts.
-        steps: of the batch.
+        steps: of the batch, with all texts.
         rows: nodes of all passes, roots included.
         predicted: tokens a second relative to the plain batch, by the measured step costs and the tokens and rows
             of a step.
@@ -86,11 +86,11 @@ class Bench:
     Args:
         target: the model.
         text: what prompts are windows of.
-        max_new_tokens: of each text.
+        num_steps: of a run.
     """
 
-    def __init__(self, target: TargetModel, text: Sequence[int], max_new_tokens: int) -> None:
-        self._target, self._text, self._num_new = target, text, max_new_tokens
+    def __init__(self, target: TargetModel, text: Sequence[int], num_steps: int) -> None:
+        self._target, self._text, self._num_steps = target, text, num_steps
         self._costs = BatchBudget(target)
         self._first: dict[str, Drafter] = {}
         self._budgets: dict[str, BatchBudget | None] = {}
@@ -98,18 +98,20 @@ class Bench:
         for name in ENTRANTS:
             self._first[name] = first = self._new_drafter(name)
             self._budgets[name] = batch_budget(first, target)
-            self._decode(name, first, [(prompt, None) for prompt in warm], WARM_TOKENS)
+            self._decode(name, first, [(prompt, None) for prompt in warm], WARM_STEPS)
 
     def runs(
         self, context: int, batch_sizes: Sequence[int], num_rounds: int, done: Callable[[], object]
     ) -> Iterator[Run]:
         """Yield the runs of a context; `done` is called after each, also after those that only warm up."""
         prompts = windows(self._text, max(batch_sizes), context)
-        caches = [self._read(prompt) for prompt in prompts]
+        caches, names = [self._read(prompt) for prompt in prompts], list(ENTRANTS)
         for batch_size in batch_sizes:
             texts = list(zip(prompts, caches, strict=True))[:batch_size]
             for number in range(num_rounds + 1):
-                for name in ENTRANTS:
+                for place in range(len(names)):
+                    # Each round begins with another entrant: the one before leaves the caches its data.
+                    name = names[(place + number) % len(names)]
                     run = self._run(name, context, texts, number)
                     done()
                     if number:
@@ -123,9 +125,9 @@ class Bench:
             drafter.load_memory(memory)
         for prompt, cache in texts:
             cache.keep(len(prompt) - 1, ())
-        seconds, tokens, steps, rows = self._decode(name, drafter, texts, self._num_new)
+        seconds, tokens, steps, rows = self._decode(name, drafter, texts, self._num_steps)
         size = len(texts)
-        middle = context + self._num_new // 2
+        middle = context + tokens // size // 2
         factor = self._costs.cost(size, size, middle) / self._costs.cost(
             size, round(rows / steps), middle
         )
@@ -137,14 +139,16 @@ class Bench:
         name: str,
         drafter: Drafter,
         texts: Sequence[tuple[list[int], TreeCache | None]],
-        limit: int,
+        num_steps: int,
     ) -> tuple[float, int, int, int]:
-        """Decode texts as one batch; return seconds, tokens, steps and rows of the steps."""
+        """Decode steps of texts as one batch; return seconds, tokens, steps and rows of the steps."""
         batch = Batch(self._target, len(texts), self._budgets[name])
         for key, (prompt, cache) in enumerate(texts):
-            batch.add(key, drafter.sibling(), prompt, max_new_tokens=limit, cache=cache)
+            batch.add(
+                key, drafter.sibling(), prompt, max_new_tokens=num_steps * MOST_A_STEP, cache=cache
+            )
         seconds, tokens, steps, rows = 0.0, 0, 0, 0
-        while len(batch):
+        while steps < num_steps:
             start = time.perf_counter()
             events = batch.step()
             taken = time.perf_counter() - start
@@ -165,7 +169,7 @@ class Bench:
 
     @torch.inference_mode()
     def _read(self, prompt: Sequence[int]) -> TreeCache:
-        cache = self._target.new_cache(len(prompt) + self._num_new + ROOM)
+        cache = self._target.new_cache(len(prompt) + self._num_steps * MOST_A_STEP + ROOM)
         for _ in self._target.prefill(prompt, cache, with_logits=False):
             pass
         return cache
