@@ -3,7 +3,7 @@
 Linear layers, norms and activations treat every token by itself, so only attention must tell texts apart. A layer
 of the `PackedCache` gives each text its own new rows, and hands on all rows of every text, tied to the keys that it
 returns; `model.kernels.packed_attention` attends text by text. A model that makes other keys of them fails there,
-and decodes its texts in turn (`model.engine.packing`).
+and has its texts in slots (`model.engine.packing`).
 
 Shapes: B texts, S nodes of all texts, H key-value heads, D head dimension.
 """

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 
 import torch
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
 
 from ..cache import TreeCache
 from .deferred_cache import DeferredCache
 from .inputs import MOST_MOVED, PassInputs
 from .layer_shape import LayerShape
-from .static_cache import StaticStorage
+from .static_cache import FixedLayer, StaticStorage
 
 # The last row of a slot is no text's: padding that goes beyond the slot is written there.
 NUM_SPARE = 1
@@ -148,7 +147,7 @@ class SlotRows:
         self.rows = (starts[:, None] + nodes).clamp(max=self._last)
 
 
-class SlotsLayer(CacheLayerMixin):
+class SlotsLayer(FixedLayer):
     """One layer of B slots.
 
     Args:
@@ -158,7 +157,6 @@ class SlotsLayer(CacheLayerMixin):
     """
 
     is_compileable = False
-    is_sliding = False
 
     def __init__(
         self, keys: torch.Tensor, values: torch.Tensor, rows: SlotRows, num_shown: int
@@ -168,9 +166,6 @@ class SlotsLayer(CacheLayerMixin):
         self._rows = rows
         self.keys, self.values = (part[:, :num_shown].transpose(1, 2) for part in self._all)
         self.is_initialized = True
-
-    def lazy_initialization(self, *args: torch.Tensor) -> None:
-        """Do nothing: the rows exist from the start."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -184,18 +179,6 @@ class SlotsLayer(CacheLayerMixin):
         """Return the rows shown before the nodes of a pass: a number, since each text has another one."""
         length: int = self.keys.shape[-2] - self._rows.rows.shape[1]
         return length
-
-    def get_max_length(self) -> int:
-        """Return T (transformers 5.x)."""
-        return self.keys.shape[-2]
-
-    def get_max_cache_shape(self) -> int:
-        """Return T (transformers 4.57)."""
-        return self.keys.shape[-2]
-
-    def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
-        """Return (key length, key offset)."""
-        return self.keys.shape[-2], 0
 
 
 class SlotsView(Cache):

@@ -49,11 +49,37 @@ class PassRows:
         return rows
 
 
-class StaticLayer(CacheLayerMixin):
+class FixedLayer(CacheLayerMixin):
+    """One layer's M rows of each text, which are there from the start, and are all shown.
+
+    Attributes:
+        keys, values: the rows shown, [B, H, M, D].
+    """
+
+    is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def lazy_initialization(self, key_states: torch.Tensor, *args: torch.Tensor) -> None:
+        """Do nothing: the rows exist from the start."""
+
+    def get_max_length(self) -> int:
+        """Return M (transformers 5.x)."""
+        return self.keys.shape[-2]
+
+    def get_max_cache_shape(self) -> int:
+        """Return M (transformers 4.57)."""
+        return self.keys.shape[-2]
+
+    def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
+        """Return (key length, key offset)."""
+        return self.keys.shape[-2], 0
+
+
+class StaticLayer(FixedLayer):
     """One layer's first M rows, written where `PassRows` says."""
 
     is_compileable = True
-    is_sliding = False
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: PassRows) -> None:
         super().__init__()
@@ -61,9 +87,6 @@ class StaticLayer(CacheLayerMixin):
         self.values = values  # [1, H, M, D]
         self.rows = rows
         self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, *args: torch.Tensor) -> None:
-        """Do nothing: the rows exist from the start."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -77,18 +100,6 @@ class StaticLayer(CacheLayerMixin):
     def get_seq_length(self, *args: object) -> torch.Tensor:
         """Return the rows in use before this pass, a tensor []: the same for all layers."""
         return self.rows.start
-
-    def get_max_length(self) -> int:
-        """Return M (transformers 5.x)."""
-        return self.keys.shape[-2]
-
-    def get_max_cache_shape(self) -> int:
-        """Return M (transformers 4.57)."""
-        return self.keys.shape[-2]
-
-    def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
-        """Return (key length, key offset)."""
-        return self.keys.shape[-2], 0
 
 
 class StaticView(Cache):
