@@ -12,7 +12,7 @@ import torch
 from evaluation.answers.row import Turn
 from evaluation.inference.question import BatchAnswerer, Failure, Prompt
 from evaluation.inference.turns import sampling_rule, turn_of
-from model.budget.batch import BatchBudget, batch_budget
+from model.budget.batch import batch_budget
 from model.commands.command_line import UserError
 from model.commands.model_options import SamplingOptions
 from model.engine.batch import Batch
@@ -65,19 +65,14 @@ class MethodBatch(BatchAnswerer):
     # Made at the first turn: costs are measured then, with the threads that the run has settled by that time.
     @cached_property
     def _batch(self) -> Batch:
-        return Batch(self._target, self.size, self._budget)
-
-    @cached_property
-    def _budget(self) -> BatchBudget | None:
         # Texts that are decoded in turn have a budget each.
-        return None if why_not_packed(self._target) else batch_budget(self._drafter, self._target)
+        is_shared = not why_not_packed(self._target)
+        budget = batch_budget(self._drafter, self._target) if is_shared else None
+        return Batch(self._target, self.size, budget)
 
     @cached_property
     def _drafters(self) -> list[Drafter]:
-        siblings = [self._drafter.sibling() for _ in range(self.size)]
-        prepared = [sibling.for_target(self._target) for sibling in siblings]
-        # A prepared one may choose its nodes by the costs of its text alone.
-        return siblings if self._budget is not None else prepared
+        return [self._drafter.sibling() for _ in range(self.size)]
 
     def ask(self, slot: int, prompt: Prompt) -> None:
         if prompt.seed is not None:

@@ -40,7 +40,6 @@ class BatchInTurn:
         shares_memory: bool,
     ) -> None:
         self._batch = Batch(target, size, budget)
-        self._has_budget = budget is not None
         self._target, self._drafter, self._turns = target, drafter, turns
         self._is_cold = drafter.needs.cold_start
         # A drafter without memory may hold weights, which siblings share.
@@ -73,11 +72,7 @@ class BatchInTurn:
         try:
             with self._turns.stepping(self._turn):
                 drafter = self._next_drafter()
-                prepared = drafter.for_target(
-                    self._target
-                )  # may choose its nodes by its text alone
-                used = drafter if self._has_budget else prepared
-                self._batch.add(key, used, **request._asdict())
+                self._batch.add(key, drafter, **request._asdict())
             self._used[key] = drafter
         finally:
             self._end_turn_if_empty()

@@ -138,7 +138,7 @@ class Batch:
 
         Args:
             key: names the text in events; one that is free.
-            drafter: drafts for this text alone, such as a `Drafter.sibling`.
+            drafter: drafts for this text alone, such as a `Drafter.sibling`; made ready for the model here.
             prompt_ids: as of `decode`, as are the others.
             max_new_tokens: limit. Tokens past it, which a published code decodes unseen, are not decoded.
             eos_ids: token ids that end the text.
@@ -153,6 +153,11 @@ class Batch:
         request = Request.of(
             self.target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun=0
         )
+        prepared = drafter.for_target(self.target)
+        if (
+            self._budget is None
+        ):  # else a drafter that chooses its nodes by its own text's costs is not asked to
+            drafter = prepared
         cache = self._passes.new_cache(rows_for(prompt_ids, request, drafter), cache)
         self._places[key] = _Place(Text(self.target, drafter, prompt_ids, request, cache))
 

@@ -111,9 +111,7 @@ def _batch(
     while waiting or len(batch):
         while waiting and batch.has_room:
             key, prompt = waiting.popleft()
-            sibling = drafter.sibling()
-            own = sibling if budget else sibling.for_target(target)
-            batch.add(key, own, prompt, max_new_tokens=num_tokens)
+            batch.add(key, drafter.sibling(), prompt, max_new_tokens=num_tokens)
         for event in batch.step():
             if event.error is not None:
                 raise event.error
