@@ -21,6 +21,8 @@ from typing import Any
 import torch
 
 from evaluation.answers.provenance import git_commit, versions
+from evaluation.questions.conversation import choose_conversation
+from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.chart_style import svg_text
 from evaluation.reporting.tables import json_line
 from model.commands.command_line import OptionParser, UserError
@@ -30,7 +32,7 @@ from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.packing import why_not_packed
 from model.machine.progress import progress
-from scripts.batch_map.measure import ENTRANTS, Bench, Run, documentation
+from scripts.batch_map.measure import ENTRANTS, WARM_TEXTS, Bench, Run, documentation
 from scripts.batch_map.page import chart, page
 
 MODEL_NAMES = ("model_path", "dtype", "device", "threads", "kernels", "allow_pickle")
@@ -47,6 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
     numbers: dict[str, Any] = {"type": int, "nargs": "+", "metavar": "N"}
     measure.add_argument("--batch-sizes", default=BATCH_SIZES, help="texts (1 to 32)", **numbers)
     measure.add_argument("--contexts", default=CONTEXTS, help="tokens of a prompt", **numbers)
+    measure.add_argument(
+        "--question-file",
+        type=Path,
+        default=question_file_of("demo"),
+        metavar="JSONL",
+        help="what prompts end with, each turn by itself (%(default)s)",
+    )
     measure.add_argument(
         "--steps", type=int, default=24, metavar="N", help="of each run (%(default)s)"
     )
@@ -85,10 +94,18 @@ def _measure(args: argparse.Namespace, given: Sequence[str]) -> None:
         if getattr(args, name) < 1:
             raise UserError(f"{name}: got {getattr(args, name)}; allowed: 1 or more")
     check_output(args.out, "out")
+    turns = [turn for question in load_questions(args.question_file) for turn in question.turns]
+    if len(turns) < max(args.batch_sizes) + WARM_TEXTS:
+        raise UserError(
+            f"question_file: got {len(turns)} turns; allowed: {max(args.batch_sizes) + WARM_TEXTS} or more, for "
+            f"batches of up to {max(args.batch_sizes)} texts and {WARM_TEXTS} that only fill the methods' memory"
+        )
     options = config_of(
         ModelOptions, {name: getattr(args, name) for name in MODEL_NAMES if hasattr(args, name)}
     )
     checked = check_model(options)
+    conversation = choose_conversation("auto", options.model_path, checked.tokenizer)
+    questions = [conversation.prompt_ids([], turn) for turn in turns]
     target = load_target(options, checked)
     if reason := why_not_packed(target):
         raise UserError(
@@ -98,7 +115,7 @@ def _measure(args: argparse.Namespace, given: Sequence[str]) -> None:
         context: [size for size in sorted(args.batch_sizes) if size * context <= args.most_cached]
         for context in args.contexts
     }
-    bench = Bench(target, documentation(checked.tokenizer), args.steps)
+    bench = Bench(target, documentation(checked.tokenizer), questions, args.steps)
     num_runs = sum(map(len, sizes.values())) * len(ENTRANTS) * (args.rounds + 1)
     runs: list[Run] = []
     with progress(total=num_runs, unit="run") as bar:

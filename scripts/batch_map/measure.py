@@ -1,12 +1,15 @@
 """Measures batches: each method after the others, on the same texts, with memory from other texts.
 
-Prompts are windows of this project's documentation, each of so many tokens. Their rows are computed once and
-used by all runs, which measure the steps after them alone: drafters learn from texts, and not from prompts' logits.
+A prompt is a page of this project's documentation and then a question, of so many tokens in all. Their rows are
+computed once and used by all runs, which measure the steps after them alone: drafters learn from texts, not
+from prompts' logits. (After a page without a question small models repeat
+themselves, which makes drafts look too good.)
 A run is so many steps, and no text ends before: every step has all texts, whatever they gain.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +36,8 @@ ENTRANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 # Texts and steps of the warm-up, from which each method's memory comes, and tokens of their prompts.
 WARM_TEXTS, WARM_STEPS, WARM_CONTEXT = 8, 48, 128
+# Least texts of a run: where fewer make a batch, several batches in turn. One text alone says little.
+LEAST_TEXTS = 4
 # Most nodes of a draft that the rows of a prompt leave room for, and most tokens a step.
 ROOM, MOST_A_STEP = 96, 25
 
@@ -48,7 +53,7 @@ class Run:
         round: number of the repetition.
         seconds: of all steps.
         tokens: new tokens of all texts.
-        steps: of the batch, with all texts.
+        steps: of the batch, or of all batches in turn, each with all its texts.
         rows: nodes of all passes, roots included.
         predicted: tokens a second relative to the plain batch, by the measured step costs and the tokens and rows
             of a step.
@@ -65,11 +70,19 @@ class Run:
     predicted: float
 
 
-def windows(token_ids: Sequence[int], count: int, length: int) -> list[list[int]]:
-    """Return windows of a text, spread evenly; they overlap where the text is too short for all."""
-    step = (len(token_ids) - length) / max(1, count - 1)
-    starts = [int(step * index) for index in range(count)]
-    return [list(token_ids[start : start + length]) for start in starts]
+def prompts_of(
+    pages: Sequence[int], questions: Sequence[Sequence[int]], length: int
+) -> list[list[int]]:
+    """Return for each question a prompt of `length` tokens: a window of the pages, and the question's end.
+
+    The windows are spread evenly; they overlap where there are too few pages for all.
+    """
+    step = max(0, len(pages) - length) / max(1, len(questions) - 1)
+    prompts = []
+    for index, question in enumerate(questions):
+        start, end = int(step * index), list(question[-length:])
+        prompts.append([*pages[start : start + length - len(end)], *end])
+    return prompts
 
 
 def documentation(tokenizer: Any) -> list[int]:
@@ -85,16 +98,24 @@ class Bench:
 
     Args:
         target: the model.
-        text: what prompts are windows of.
+        pages: what prompts begin with.
+        questions: what they end with; the last `WARM_TEXTS` only fill the methods' memory.
         num_steps: of a run.
     """
 
-    def __init__(self, target: TargetModel, text: Sequence[int], num_steps: int) -> None:
-        self._target, self._text, self._num_steps = target, text, num_steps
+    def __init__(
+        self,
+        target: TargetModel,
+        pages: Sequence[int],
+        questions: Sequence[Sequence[int]],
+        num_steps: int,
+    ) -> None:
+        self._target, self._pages, self._num_steps = target, pages, num_steps
+        self._questions = questions[:-WARM_TEXTS]
         self._costs = BatchBudget(target)
         self._first: dict[str, Drafter] = {}
         self._budgets: dict[str, BatchBudget | None] = {}
-        warm = windows(text[len(text) // 2 :], WARM_TEXTS, WARM_CONTEXT)
+        warm = prompts_of(pages, questions[-WARM_TEXTS:], WARM_CONTEXT)
         for name in ENTRANTS:
             self._first[name] = first = self._new_drafter(name)
             self._budgets[name] = batch_budget(first, target)
@@ -104,30 +125,41 @@ class Bench:
         self, context: int, batch_sizes: Sequence[int], num_rounds: int, done: Callable[[], object]
     ) -> Iterator[Run]:
         """Yield the runs of a context; `done` is called after each, also after those that only warm up."""
-        prompts = windows(self._text, max(batch_sizes), context)
+        num_texts = max(LEAST_TEXTS, *batch_sizes)
+        prompts = prompts_of(self._pages, self._questions[:num_texts], context)
         caches, names = [self._read(prompt) for prompt in prompts], list(ENTRANTS)
         for batch_size in batch_sizes:
-            texts = list(zip(prompts, caches, strict=True))[:batch_size]
+            texts = list(zip(prompts, caches, strict=True))
+            ends = range(batch_size, max(LEAST_TEXTS, batch_size) + 1, batch_size)
+            batches = [texts[end - batch_size : end] for end in ends]
             for number in range(num_rounds + 1):
                 for place in range(len(names)):
                     # Each round begins with another entrant: the one before leaves the caches its data.
                     name = names[(place + number) % len(names)]
-                    run = self._run(name, context, texts, number)
+                    run = self._run(name, context, batches, number)
                     done()
                     if number:
                         yield run
 
     def _run(
-        self, name: str, context: int, texts: Sequence[tuple[list[int], TreeCache]], number: int
+        self,
+        name: str,
+        context: int,
+        batches: Sequence[Sequence[tuple[list[int], TreeCache]]],
+        number: int,
     ) -> Run:
         drafter = self._new_drafter(name)
         if memory := self._first[name].memory():
             drafter.load_memory(memory)
-        for prompt, cache in texts:
+        for prompt, cache in itertools.chain(*batches):
             cache.keep(len(prompt) - 1, ())
-        seconds, tokens, steps, rows = self._decode(name, drafter, texts, self._num_steps)
-        size = len(texts)
-        middle = context + tokens // size // 2
+        seconds, tokens, steps, rows = 0.0, 0, 0, 0
+        for texts in batches:
+            part = self._decode(name, drafter, texts, self._num_steps)
+            seconds, tokens = seconds + part[0], tokens + part[1]
+            steps, rows = steps + part[2], rows + part[3]
+        size = len(batches[0])
+        middle = context + tokens // size // len(batches) // 2
         factor = self._costs.cost(size, size, middle) / self._costs.cost(
             size, round(rows / steps), middle
         )

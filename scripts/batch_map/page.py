@@ -45,8 +45,9 @@ def page(found: Sequence[Mapping[str, Any]], picture: str) -> str:
     parts = [
         "# Where drafts pay in batches",
         "Tokens a second of each method relative to the plain batch (vanilla) **of the same size**: the median of "
-        "interleaved repetitions, and their range. Prompts are windows of this project's documentation; they are "
-        "read once, and steps alone are measured. Memory comes from other texts; all texts of a batch share it.",
+        "interleaved repetitions, and their range. A prompt is a page of this project's documentation and then a "
+        "question; it is read once, and steps alone are measured. Memory comes from other texts; all texts of a "
+        "batch share it.",
         f"![Tokens a second relative to the plain batch]({picture})",
         *(_section(one) for one in found),
     ]

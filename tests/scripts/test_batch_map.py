@@ -12,7 +12,7 @@ import pytest
 
 from model.commands.command_line import UserError
 from scripts.batch_map.command import main
-from scripts.batch_map.measure import ENTRANTS, Run, windows
+from scripts.batch_map.measure import ENTRANTS, Run, prompts_of
 from scripts.batch_map.page import border, ratios
 
 
@@ -32,8 +32,9 @@ def test_every_method_is_measured_at_every_size_and_drawn(measured: Path, tmp_pa
         (name, size) for name in ENTRANTS for size in (1, 2)
     }
     for run in runs:
-        assert run.steps == 4 and run.tokens >= 4 * run.batch_size, "a text has ended early"
-        assert run.rows >= 4 * run.batch_size and run.seconds > 0 and run.predicted > 0
+        # Four texts of four steps, in batches of one or two.
+        assert run.steps * run.batch_size == 16 and run.tokens >= 16, "a text has ended early"
+        assert run.rows >= 16 and run.seconds > 0 and run.predicted > 0
     page, picture = tmp_path / "map.md", tmp_path / "map.svg"
     assert main(["draw", str(measured), "--page", str(page), "--picture", str(picture)]) == 0
     assert all(f"| {name} " in page.read_text() for name in ENTRANTS)
@@ -54,8 +55,16 @@ def test_figures_are_relative_to_the_plain_batch_of_the_same_round() -> None:
     assert border([(1, 0.9), (2, 0.8)]) == "below 1"
 
 
-def test_windows_are_spread_over_the_text() -> None:
-    assert windows(range(10), count=3, length=4) == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
+def test_prompts_are_windows_of_the_pages_and_the_end_of_a_question() -> None:
+    questions = [[90, 91], [92, 93], [94, 95, 96, 97, 98]]
+    prompts = prompts_of(range(10), questions, length=4)
+    assert prompts == [[0, 1, 90, 91], [3, 4, 92, 93], [95, 96, 97, 98]]
+
+
+def test_too_few_questions_are_refused(tmp_path: Path) -> None:
+    out = str(tmp_path / "map.json")
+    with pytest.raises(UserError, match=r"question_file: got 46 turns; allowed: 136 or more"):
+        main(["measure", "--batch-sizes", "128", "--out", out])
 
 
 @pytest.mark.parametrize(
