@@ -1,7 +1,7 @@
 r"""Compare two answer files question by question: equal, or where they first part.
 
 Lossless decoding means the same tokens, so this check stands behind every speed-up.
-`checking/differences.py` says how answers are compared.
+`answers/differences.py` says how answers are compared.
 
 In half precision two almost equal logits may change places. With `--model-path` the model is loaded
 and every first differing token is judged a tie or a BUG (`checking/tie_or_bug.py`); ties alone are no error.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.answers.answer_file import read_answers
-from evaluation.checking.differences import Comparison, compare_answers
+from evaluation.answers.differences import Comparison, compare_answers
 from evaluation.reporting.tables import json_line
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.model_options import ModelOptions

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.checking import differences
-from evaluation.checking.differences import Comparison
+from evaluation.answers import differences
+from evaluation.answers.differences import Comparison
 from evaluation.equal import main
 from model.commands.command_line import UserError
 from tests.evaluation.answers.answer_rows import (
