@@ -22,6 +22,7 @@ from typing import Any
 from evaluation.answers.answer_file import read_answers
 from evaluation.answers.differences import Comparison, compare_answers
 from evaluation.reporting.tables import json_line
+from evaluation.scoring.equality import verdict_path, write_verdict
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
@@ -59,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         replay = Replay((paths[0], paths[1]), rows, model, options.question_file)
         judged = judge(replay, differences, comparison.num_questions)
         print(judged_text(judged, differences))
+        if options.keep_verdict:
+            num_ties = judged["ties"]
+            write_verdict(paths[1], paths[0], num_ties, len(differences) - num_ties)
+            print(f"kept in {verdict_path(paths[1])}, which speed and leaderboard read")
         is_harmless = judged["ties"] == len(differences)
     report = {
         "equal": not differences,
@@ -124,9 +129,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="the questions that were answered (default: those of the sidecar's benchmark)",
     )
+    parser.add_argument(
+        "--keep-verdict",
+        action="store_true",
+        default=None,
+        help="with --model-path: keep the verdict beside the second file, for speed and leaderboard",
+    )
     add_options(parser, ModelOptions, JUDGING)
     options = parser.parse_args(argv)
-    for name in ("question_file", *JUDGING):
+    for name in ("question_file", "keep_verdict", *JUDGING):
         if getattr(options, name, None) is not None and options.model_path is None:
             raise UserError(f"{name}: got without --model-path; leave it out, or give both")
     if options.file_path is not None and not Path(options.file_path).is_dir():

@@ -23,18 +23,21 @@ from evaluation.reporting.options import check_limit
 from evaluation.reporting.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.comparable import differing_conditions, load_answers
+from evaluation.scoring.equality import Equality, equality_of, read_ties
 from evaluation.scoring.figures import (
     COUNTS,
     EXACT_FIGURES,
     FIGURES,
     INTERVALS,
     LEGACY_COUNTS,
+    OVERALL,
     RunFigures,
     left_out_text,
     measure_runs,
     run_figures,
 )
 from evaluation.scoring.groups import AnswerFile
+from evaluation.scoring.intervals import TOO_FEW
 from evaluation.scoring.noise import prefill_gap, prefill_warnings
 from evaluation.scoring.per_question import Tokenizer, question_frame, used_defects_text
 from model.commands.command_line import OptionParser, UserError, first_line, run_command
@@ -74,7 +77,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path, base in pairs
     ]
     figures = measure_runs(runs, pairs[0])
-    notes = list(dict.fromkeys([*unequal, *filter(None, _notes(pairs, runs))]))
+    equality = Equality()
+    for path, base in pairs:
+        one, other, num_ties = files[path], files[base], read_ties(path, base)
+        equality = equality.plus(
+            equality_of(one.rows, one.record, other.rows, other.record, num_ties)
+        )
+    if equality.is_broken:
+        broken = f"not lossless: {equality} questions have other answers than the baseline's"
+        warnings.append(broken)
+        print(f"WARNING: {broken}; python -m evaluation.equal shows them", file=sys.stderr)
+    notes = [*unequal, *filter(None, _notes(pairs, runs)), *_equality_notes(equality)]
+    if not figures.interval(OVERALL, "exact_speedup").is_known:
+        notes.append(f"Intervals: {TOO_FEW}")
+    notes = list(dict.fromkeys(notes))
     names = list(RULERS) if options.ruler == "both" else [options.ruler]
     parts = [f"{RULERS[name].title}\n\n{ruler_table(figures, RULERS[name])}" for name in names]
     drafting = drafting_report([row for path, _ in pairs for row in files[path].rows])
@@ -88,6 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "baseline_tokens": "retokenised" if tokenizer else "counted",
         "tasks": _report_tasks(figures),
         "drafting": drafting,
+        "compared_answers": equality.num_compared,
+        "other_answers": equality.num_differing if equality.num_compared else None,
+        "is_lossless": None if not equality.num_compared else not equality.is_broken,
         "notes": notes,
         "warnings": [*warnings, *unequal],
     }
@@ -179,6 +198,15 @@ def _notes(
     for names, frames in zip(pairs, runs, strict=True):
         yield from map(used_defects_text, frames, names)
         yield left_out_text(run_figures(*frames, names), names)
+
+
+def _equality_notes(equality: Equality) -> Iterator[str]:
+    if not equality.num_compared:
+        yield "Answers are not compared with the baseline's: they were sampled, or the files share none"
+        return
+    word = "NOT LOSSLESS: " if equality.is_broken else ""
+    by_text = f", {equality.num_by_text} of them by text" if equality.num_by_text else ""
+    yield f"{word}Answers other than the baseline's: {equality}{by_text}"
 
 
 def _report_tasks(figures: RunFigures) -> dict[str, dict[str, Any]]:

@@ -131,6 +131,7 @@ class RunRecord:
     model_id = JsonKey[str | None](None)
     bench_name = JsonKey[str | None](None)
     role = JsonKey[str | None](None)
+    dtype = JsonKey[str | None](None)
     git_commit = JsonKey[str | None](None)
     start_time = JsonKey[float | None](None)  # seconds since 1970
     end_time = JsonKey[float | None](None)
@@ -176,6 +177,12 @@ class RunRecord:
         """The limit of new tokens a turn, None if it is not known."""
         limit = self.values.get("max_new_tokens")
         return limit if isinstance(limit, int) else None
+
+    @property
+    def is_greedy(self) -> bool | None:
+        """Whether the largest logit was taken, not a sample; None if it is not known."""
+        temperature = self.values.get("temperature")
+        return temperature == 0 if isinstance(temperature, int | float) else None
 
     @property
     def threads(self) -> int | None:

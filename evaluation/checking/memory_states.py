@@ -17,7 +17,7 @@ from evaluation.inference.method import MethodAnswerer, Setup, load_answerer
 from evaluation.inference.plan import Asked
 from evaluation.questions.questions import Question
 from evaluation.scoring.figures import OVERALL, in_task_order
-from evaluation.scoring.intervals import Interval, paired_interval, ratio_of_rates
+from evaluation.scoring.intervals import RatioOfSums, paired_interval
 from evaluation.scoring.per_question import question_frame
 from model.commands.matrix_file import make_drafter, read_memory
 from model.machine.progress import progress
@@ -69,10 +69,10 @@ def _tasks(frame: pd.DataFrame) -> dict[str, float]:
 
 def _against(frame: pd.DataFrame, hot: pd.DataFrame) -> dict[str, Any]:
     sides = [part[name].to_numpy() for part in (frame, hot) for name in ("accepted", "steps")]
-    samples = (sides[0], sides[1], sides[2], sides[3])
-    interval: Interval = paired_interval(ratio_of_rates, samples)
+    ratio = RatioOfSums.of_rates(*sides)
+    interval = paired_interval(ratio)
     return {
-        "ratio": float(ratio_of_rates(*samples)),
+        "ratio": ratio.value,
         "interval": interval,
         "is_different": interval.excludes_one,
     }

@@ -11,10 +11,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from evaluation.answers.differences import Difference
 from evaluation.answers.provenance import check_weights, file_hash
 from evaluation.answers.record import RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
-from evaluation.answers.differences import Difference
 from evaluation.checking.tie_or_bug import Judge, Judgement
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of

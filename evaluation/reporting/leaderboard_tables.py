@@ -65,6 +65,7 @@ def exact_table(group: Group) -> Table:
     base = baseline_title(group)
     titles = entry_titles(group)
     header = [METHOD, "Speed-up", "Tokens/s", "Decode speed-up", "Decode tokens/s", "MAT"]
+    header += ["Other answers"]
     header += ["Break-even MAT", "CPU ms / token", f"CPU / {base}"]
     rows = [
         [
@@ -74,6 +75,7 @@ def exact_table(group: Group) -> Table:
             _speedup(row, group, "decode_speedup"),
             _figure(row, OVERALL, "decode_tokens_per_second"),
             _figure(row, OVERALL, "exact_mean_accepted_tokens"),
+            _other_answers(row),
             _figure(row, OVERALL, "break_even_mat"),
             _figure(row, OVERALL, "cpu_ms_per_token"),
             _figure(row, OVERALL, "cpu_ratio", "x"),
@@ -203,6 +205,13 @@ def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[
             row[f"{name}_noise_floor_low"], row[f"{name}_noise_floor_high"] = floor
         verdict = group.verdict(measured, "exact_speedup").value
         row["verdict"] = None if row["is_baseline"] else verdict
+        equality = measured.equality
+        row["compared_answers"] = equality.num_compared
+        row["other_answers"] = equality.num_differing if equality.num_compared else math.nan
+        row["other_answers_near_ties"] = (
+            math.nan if equality.num_ties is None else equality.num_ties
+        )
+        row["is_lossless"] = None if not equality.num_compared else not equality.is_broken
         row |= _step_figures(measured)
         row["texts_under_way"] = _texts_under_way(measured)
         base_speed = baseline.tokens_per_second if baseline else math.nan
@@ -265,7 +274,14 @@ def _speedup(row: Measured, group: Group, name: str) -> Cell:
     """Return an overall speed-up with its interval; the baseline's has none."""
     is_baseline = row.entry is group.baseline
     interval = UNKNOWN if is_baseline else row.figures.interval(OVERALL, name)
-    return _figure(row, OVERALL, name, "x", interval)
+    cell = _figure(row, OVERALL, name, "x", interval)
+    return cell._replace(text=f"{cell.text} not lossless") if row.equality.is_broken else cell
+
+
+def _other_answers(row: Measured) -> Cell:
+    """Return how many answers are not the baseline's; none where nothing can be compared."""
+    equality = row.equality
+    return Cell(str(equality), equality.num_differing if equality.num_compared else math.nan)
 
 
 def _without_empty(table: Table) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -17,11 +18,19 @@ from evaluation.reporting.titles import (
     shared_options,
 )
 from evaluation.scoring.figures import OVERALL
-from evaluation.scoring.groups import Group
-from evaluation.scoring.noise import LARGEST_FLOOR_RATIO, SpeedVerdict
+from evaluation.scoring.groups import Group, Measured
+from evaluation.scoring.intervals import TOO_FEW
+from evaluation.scoring.noise import LARGEST_FLOOR_RATIO, SpeedVerdict, noise_factor
 
+# Keys of a sidecar that are no conditions, and may explain a ratio all the same.
+CIRCUMSTANCES = {
+    "git_commit": "commits",
+    "versions": "versions",
+    "kernel_names": "kernels",
+    "warmup": "numbers of warm-up questions",
+}
 WHAT_TO_DO = "close other programs, repeat with RUNS=3, or ask more questions"
-INTERVALS = "In brackets: paired 95% intervals over questions (bootstrap)"
+INTERVALS = "In brackets: paired 95% intervals over questions (symmetric bootstrap-t)"
 FLOOR_NAMES = {
     "exact_speedup": "by the exact speed-up",
     "speedup": "as Spec-Bench counts",
@@ -34,22 +43,53 @@ def group_caption(facts: Mapping[str, str]) -> str:
 
 
 def alarms(groups: Sequence[Group]) -> list[str]:
-    """Return a line for each group whose machine was too unsteady to compare methods."""
+    """Return a line for each reason not to believe a group's figures: answers, impossible figures, the machine."""
     lines = []
     for group, facts in zip(groups, group_facts(groups), strict=True):
-        if group.is_unsteady:
-            where = f" ({group_caption(facts)})" if len(groups) > 1 else ""
-            lines.append(
-                f"The machine was too unsteady for this comparison{where}: two runs of the same "
-                f"method differ by {bounds_text(group.floor_interval('exact_speedup'))}, more than "
-                f"{LARGEST_FLOOR_RATIO:.2f}x apart; {WHAT_TO_DO}"
-            )
+        where = f" ({group_caption(facts)})" if len(groups) > 1 else ""
+        lines += [f"{line}{where}" for line in _group_alarms(group)]
     return lines
+
+
+def _group_alarms(group: Group) -> Iterator[str]:
+    titles = {label: title.short for label, title in entry_titles(group).items()}
+    base = titles[group.baseline.label]
+    for row in group.rows:
+        title = titles[row.entry.label]
+        if row.equality.is_broken:
+            yield (
+                f"Not lossless: {title} has other answers than {base} to {row.equality} questions; its speed-up is "
+                "that of another text (python -m evaluation.equal shows where they part)"
+            )
+        if group.is_impossible(row):
+            mat = row.figures.figure(OVERALL, "exact_mean_accepted_tokens")
+            yield (
+                f"Impossible: {title} is {_largest_speedup(row):.2f}x as fast as {base} with {mat:.2f} mean "
+                "accepted tokens; a step that verifies a draft takes at least as long as a plain one: the two "
+                "were not measured under the same conditions"
+            )
+    if group.is_unsteady:
+        floor = group.floor_interval("exact_speedup")
+        yield (
+            "The machine was too unsteady for this comparison: two runs of the same method may differ by "
+            f"{noise_factor(floor):.2f}x ({bounds_text(floor)}), more than {LARGEST_FLOOR_RATIO:.2f}x; {WHAT_TO_DO}"
+        )
+
+
+def _largest_speedup(row: Measured) -> float:
+    names = ("exact_speedup", "decode_speedup")
+    found = [row.figures.figure(OVERALL, name) for name in names]
+    return max(value for value in found if not math.isnan(value))
 
 
 def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
     """Return the notes that a group's tables need, a line each."""
-    notes = [*_floor_notes(group), *_verdict_notes(group), *group.warnings]
+    notes = [
+        *_floor_notes(group),
+        *_verdict_notes(group),
+        *_circumstance_notes(group),
+        *group.warnings,
+    ]
     if not all(math.isnan(row.figures.interval(OVERALL, "speedup").low) for row in group.rows):
         notes.insert(0, INTERVALS)
     titles = {label: title.short for label, title in entry_titles(group).items()}
@@ -86,13 +126,16 @@ def _floor_notes(group: Group) -> Iterator[str]:
     name = method_title(group.floor.entry.method)
     found = {key: group.floor_interval(key) for key in FLOOR_NAMES}
     exact = found["exact_speedup"]
-    if math.isnan(exact.low):
-        yield f"Two runs of {name} were made, but of fewer than two questions: no noise floor"
+    if not exact.is_known:
+        yield f"Two runs of {name} were made: {TOO_FEW}, and no noise floor"
         return
     details = ", ".join(f"{FLOOR_NAMES[key]} {bounds_text(it)}" for key, it in found.items())
+    several = ""
+    if group.num_compared > 1:
+        several = f", widened for {group.num_compared} methods that are compared at once"
     yield (
-        f"Two runs of {name} differ by {bounds_text(exact)}: ratios within this are not told apart "
-        f"({details})"
+        f"Two runs of {name} differ by {bounds_text(exact)}{several}: ratios of up to "
+        f"{noise_factor(exact):.2f}x, either way, are not told apart ({details})"
     )
 
 
@@ -104,6 +147,10 @@ def _verdict_notes(group: Group) -> Iterator[str]:
         SpeedVerdict.FASTER: f"Faster than {base} (the interval of the exact speed-up lies beyond 1{beyond})",
         SpeedVerdict.SLOWER: f"Slower than {base}",
         SpeedVerdict.ALIKE: f"Not told apart from {base}",
+        SpeedVerdict.NOT_LOSSLESS: f"Not lossless: other answers than {base}'s",
+        SpeedVerdict.IMPOSSIBLE: "No verdict, since the speed-up is larger than acceptance allows",
+        SpeedVerdict.UNSTEADY: "No verdict, since the machine was too unsteady",
+        SpeedVerdict.TOO_FEW: f"No verdict ({TOO_FEW})",
     }
     for verdict, wording in wordings.items():
         names = [
@@ -113,6 +160,46 @@ def _verdict_notes(group: Group) -> Iterator[str]:
         ]
         if names:
             yield f"{wording}: {', '.join(names)}"
+
+
+def _circumstance_notes(group: Group) -> Iterator[str]:
+    """Yield a line for each circumstance that the group's files do not share: it may be the reason of a ratio."""
+    titles = {label: title.short for label, title in entry_titles(group).items()}
+    base_files = group.baseline.files
+    apart = [
+        titles[row.entry.label]
+        for row in group.rows
+        if row.entry is not group.baseline
+        and not all(
+            any(file.record.ran_in_turn_with(base.record) for base in base_files)
+            for file in row.entry.files
+        )
+    ]
+    if apart:
+        base = titles[group.baseline.label]
+        yield (
+            f"Not measured in turn with {base}, so that a slower minute of the machine is in the ratio: "
+            f"{', '.join(apart)}"
+        )
+    for key, what in CIRCUMSTANCES.items():
+        found: dict[str, list[str]] = {}
+        for row in group.rows:
+            for file in row.entry.files:
+                if (value := file.record.values.get(key)) is not None:
+                    found.setdefault(_value_text(value), []).append(titles[row.entry.label])
+        if len(found) > 1:
+            each = "; ".join(
+                f"{value}: {', '.join(dict.fromkeys(of))}" for value, of in found.items()
+            )
+            yield f"Measured with different {what} ({each})"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
 
 
 def _run_notes(group: Group, titles: Mapping[str, str]) -> Iterator[str]:

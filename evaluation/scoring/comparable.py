@@ -18,6 +18,7 @@ from pathlib import Path
 
 from evaluation.answers.answer_file import read_lines
 from evaluation.answers.record import NOISE_FLOOR, RunRecord, Use
+from evaluation.scoring.equality import Equality, equality_of, read_ties
 from evaluation.scoring.figures import (
     CODE,
     OVERALL,
@@ -28,6 +29,7 @@ from evaluation.scoring.figures import (
 )
 from evaluation.scoring.groups import (
     MBPP,
+    PLAIN,
     SPEC_BENCH,
     AnswerFile,
     Entry,
@@ -35,11 +37,10 @@ from evaluation.scoring.groups import (
     Measured,
     condition_names,
 )
+from evaluation.scoring.intervals import CONFIDENCE
 from evaluation.scoring.noise import PrefillGap, prefill_gap
 from evaluation.scoring.per_question import used_defects_text
 from model.commands.command_line import UserError
-
-DEFAULT_BASELINE = "vanilla"
 
 
 def load_answers(path: Path) -> AnswerFile:
@@ -121,7 +122,9 @@ def _measure_floor(floors: list[Entry], entries: list[Entry], bench: str) -> Mea
             f"{NOISE_FLOOR!r}), with {len(first)} first runs and {len(floors) - 1} other second "
             "runs of other options beside it; give one first run, or leave this file out"
         )
-    return _measure(floors[0], first[0], bench)
+    # The largest of several differences by chance is larger than one: Bonferroni's correction.
+    num_compared = max(1, len(entries) - 1)
+    return _measure(floors[0], first[0], bench, 1 - (1 - CONFIDENCE) / num_compared)
 
 
 def _tell_apart(entries: list[Entry]) -> None:
@@ -145,7 +148,7 @@ def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str 
     for entry in entries:
         if base_path in [file.path.resolve() for file in entry.files]:
             return entry
-    name = DEFAULT_BASELINE if base is None or base_path is not None else base
+    name = PLAIN if base is None or base_path is not None else base
     found = [entry for entry in entries if _is_method(entry, name)]
     if not found:
         methods = ", ".join(
@@ -170,20 +173,33 @@ def _is_method(entry: Entry, name: str) -> bool:
     return entry.method == name or (is_foreign and name in entry.method.split("-"))
 
 
-def _measure(entry: Entry, baseline: Entry, group_bench: str) -> Measured:
+def _measure(
+    entry: Entry, baseline: Entry, group_bench: str, confidence: float = CONFIDENCE
+) -> Measured:
     """Measure an entry against its baseline; MBPP beside Spec-Bench gives its code figures alone."""
     parts: list[RunFigures] = []
     notes: list[str] = []
     gaps: list[PrefillGap] = []
+    equality = Equality()
     # The group's own benchmark last: where MBPP is beside it, code is MBPP's.
     for bench in sorted(entry.runs, key=lambda name: name == group_bench):
         pairs = list(_pairs(entry.runs[bench], baseline, bench))
         names = (str(pairs[0][0].path), str(pairs[0][1].path))
-        figures = measure_runs([(file.frame, base.frame) for file, base in pairs], names)
+        figures = measure_runs(
+            [(file.frame, base.frame) for file, base in pairs], names, confidence
+        )
         parts.append(figures if bench == group_bench else figures.only(CODE))
         notes += [note for file, base in pairs for note in _notes(file, base)]
         gaps += filter(None, (_prefill_gap(file, base) for file, base in pairs))
-    return Measured(entry, RunFigures.joined(parts), notes, gaps)
+        if entry is not baseline:
+            for file, base in pairs:
+                equality = equality.plus(_equality(file, base))
+    return Measured(entry, RunFigures.joined(parts), equality, notes, gaps)
+
+
+def _equality(file: AnswerFile, base: AnswerFile) -> Equality:
+    num_ties = read_ties(file.path, base.path)
+    return equality_of(file.rows, file.record, base.rows, base.record, num_ties)
 
 
 def _prefill_gap(file: AnswerFile, base: AnswerFile) -> PrefillGap | None:

@@ -22,14 +22,15 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from evaluation.scoring.intervals import (
+    CONFIDENCE,
     UNKNOWN,
     Interval,
+    RatioOfSums,
     paired_interval,
-    ratio_of_means,
-    ratio_of_rates,
 )
 from evaluation.scoring.per_question import pair_questions
 
@@ -69,7 +70,7 @@ class RunFigures(NamedTuple):
         return _value(self.deviation, task, name)
 
     def interval(self, task: str, name: str) -> Interval:
-        """Return the interval of a speed-up, unknown if the task has fewer than two questions."""
+        """Return the interval of a speed-up, unknown if the task has too few questions (`LEAST_QUESTIONS`)."""
         if task not in self.intervals.index:
             return UNKNOWN
         found: Any = self.intervals.at[task, name]
@@ -107,6 +108,7 @@ def in_task_order(tasks: Iterable[str]) -> list[str]:
 def measure_runs(
     runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]],
     names: tuple[str, str] = ("the answers", "the baseline"),
+    confidence: float = CONFIDENCE,
 ) -> RunFigures:
     """Return the figures of a method over its runs, with intervals over questions.
 
@@ -114,6 +116,7 @@ def measure_runs(
         runs: for each run, at least one, the `question_frame` of the method's rows and of the
             baseline's.
         names: the names of the two sides in errors, such as their file names.
+        confidence: of the intervals.
     """
     figures = [run_figures(frame, base, names) for frame, base in runs]
     tables = pd.concat(figures).groupby(level=0)
@@ -124,7 +127,8 @@ def measure_runs(
     mean = pd.concat((fewest, most, values.mean()), axis=1)[list(figures[0].columns)]
     pairs = pd.concat([pair_questions(frame, base, names) for frame, base in runs])
     intervals = pd.DataFrame(
-        {task: _intervals(part) for task, part in _by_task(pairs).items()}, index=list(INTERVALS)
+        {task: _intervals(part, confidence) for task, part in _by_task(pairs).items()},
+        index=list(INTERVALS),
     ).T
     return RunFigures(mean.loc[order], values.std(ddof=1).loc[order], len(runs), intervals)
 
@@ -249,21 +253,34 @@ def _quotient(value: float, divisor: float) -> float:
     return float(value / divisor) if divisor > 0 else math.nan
 
 
-def _intervals(part: pd.DataFrame) -> dict[str, Interval]:
+def _intervals(part: pd.DataFrame, confidence: float) -> dict[str, Interval]:
     """Return the intervals of a task's speed-ups; a question's value is its mean over runs."""
     usable = part[part["is_usable"].eq(True) & part["base_is_usable"].eq(True)]
     exact = part[part["is_used"]]
-    columns = ["tokens", "seconds", "base_tokens", "base_seconds"]
-    decode = ["tokens", "decode_seconds", "base_tokens", "base_decode_seconds"]
+
+    def of_rates(seconds: str) -> Interval:
+        names = ["tokens", seconds, "base_tokens", f"base_{seconds}"]
+        samples = _by_question(exact[names])
+        return (
+            UNKNOWN
+            if samples is None
+            else paired_interval(RatioOfSums.of_rates(*samples), confidence)
+        )
+
+    rates = _by_question(usable[["rate", "base_rate"]])
+    speedup = (
+        UNKNOWN if rates is None else paired_interval(RatioOfSums(rates[:1], rates[1:]), confidence)
+    )
     return {
-        "speedup": _interval(ratio_of_means, usable[["rate", "base_rate"]]),
-        "exact_speedup": _interval(ratio_of_rates, exact[columns]),
-        "decode_speedup": _interval(ratio_of_rates, exact[decode]),
+        "speedup": speedup,
+        "exact_speedup": of_rates("seconds"),
+        "decode_speedup": of_rates("decode_seconds"),
     }
 
 
-def _interval(statistic: Any, values: pd.DataFrame) -> Interval:
+def _by_question(values: pd.DataFrame) -> list[np.ndarray] | None:
+    """Return each column's mean over runs, by question; None if any is not known."""
     questions = values.groupby(level=0).mean()
     if questions.isna().any(axis=None):
-        return UNKNOWN
-    return paired_interval(statistic, [questions[name].to_numpy() for name in questions])
+        return None
+    return [questions[name].to_numpy() for name in questions]

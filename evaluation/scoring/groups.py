@@ -14,12 +14,14 @@ import pandas as pd
 
 from evaluation.answers.record import NOISE_FLOOR, UNKNOWN, RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
+from evaluation.scoring.equality import Equality
 from evaluation.scoring.figures import CODE, OVERALL, RunFigures, in_task_order
 from evaluation.scoring.intervals import UNKNOWN as UNKNOWN_INTERVAL
 from evaluation.scoring.intervals import Interval
 from evaluation.scoring.noise import (
     PrefillGap,
     SpeedVerdict,
+    is_impossible,
     is_unsteady,
     prefill_warnings,
     speed_verdict,
@@ -27,6 +29,7 @@ from evaluation.scoring.noise import (
 from evaluation.scoring.per_question import question_frame
 
 MBPP = "mbpp"
+PLAIN = "vanilla"
 SPEC_BENCH = "spec_bench"
 
 
@@ -103,11 +106,17 @@ class Entry:
         return [file for files in self.runs.values() for file in files]
 
 
+def is_plain(entry: Entry) -> bool:
+    """Whether an entry is plain decoding whose steps do what a method's do; another program's are not."""
+    return entry.method == PLAIN or entry.files[0].record.is_foreign
+
+
 class Measured(NamedTuple):
     """An entry's figures against its group's baseline."""
 
     entry: Entry
     figures: RunFigures
+    equality: Equality  # how many answers are the baseline's
     notes: list[str]  # a line for each run with defects or questions left out
     gaps: list[PrefillGap]  # runs in which equal prompts took another time than in the baseline's
 
@@ -139,6 +148,11 @@ class Group(NamedTuple):
         return [file for row in self.rows for file in row.entry.files]
 
     @property
+    def num_compared(self) -> int:
+        """Methods that are compared with the baseline."""
+        return len(self.rows) - 1
+
+    @property
     def warnings(self) -> list[str]:
         """Lines about runs that took another time than the baseline's for equal prompts."""
         rows = [*self.rows, *([self.floor] if self.floor else [])]
@@ -150,7 +164,26 @@ class Group(NamedTuple):
 
     def verdict(self, row: Measured, name: str) -> SpeedVerdict:
         """Return the verdict on a row's overall speed-up, given the difference of two runs of one method."""
+        if row.equality.is_broken:
+            return SpeedVerdict.NOT_LOSSLESS
+        if self.is_impossible(row):
+            return SpeedVerdict.IMPOSSIBLE
         return speed_verdict(row.figures.interval(OVERALL, name), self.floor_interval(name))
+
+    def is_impossible(self, row: Measured) -> bool:
+        """Whether a row's speed-up is larger than acceptance allows, over plain decoding by the same program."""
+        if row.entry is self.baseline or not is_plain(self.baseline):
+            return False
+        (base,) = (one for one in self.rows if one.entry is self.baseline)
+        mat, base_mat = (
+            one.figures.figure(OVERALL, "exact_mean_accepted_tokens") for one in (row, base)
+        )
+        return any(
+            is_impossible(
+                row.figures.figure(OVERALL, name), mat, base_mat, self.floor_interval(name)
+            )
+            for name in ("exact_speedup", "decode_speedup")
+        )
 
     @property
     def is_unsteady(self) -> bool:

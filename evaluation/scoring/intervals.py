@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,13 +11,20 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
+# Below it no interval keeps its word: of 5 questions one of 95% is already about as wide as most speed-ups.
+LEAST_QUESTIONS = 5
+TOO_FEW = f"fewer than {LEAST_QUESTIONS} questions: no interval and no verdict"
 
 
 class Interval(NamedTuple):
-    """A 95% interval; NaN twice where there is none."""
+    """An interval, of 95% unless said; NaN twice where there is none."""
 
     low: float
     high: float
+
+    @property
+    def is_known(self) -> bool:
+        return not math.isnan(self.low)
 
     @property
     def excludes_one(self) -> bool:
@@ -28,48 +35,68 @@ class Interval(NamedTuple):
 UNKNOWN = Interval(math.nan, math.nan)
 
 
-def paired_interval(
-    statistic: Callable[..., np.ndarray], samples: Sequence[np.ndarray]
-) -> Interval:
-    """Return the percentile bootstrap interval of a figure over questions, drawn in pairs.
+class RatioOfSums(NamedTuple):
+    """A figure that is a product of sums over questions, divided by others, such as the ratio of two rates.
 
-    It is unknown for fewer than two questions.
-
-    Args:
-        statistic: takes the samples and `axis`, the one that runs over questions; vectorised.
-        samples: what was measured on each question [Q], both methods' together, so that a drawn
-            question counts for both. The draws are the same at every call.
+    Attributes:
+        over: what is summed above the line, each [Q]: one entry a question, all questions in one order.
+        under: what is summed below it, as many.
     """
-    if len(samples[0]) < 2:
+
+    over: Sequence[np.ndarray]
+    under: Sequence[np.ndarray]
+
+    @classmethod
+    def of_rates(
+        cls,
+        tokens: np.ndarray,
+        seconds: np.ndarray,
+        base_tokens: np.ndarray,
+        base_seconds: np.ndarray,
+    ) -> RatioOfSums:
+        """Return the ratio of two rates, each weighted by tokens: sums before quotients."""
+        return cls((tokens, base_seconds), (seconds, base_tokens))
+
+    @property
+    def value(self) -> float:
+        """The figure; NaN if a sum below the line is 0."""
+        over = math.prod(float(part.sum()) for part in self.over)
+        under = math.prod(float(part.sum()) for part in self.under)
+        return over / under if under else math.nan
+
+
+def paired_interval(ratio: RatioOfSums, confidence: float = CONFIDENCE) -> Interval:
+    """Return the interval of a figure over questions, drawn in pairs: a drawn question counts for both methods.
+
+    It is the symmetric bootstrap-t interval of the logarithm (Hall, 1988, "On symmetric bootstrap confidence
+    intervals"): each draw's deviation is divided by its own standard error. With few questions, percentile and
+    BCa intervals are too narrow (of 5 questions they cover 80%); a test simulates the coverage of this one. The
+    draws are the same at every call. It is unknown for fewer than `LEAST_QUESTIONS` questions.
+    """
+    samples = np.stack([*ratio.over, *ratio.under]).astype(float)
+    num_questions = samples.shape[1]
+    if num_questions < LEAST_QUESTIONS or not ratio.value > 0:
         return UNKNOWN
-    with np.errstate(divide="ignore", invalid="ignore"):  # a draw without any token has no ratio
-        found = stats.bootstrap(
-            tuple(samples),
-            statistic,
-            paired=True,
-            vectorized=True,
-            n_resamples=NUM_RESAMPLES,
-            confidence_level=CONFIDENCE,
-            method="percentile",
-            random_state=np.random.default_rng(0),
-        ).confidence_interval
-    return Interval(float(found.low), float(found.high))
+    signs = np.repeat([1.0, -1.0], [len(ratio.over), len(ratio.under)])
+    center, error = _log_and_error(samples, signs)
+    if error == 0:  # every question has the same ratio
+        return Interval(ratio.value, ratio.value)
+    draws = np.random.default_rng(0).integers(0, num_questions, (NUM_RESAMPLES, num_questions))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a draw of one question has no error
+        logs, errors = _log_and_error(samples[:, draws], signs)
+        deviations = np.abs(logs - center) / errors
+    deviations[np.isnan(deviations)] = np.inf
+    reach = float(np.quantile(deviations, confidence, method="higher")) * float(error)
+    return Interval(ratio.value * math.exp(-reach), ratio.value * math.exp(min(reach, 700.0)))
 
 
-def ratio_of_rates(
-    tokens: np.ndarray,
-    seconds: np.ndarray,
-    base_tokens: np.ndarray,
-    base_seconds: np.ndarray,
-    axis: int = -1,
-) -> np.ndarray:
-    """Return the ratio of two rates, each weighted by tokens: sums before quotients."""
-    rate = tokens.sum(axis=axis) / seconds.sum(axis=axis)
-    return rate / (base_tokens.sum(axis=axis) / base_seconds.sum(axis=axis))
-
-
-def ratio_of_means(values: np.ndarray, base_values: np.ndarray, axis: int = -1) -> np.ndarray:
-    return values.mean(axis=axis) / base_values.mean(axis=axis)
+def _log_and_error(samples: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logarithm of the figure over the last axis, and its standard error by linearisation."""
+    means = samples.mean(axis=-1)
+    logs = np.tensordot(signs, np.log(means), axes=1)
+    influence = np.tensordot(signs, samples / means[..., None], axes=1)
+    errors = influence.std(axis=-1, ddof=1) / math.sqrt(samples.shape[-1])
+    return logs, errors
 
 
 def proportion_interval(num_hits: int, num_trials: int) -> Interval:

@@ -7,18 +7,19 @@ interleaved run, is from the first (the noise floor). Pure functions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from evaluation.answers.row import AnswerRow
-from evaluation.scoring.intervals import Interval
+from evaluation.scoring.intervals import UNKNOWN, Interval
 
 # Prefill seconds of the same prompts differ by less than this on a machine that is left alone.
 LARGEST_PREFILL_RATIO = 1.15
-# Upper over lower end of the noise floor; above it most methods cannot be ranked.
+# How far two runs of one method may be apart; beyond it most methods cannot be ranked.
 LARGEST_FLOOR_RATIO = 1.10
+# How much faster a step of a method may be than the baseline's by chance alone.
+LARGEST_STEP_GAIN = 1.10
 
 
 class SpeedVerdict(Enum):
@@ -27,24 +28,50 @@ class SpeedVerdict(Enum):
     FASTER = "faster"
     SLOWER = "slower"
     ALIKE = "not told apart"
+    NOT_LOSSLESS = "not lossless"
+    IMPOSSIBLE = "no verdict: faster than acceptance allows"
+    UNSTEADY = "no verdict: the machine was too unsteady"
+    TOO_FEW = "no verdict: too few questions"
 
 
-def speed_verdict(interval: Interval, floor: Interval | None = None) -> SpeedVerdict:
-    """Return the verdict that the interval of a speed-up allows.
+def noise_factor(floor: Interval) -> float:
+    """Return by how much two runs of one method may differ; 1 if it is not known.
 
-    `floor` is that of a second run of the baseline over the first; None, or unknown, compares with 1.
+    Which of the two runs is above the line is arbitrary, so a floor of [0.93, 1.00] says as much as one of
+    [1.00, 1.08].
     """
-    low, high = (1.0, 1.0) if floor is None or math.isnan(floor.low) else floor
-    if interval.low > max(1.0, high):
+    return max(1.0, floor.high, 1 / floor.low) if floor.is_known else 1.0
+
+
+def speed_verdict(interval: Interval, floor: Interval = UNKNOWN) -> SpeedVerdict:
+    """Return the verdict that the interval of a speed-up allows, which has to lie beyond 1 and the noise floor.
+
+    `floor` is the interval of a second run of the baseline over the first.
+    """
+    if not interval.is_known:
+        return SpeedVerdict.TOO_FEW
+    if is_unsteady(floor):
+        return SpeedVerdict.UNSTEADY
+    factor = noise_factor(floor)
+    if interval.low > factor:
         return SpeedVerdict.FASTER
-    if interval.high < min(1.0, low):
+    if interval.high < 1 / factor:
         return SpeedVerdict.SLOWER
     return SpeedVerdict.ALIKE
 
 
 def is_unsteady(floor: Interval) -> bool:
     """Whether two runs of one method differ too much to compare methods by; False if unknown."""
-    return floor.high > LARGEST_FLOOR_RATIO * floor.low
+    return noise_factor(floor) > LARGEST_FLOOR_RATIO
+
+
+def is_impossible(speedup: float, mat: float, base_mat: float, floor: Interval = UNKNOWN) -> bool:
+    """Whether a speed-up is larger than acceptance allows.
+
+    A step that verifies a draft does all that a plain step does: at best it takes as long, and the speed-up is the
+    ratio of the mean accepted tokens. False if a figure is not known.
+    """
+    return speedup > mat / base_mat * LARGEST_STEP_GAIN * noise_factor(floor)
 
 
 class PrefillGap(NamedTuple):

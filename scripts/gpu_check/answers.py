@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation import leaderboard
+from evaluation.answers import differences
 from evaluation.answers.answer_file import read_answers
 from evaluation.answers.row import AnswerRow
-from evaluation.answers import differences
 from evaluation.checking.tie_or_bug import Judge, Judgement
 from evaluation.inference.config import AnswerOptions, QuestionOptions, RunConfig
 from evaluation.inference.entrants import Entrant, entrants_of

@@ -148,7 +148,7 @@ NOTE = (
     "from question to question where they do in the papers; goose, whose rows do not, is run both ways. Hybrid and "
     "the averaged rows are this project's; the other lines are as published, but for the lines of samd without "
     "recycling, which continue the latest match where their size is given: it accepts more. Intervals are paired "
-    "bootstrap intervals (95%) over questions; the best other method is read off the same questions."
+    "bootstrap-t intervals (95%) over questions; the best other method is read off the same questions."
 )
 
 

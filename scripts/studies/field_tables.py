@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluation.reporting.tables import Cell, Table, figure_cell
 from evaluation.reporting.titles import TASK_TITLES
-from evaluation.scoring.intervals import Interval, paired_interval, ratio_of_rates
+from evaluation.scoring.intervals import Interval, RatioOfSums, paired_interval
 from evaluation.scoring.per_question import task_of
 from model.methods.registry import drafter_class
 from scripts.replay.scores import TurnScore, figures
@@ -181,9 +181,8 @@ def _best_other(run: Run, runs: Runs) -> Run:
 def _ratio(run: Run, base: Run) -> tuple[float, Interval]:
     """Return the ratio of two MATs and its interval over questions."""
     (tokens, steps), (base_tokens, base_steps) = _totals(run.scores), _totals(base.scores)
-    samples = (tokens, steps, base_tokens, base_steps)
-    ratio = ratio_of_rates(tokens, steps, base_tokens, base_steps)
-    return float(ratio), paired_interval(ratio_of_rates, samples)
+    ratio = RatioOfSums.of_rates(tokens, steps, base_tokens, base_steps)
+    return ratio.value, paired_interval(ratio)
 
 
 def _totals(scores: Sequence[TurnScore]) -> tuple[np.ndarray, np.ndarray]:
