@@ -33,9 +33,11 @@ from evaluation.reporting.leaderboard_tables import (
     csv_text,
     group_tables,
     measured_rows,
+    pairs_table,
     overview_table,
     published_rows,
     published_tables,
+    questions_csv,
     spec_bench_csv,
 )
 from evaluation.reporting.notes import alarms, group_caption, group_notes
@@ -67,6 +69,10 @@ FILES = {
     "markdown": ("leaderboard.md", "write the tables to this file too"),
     "latex": ("leaderboard.tex", "write the tables for a paper; they need the package booktabs"),
     "csv": ("leaderboard.csv", "write one line a row, all digits, with conditions and intervals"),
+    "questions_csv": (
+        "questions.csv",
+        "write one line a question, method and run: tokens, steps and seconds, the baseline's beside them",
+    ),
     "spec_bench_csv": ("spec-bench.csv", "write the columns of Spec-Bench's leaderboard alone"),
     "json": ("leaderboard.json", "write the line of JSON to this file too"),
     "html": ("leaderboard.html", "write a page with tables and pictures"),
@@ -149,6 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "markdown": lambda board: _text(board) + "\n",
         "latex": _latex,
         "csv": lambda board: csv_text(board.measured, board.published_records),
+        "questions_csv": lambda board: questions_csv(board.groups),
         "json": _json,
         "html": _html,
         "spec_bench_csv": lambda board: spec_bench_csv(board.groups),
@@ -202,6 +209,7 @@ def _json(board: Leaderboard) -> str:
     report = {
         "alarms": alarms(board.groups),
         "measured": board.measured,
+        "pairs": [record for group in board.groups for record in pairs_table(group).records],
         "notes": [note for part in board.parts for note in part.notes],
         "published": board.published_records,
     }
@@ -278,7 +286,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="write all six into this folder, as leaderboard.md and so on",
+        help="write all of these into this folder, as leaderboard.md and so on",
     )
     options = parser.parse_args(argv)
     if not options.published and (options.published_device or options.published_model):

@@ -16,11 +16,16 @@ from evaluation.reporting.notes import difference_text, group_caption
 from evaluation.reporting.published import PublishedBaseline, published_baseline
 from evaluation.reporting.tables import Cell, Table, figure_cell
 from evaluation.reporting.titles import entry_titles, group_facts, method_title, task_title
+from evaluation.scoring.comparable import neighbours, paired_files
 from evaluation.scoring.figures import CODE, EXACT_FIGURES, OVERALL, SPEC_BENCH_TASKS, in_task_order
 from evaluation.scoring.groups import SPEC_BENCH, Group, Measured, condition_names
 from evaluation.scoring.intervals import UNKNOWN, Interval
+from evaluation.scoring.noise import speed_verdict
+from evaluation.scoring.per_question import pair_questions
 
 OVERVIEW_FACTS = ("Model", "Questions asked", "Precision", "Device")
+# Of the frames of `evaluation.scoring.per_question`.
+QUESTION_COLUMNS = ("tokens", "steps", "accepted", "seconds", "decode_seconds", "cpu_seconds")
 METHOD, MAT, OVERALL_TITLE = "Models", "#Mean accepted tokens", "Overall"
 
 
@@ -34,10 +39,9 @@ def baseline_of(group: Group, published: pd.DataFrame | None) -> PublishedBaseli
 
 
 def group_tables(group: Group) -> list[Table]:
-    """Return a group's tables: as Spec-Bench counts, exact figures, and acceptance of drafts."""
-    tables = [group_table(group), exact_table(group)]
-    drafts = drafting_table(group)
-    return [*tables, drafts] if drafts.rows else tables
+    """Return a group's tables: as Spec-Bench counts, exact figures, pairs, and acceptance of drafts."""
+    further = (pairs_table(group), drafting_table(group))
+    return [group_table(group), exact_table(group), *(table for table in further if table.rows)]
 
 
 def group_table(group: Group) -> Table:
@@ -84,6 +88,36 @@ def exact_table(group: Group) -> Table:
     ]
     caption = f"Exact figures over {base}: every token weighs the same"
     return _without_empty(Table(caption, header, rows))
+
+
+def pairs_table(group: Group) -> Table:
+    """Return each method against the next slower one; no row where there are two methods or fewer."""
+    titles = entry_titles(group)
+    rows = []
+    for entry, other, figures in neighbours(group) if len(group.rows) > 2 else ():
+        interval = figures.interval(OVERALL, "exact_speedup")
+        verdict = speed_verdict(interval, group.floor_interval("exact_speedup"))
+        names = [Cell(titles[one.label].short) for one in (entry, other)]
+        speedup = figure_cell(figures.figure(OVERALL, "exact_speedup"), unit="x", interval=interval)
+        rows.append([*names, Cell(verdict.value), speedup])
+    header = [METHOD, "Over", "Verdict", "Speed-up"]
+    return Table("Each method over the next one", header, rows, num_text_columns=3)
+
+
+def _question_records(group: Group) -> Iterator[dict[str, Any]]:
+    for row in group.rows:
+        for run, (file, base) in enumerate(paired_files(row.entry, group.baseline)):
+            pairs = pair_questions(file.frame, base.frame, (str(file.path), str(base.path)))
+            for pair in pairs.to_dict("records"):
+                names = [prefix + name for name in QUESTION_COLUMNS for prefix in ("", "base_")]
+                yield group.facts | {
+                    "method": row.entry.label,
+                    "run": run,
+                    "question_id": pair["question_id"],
+                    "task": pair["task"],
+                    "is_used": pair["is_used"],
+                    **{name: pair[name] for name in names},
+                }
 
 
 def drafting_table(group: Group) -> Table:
@@ -172,6 +206,12 @@ def spec_bench_csv(groups: Sequence[Group]) -> str:
         for group, facts in zip(groups, group_facts(groups), strict=True)
         for record in group_table(group).records
     ]
+    return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")
+
+
+def questions_csv(groups: Sequence[Group]) -> str:
+    """Return the records of all questions as CSV."""
+    records = [record for group in groups for record in _question_records(group)]
     return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")
 
 

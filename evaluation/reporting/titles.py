@@ -147,10 +147,11 @@ def _words(tables: Sequence[Mapping[str, str]], name: str, value: str) -> str:
 def entry_titles(group: Group) -> dict[str, Title]:
     """Return the name of every entry of a group, by its label."""
     entries = [row.entry for row in group.rows]
+    names = {entry.label: _variant_title(entry) for entry in entries}
     titles = {}
     for entry in entries:
-        name = method_title(entry.method)
-        namesakes = sorted(other.label for other in entries if other.method == entry.method)
+        name = names[entry.label]
+        namesakes = sorted(label for label in names if names[label] == name)
         title = Title(name, name)
         if len(namesakes) > 1:
             letter = _letter(namesakes.index(entry.label))
@@ -158,6 +159,16 @@ def entry_titles(group: Group) -> dict[str, Title]:
             title = Title(f"{name} ({letter})", f"{name} ({letter}: {options})")
         titles[entry.label] = title
     return titles
+
+
+def _variant_title(entry: Entry) -> str:
+    """Return an entry's name, with what its options make of the method."""
+    title = method_title(entry.method)
+    for option, words in words_of(entry.method).variants.items():
+        name, _, value = option.partition("=")
+        if str(entry.options.get(name)) == value:
+            return f"{title}, {words}"
+    return title
 
 
 def entry_options(entry: Entry, shared: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ Use:
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ from evaluation.scoring.groups import (
     Entry,
     Group,
     Measured,
+    Pair,
     condition_names,
 )
 from evaluation.scoring.intervals import CONFIDENCE
@@ -197,6 +199,20 @@ def _measure(
     return Measured(entry, RunFigures.joined(parts), equality, notes, gaps)
 
 
+def neighbours(group: Group) -> list[Pair]:
+    """Measure each method of a group against the next one of its rows, which are in order of speed."""
+    return [_pair(row.entry, other.entry) for row, other in itertools.pairwise(group.rows)]
+
+
+def _pair(entry: Entry, other: Entry) -> Pair:
+    figures = [
+        measure_runs([(file.frame, base.frame) for file, base in _pairs(files, other, bench)])
+        for bench, files in entry.runs.items()
+        if bench in other.runs
+    ]
+    return Pair(entry, other, RunFigures.joined(figures))
+
+
 def _equality(file: AnswerFile, base: AnswerFile) -> Equality:
     num_ties = read_ties(file.path, base.path)
     return equality_of(file.rows, file.record, base.rows, base.record, num_ties)
@@ -213,6 +229,12 @@ def _notes(file: AnswerFile, base_file: AnswerFile) -> list[str]:
     names = (str(file.path), str(base_file.path))
     left_out = left_out_text(run_figures(file.frame, base_file.frame, names), names)
     return [note for note in (left_out, used_defects_text(file.frame, names[0])) if note]
+
+
+def paired_files(entry: Entry, baseline: Entry) -> Iterator[tuple[AnswerFile, AnswerFile]]:
+    """Yield each run's file of an entry with the baseline's of the same index."""
+    for bench, files in entry.runs.items():
+        yield from _pairs(files, baseline, bench)
 
 
 def _pairs(

@@ -18,8 +18,8 @@ COMMANDS = (
     'MODEL_PATH=lmsys/vicuna-7b-v1.3 ALLOW_PICKLE=1 BENCH="spec_bench mbpp" bash eval.sh',
     'MODEL_PATH=lmsys/vicuna-7b-v1.3 ALLOW_PICKLE=1 BENCH="spec_bench mbpp" GRAPHS=off bash eval.sh',
     "python -m scripts.benchmark --shape 7b --dtype float16 --device cuda --out gpu.json",
-    "python -m evaluation.leaderboard ANSWERS --no-published --json docs/benchmarks/NAME.json",
-    "python -m scripts.benchmark.results",
+    "python -m scripts.results pack ANSWERS docs/results/NAME.tar.xz",
+    "python -m scripts.results tables",
 )
 
 Figures = Mapping[str, Mapping[str, Any]]

@@ -10,5 +10,6 @@ WORDS = {
             "level": "n-grams of {} tokens",
             "window": "a window of {} columns",
         },
+        variants={"budget=auto": "as many tokens as pay (ours)"},
     )
 }

@@ -2,4 +2,10 @@
 
 from ...options import Words
 
-WORDS = {"pld": Words("Prompt lookup (PLD)", published="PLD")}
+WORDS = {
+    "pld": Words(
+        "Prompt lookup (PLD)",
+        published="PLD",
+        variants={"budget=auto": "as many tokens as pay (ours)"},
+    )
+}

@@ -2,4 +2,14 @@
 
 from ...options import Words
 
-WORDS = {"recycling": Words("Token Recycling", published="Recycling")}
+WORDS = {
+    "recycling": Words(
+        "Token Recycling",
+        published="Recycling",
+        variants={
+            "tree_version=auto": "tree sized to the device (ours)",
+            "policy=original": "as published",
+            "policy=average": "averaged rows (ours)",
+        },
+    )
+}

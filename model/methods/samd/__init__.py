@@ -11,5 +11,6 @@ WORDS = {
             "threshold": "matches from {} tokens on",
             "tokens_per_match": "{} tokens drafted for each token matched",
         },
+        variants={"budget=auto": "as many tokens as pay (ours)"},
     )
 }

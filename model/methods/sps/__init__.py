@@ -10,5 +10,6 @@ WORDS = {
             "draft_dtype": "draft model in precision {}",
             "num_draft_tokens": "{} tokens of the draft model a step",
         },
+        variants={"budget=auto": "as many tokens as pay (ours)"},
     )
 }

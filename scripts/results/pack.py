@@ -1,0 +1,65 @@
+"""Packs: the answer files of one comparison with their sidecars, compressed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from evaluation.scoring.comparable import group_answers, load_answers
+from evaluation.scoring.groups import Group
+from model.commands.command_line import UserError
+from model.commands.files import write_whole
+
+ENDING = ".tar.xz"
+KEPT = ("*.jsonl", "*.meta.json", "*.equal.json")
+
+
+def pack(folder: Path, out: Path) -> None:
+    """Write a folder's answer files, those of its subfolders included, to a pack.
+
+    The same files give the same bytes: a pack's name, hash and content do not depend on when it was made.
+
+    Raises:
+        UserError: if there is none, or the pack cannot be written.
+    """
+    files = sorted(file for pattern in KEPT for file in folder.rglob(pattern))
+    if not any(file.suffix == ".jsonl" for file in files):
+        raise UserError(f"folder: got {folder}; allowed: one with answer files (*.jsonl)")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:xz", preset=9) as archive:
+        for file in files:
+            info = tarfile.TarInfo(file.relative_to(folder).as_posix())
+            info.size = file.stat().st_size
+            with file.open("rb") as content:
+                archive.addfile(info, content)
+    write_whole(out, buffer.getvalue())
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """Unpack a pack into a folder that lives as long as the context.
+
+    Raises:
+        UserError: if it is no pack.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with tarfile.open(path, mode="r:xz") as archive:
+                archive.extractall(folder, filter="data")
+        except (OSError, tarfile.TarError) as error:
+            raise UserError(f"{path}: is no pack of answer files ({error})") from error
+        yield Path(folder)
+
+
+def groups_of(path: Path) -> list[Group]:
+    """Return the groups of a pack's answers, measured.
+
+    Raises:
+        UserError: if it is no pack, or its answers cannot be compared.
+    """
+    with unpacked(path) as folder:
+        return group_answers([load_answers(file) for file in sorted(folder.rglob("*.jsonl"))])

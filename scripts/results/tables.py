@@ -1,0 +1,166 @@
+"""The tables of pages, each made from stored files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from evaluation.reporting.benchmark_reports import read_benchmark
+from evaluation.reporting.leaderboard_tables import batch_tables, group_tables
+from evaluation.reporting.notes import alarms, group_caption, group_notes
+from evaluation.reporting.tables import bounds_text, figure_text, markdown_table
+from evaluation.reporting.titles import entry_titles, group_facts, task_title
+from evaluation.scoring.figures import CODE, OVERALL
+from evaluation.scoring.groups import Group, Measured
+from model.commands.known_models import KNOWN_MODELS, MODELS_FOLDER
+from scripts.results.pack import groups_of
+
+# Cached tokens of the costs that are shown, or the nearest that a report has.
+CONTEXT = 512
+MODEL_TITLES = {
+    "demo/model": "Demo model, 7M",
+    **{f"{MODELS_FOLDER.name}/{name}": known.title for name, known in KNOWN_MODELS.items()},
+}
+
+
+def summary(packs: Sequence[Path]) -> str:
+    """Return methods against groups: tokens a second, speed-up with its interval, mean accepted tokens."""
+    groups = _groups(packs)
+    by_title = [_by_title(group) for group in groups]
+    names = list(dict.fromkeys(title for rows in by_title for title in rows))
+    header = ["method", *map(_column, groups)]
+    body = [
+        [
+            name,
+            *(
+                _cell(group, rows[name]) if name in rows else "-"
+                for group, rows in zip(groups, by_title, strict=True)
+            ),
+        ]
+        for name in names
+    ]
+    return "\n".join((*_captions(groups), "", markdown_table(header, body)))
+
+
+def tasks(packs: Sequence[Path]) -> str:
+    """Return speed-ups by task as Spec-Bench counts, and of decoding alone, for each method of each group."""
+    groups = _groups(packs)
+    columns = list(
+        dict.fromkeys(
+            task for group in groups for task in group.tasks if task not in (OVERALL, CODE)
+        )
+    )
+    header = ["model", "method", *map(task_title, columns), "decoding"]
+    body = [
+        [
+            _column(group),
+            title,
+            *(figure_text(row.figures.figure(task, "speedup"), unit="x") for task in columns),
+            figure_text(row.figures.figure(OVERALL, "decode_speedup"), unit="x"),
+        ]
+        for group in groups
+        for title, row in _by_title(group).items()
+        if row.entry is not group.baseline
+    ]
+    return markdown_table(header, body, num_text_columns=2)
+
+
+def report(packs: Sequence[Path]) -> str:
+    """Return the leaderboard's tables and notes of each group."""
+    parts = []
+    for group in _groups(packs):
+        parts.append(group_caption(group_facts([group])[0]))
+        parts += [f"**{alarm}**" for alarm in alarms([group])]
+        for table in group_tables(group):
+            parts += [table.caption, table.markdown]
+        parts.append("\n".join(f"- {note}" for note in group_notes(group, None)))
+    return "\n\n".join(filter(None, parts))
+
+
+def batches(packs: Sequence[Path]) -> str:
+    """Return tokens a second of each method by batch size, beside the baseline's of that size and one by one."""
+    found = batch_tables(_groups(packs))
+    return "\n\n".join(part for table in found for part in (table.caption, table.markdown))
+
+
+def costs(reports: Sequence[Path]) -> str:
+    """Return milliseconds of a pass by nodes, from reports of `scripts.benchmark`, and relative to one node."""
+    columns = {}
+    for benchmark in map(read_benchmark, reports):
+        context = min(benchmark.costs["context"], key=lambda found: abs(found - CONTEXT))
+        of_context = benchmark.costs[benchmark.costs["context"] == context]
+        times = of_context.set_index("num_nodes")["milliseconds"]
+        columns[f"{benchmark.conditions}, context {context}"] = times
+    body = []
+    for count in sorted({count for times in columns.values() for count in times.index}):
+        cells = [
+            f"{times[count]:.2f} ({times[count] / times[1]:.2f})" if count in times.index else "-"
+            for times in columns.values()
+        ]
+        body.append([str(count), *cells])
+    return markdown_table(["nodes", *columns], body, num_text_columns=0)
+
+
+TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
+    "summary": summary,
+    "tasks": tasks,
+    "report": report,
+    "batches": batches,
+    "costs": costs,
+}
+
+
+def _groups(packs: Sequence[Path]) -> list[Group]:
+    return [group for path in packs for group in groups_of(path)]
+
+
+def _by_title(group: Group) -> dict[str, Measured]:
+    titles = entry_titles(group)
+    return {titles[row.entry.label].long: row for row in group.rows}
+
+
+def _column(group: Group) -> str:
+    facts = group.facts
+    model = facts["model"].partition("@")[0]
+    threads = f"{facts['threads']} thread{'s' * (facts['threads'] != '1')}"
+    return f"{MODEL_TITLES.get(model, model)}, {facts['dtype']}, {threads}"
+
+
+def _captions(groups: Sequence[Group]) -> list[str]:
+    """Return a line for all groups of the same conditions, with what two runs of vanilla differ by in each."""
+    alike: dict[str, list[Group]] = {}
+    for group in groups:
+        alike.setdefault(_conditions(group), []).append(group)
+    lines = []
+    for conditions, of_them in alike.items():
+        floors = [group.floor_interval("exact_speedup") for group in of_them]
+        known = ", ".join(bounds_text(floor) for floor in floors if floor.is_known)
+        differ = f" Two runs of vanilla differ by {known}." if known else ""
+        lines.append(f"{conditions}.{differ}")
+    return [*lines, *(f"**{alarm}.**" for alarm in alarms(groups))]
+
+
+def _conditions(group: Group) -> str:
+    facts = group.facts
+    counts = group.rows[0].figures.mean.drop(index=OVERALL)["questions"].sum()
+    num_runs = max(row.figures.num_runs for row in group.rows)
+    runs = f" x {num_runs} runs" if num_runs > 1 else ""
+    others = sum(row.equality.num_differing for row in group.rows)
+    compared = sum(row.equality.num_compared for row in group.rows)
+    return (
+        f"{counts:.0f} questions of {facts['bench']}{runs}, at most {facts['max_new_tokens']} new tokens, "
+        f"{facts['device']}, commit {facts['commit']}; {others} of {compared} answers differ from vanilla's"
+    )
+
+
+def _cell(group: Group, row: Measured) -> str:
+    figures = row.figures
+    speedup = figure_text(figures.figure(OVERALL, "exact_speedup"), unit="x")
+    interval = figures.interval(OVERALL, "exact_speedup")
+    if row.entry is not group.baseline and interval.is_known:
+        speedup += f" {bounds_text(interval)}"
+    if row.equality.is_broken:
+        speedup += ", not lossless"
+    rate = figures.figure(OVERALL, "exact_tokens_per_second")
+    mat = figures.figure(OVERALL, "exact_mean_accepted_tokens")
+    return f"{rate:.1f} tokens/s, {speedup}, MAT {mat:.2f}"

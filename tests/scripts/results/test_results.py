@@ -1,0 +1,134 @@
+"""Tables of the pages are what the stored answers say, and no page has figures of its own.
+
+Run: pytest tests/scripts/results
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.commands.command_line import UserError
+from scripts.results.command import MARKED, ROOT, main, pages, with_tables
+from scripts.results.pack import pack
+from tests.evaluation.answers.answer_rows import make_row, write_answers
+
+# Pages whose every table with decimals is made from stored files.
+OF_FIGURES = ("README.md", "docs/benchmarks.md", "docs/field.md", "docs/batches.md")
+# What is stored, all together.
+MOST_BYTES = 25 * 2**20
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+x?(?![\w.])")
+META = {
+    **{"model_path": "data/demo/model", "dtype": "float32", "device": "cpu (x)", "threads": 2},
+    **{"max_new_tokens": 16, "temperature": 0.0, "bench_name": "spec_bench"},
+    **{"git_commit": "0123456789ab", "interleaved_run": "one", "batch_size": 1},
+}
+
+
+def _pack(tmp_path: Path, name: str, speeds: dict[str, float], **meta: Any) -> str:
+    """Store answers of methods at so many tokens a second; return the pack's name."""
+    folder = tmp_path / name
+    for method, speed in speeds.items():
+        rows = [
+            make_row(number, "qa", [2] * 6, (12 + number % 3) / speed, token_ids=[[7] * 12])
+            for number in range(8)
+        ]
+        write_answers(folder / f"{method}.jsonl", rows, META | {"method": method} | meta)
+    pack(folder, tmp_path / f"{name}.tar.xz")
+    return f"{name}.tar.xz"
+
+
+def _page(kind: str, *names: str) -> str:
+    return (
+        f"before\n<!-- table: {kind} of {' '.join(names)} -->\nold\n<!-- end of table -->\nafter\n"
+    )
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_says_what_its_files_say(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert with_tables(text, ROOT) == text, "run python -m scripts.results tables"
+
+
+@pytest.mark.parametrize("name", OF_FIGURES)
+def test_no_table_has_a_figure_without_its_file(name: str) -> None:
+    by_hand = MARKED.sub("", (ROOT / name).read_text(encoding="utf-8"))
+    unsourced = [table for table in TABLE.findall(by_hand) if DECIMAL.search(table)]
+    assert not unsourced, f"{name}: make these with scripts.results: {unsourced}"
+
+
+def test_what_is_stored_is_small() -> None:
+    assert sum(file.stat().st_size for file in ROOT.glob("docs/results/*")) <= MOST_BYTES
+
+
+def test_a_summary_has_a_column_for_each_comparison(tmp_path: Path) -> None:
+    one = _pack(tmp_path, "one", {"vanilla": 10, "hybrid": 15})
+    other = _pack(tmp_path, "other", {"vanilla": 20, "pld": 30}, dtype="bfloat16")
+    text = with_tables(_page("summary", one, other), tmp_path)
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    header, _, *rows = (line for line in text.splitlines() if line.startswith("|"))
+    assert "Demo model, 7M, float32, 2 threads" in header and "bfloat16" in header
+    assert [row.split("|")[1].strip() for row in rows] == [
+        *("Hybrid", "Vanilla (autoregressive)", "Prompt lookup (PLD)"),
+    ]
+    assert re.search(r"\| +15\.\d tokens/s, 1\.50x \[1\.50, 1\.50\], MAT 2\.00 \| +- \|", rows[0])
+    assert "8 questions of spec_bench, at most 16 new tokens, cpu (x)" in text
+    assert "0 of 8 answers differ from vanilla's" in text
+
+
+@pytest.mark.parametrize("kind", ["tasks", "report"])
+def test_other_tables_name_every_method(kind: str, tmp_path: Path) -> None:
+    name = _pack(tmp_path, "one", {"vanilla": 10, "hybrid": 15, "pld": 12})
+    text = with_tables(_page(kind, name), tmp_path)
+    assert "| Hybrid" in text or "Hybrid " in text
+    assert "1.50x" in text and "1.20x" in text
+
+
+def test_batches_are_tables_over_sizes(tmp_path: Path) -> None:
+    names = [
+        _pack(tmp_path, f"size-{size}", {"vanilla": 10 * size, "pld": 12 * size}, batch_size=size)
+        for size in (1, 4)
+    ]
+    text = with_tables(_page("batches", *names), tmp_path)
+    assert "By batch size" in text and "4.80x" in text
+
+
+def test_costs_are_of_reports_of_the_benchmark(tmp_path: Path) -> None:
+    curve = [
+        {"num_nodes": nodes, "context": context, "milliseconds": milliseconds}
+        for context in (512, 4096)
+        for nodes, milliseconds in ((1, 2.0), (8, 3.0 * context / 512))
+    ]
+    facts = {"shape": "demo", "dtype": "float32", "device": "cpu", "threads": 2, "git_commit": "a"}
+    (tmp_path / "costs.json").write_text(json.dumps({**facts, "cost_curve": curve}))
+    text = with_tables(_page("costs", "costs.json"), tmp_path)
+    assert "3.00 (1.50)" in text and "context 512" in text
+
+
+def test_a_pack_holds_the_files_and_nothing_else_byte_for_byte(tmp_path: Path) -> None:
+    name = _pack(tmp_path, "one", {"vanilla": 10, "pld": 12})
+    (tmp_path / "one" / "note.txt").write_text("of no use")
+    pack(tmp_path / "one", tmp_path / "again.tar.xz")
+    assert (tmp_path / "again.tar.xz").read_bytes() == (tmp_path / name).read_bytes()
+    assert main(["unpack", str(tmp_path / name), str(tmp_path / "out")]) == 0
+    found = sorted(file.name for file in (tmp_path / "out").iterdir())
+    assert found == ["pld.jsonl", "pld.meta.json", "vanilla.jsonl", "vanilla.meta.json"]
+    for file in (tmp_path / "out").iterdir():
+        assert file.read_bytes() == (tmp_path / "one" / file.name).read_bytes()
+
+
+def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="table: got 'speeds'; allowed: summary"):
+        with_tables(_page("speeds", "one.tar.xz"), tmp_path)
+    (tmp_path / "none.tar.xz").write_text("no pack")
+    with pytest.raises(UserError, match="is no pack of answer files"):
+        with_tables(_page("summary", "none.tar.xz"), tmp_path)
+    with pytest.raises(UserError, match="allowed: one with answer files"):
+        main(["pack", str(tmp_path), str(tmp_path / "out.tar.xz")])
+    with pytest.raises(UserError, match="allowed: a new one"):
+        main(["unpack", str(tmp_path / "none.tar.xz"), str(tmp_path)])
