@@ -172,8 +172,8 @@ class Words:
         title: the method's name for people.
         published: its name in other people's tables; empty if it is in none.
         options: its options, or "name=value", in words; "{}" stands for the value.
-        variants: words that follow the title where an option has a value, by "name=value"; the first one counts. They
-            tell what a paper describes from what this project made of it.
+        variants: words that follow the title where an option has a value, by "name=value"; the first one counts.
+            They tell what a paper describes from what this project made of it.
     """
 
     title: str
