@@ -47,7 +47,8 @@ def page(found: Sequence[Mapping[str, Any]], picture: str) -> str:
         "Tokens a second of each method relative to the plain batch (vanilla) **of the same size**: the median of "
         "interleaved repetitions, and their range. A prompt is a page of this project's documentation and then a "
         "question; it is read once, and steps alone are measured. Memory comes from other texts; all texts of a "
-        "batch share it.",
+        "batch share it. In its first steps an answer has little of its own to repeat: further on, drafts are "
+        "accepted more often, and pay in larger batches.",
         f"![Tokens a second relative to the plain batch]({picture})",
         *(_section(one) for one in found),
     ]
@@ -60,8 +61,9 @@ def _section(one: Mapping[str, Any]) -> str:
     command = "python -m scripts.batch_map " + " ".join(one["argv"])
     lines = [
         f"## {one['model_path']}, {one['dtype']}",
-        f"`{command}`, commit {one['git_commit'] or 'unknown'}, {one['device']}, {one['threads']} thread(s), torch "
-        f"{one['versions']['torch']}, transformers {one['versions']['transformers']}.",
+        f"The first {one['steps']} steps of each answer. `{command}`, commit {one['git_commit'] or 'unknown'}, "
+        f"{one['device']}, {one['threads']} thread(s), torch {one['versions']['torch']}, transformers "
+        f"{one['versions']['transformers']}.",
     ]
     borders = []
     for context in contexts:
