@@ -126,7 +126,8 @@ def chart(found: Sequence[Mapping[str, Any]]) -> Figure:
             for context, axes in zip(contexts, of_file, strict=True):
                 _draw_panel(axes, one["runs"], context)
                 axes.set_title(f"{one['model_path']}, {one['dtype']}, {context} tokens", fontsize=8)
-        for axes in panels[-1]:
+        for axes in panels[-1]:  # all panels have one axis
+            axes.set_xticks(sorted({run.batch_size for one in found for run in one["runs"]}))
             axes.set_xlabel("texts in the batch")
         for of_file in panels:
             of_file[0].set_ylabel("x of the plain batch")
@@ -146,4 +147,3 @@ def _draw_panel(axes: Any, runs: Sequence[Run], context: int) -> None:
         axes.plot(sizes, predicted, color=color, linestyle=":", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.set_xticks(sizes)
