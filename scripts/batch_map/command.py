@@ -123,8 +123,9 @@ def _measure(args: argparse.Namespace, given: Sequence[str]) -> None:
             if batch_sizes:
                 runs += bench.runs(context, batch_sizes, args.rounds, bar.update)
     facts = {
-        "argv": list(given),
-        "model_path": Path(options.model_path).name,
+        # Folders are of no use elsewhere.
+        "argv": [Path(word).name if word == args.out else word for word in given],
+        "model_path": "/".join(Path(options.model_path).parts[-2:]),
         "dtype": str(checked.dtype).removeprefix("torch."),
         "device": _processor() if checked.device.type == "cpu" else torch.cuda.get_device_name(),
         "threads": torch.get_num_threads(),

@@ -47,7 +47,8 @@ def page(found: Sequence[Mapping[str, Any]], picture: str) -> str:
         "Tokens a second of each method relative to the plain batch (vanilla) **of the same size**: the median of "
         "interleaved repetitions, and their range. A prompt is a page of this project's documentation and then a "
         "question; it is read once, and steps alone are measured. Memory comes from other texts; all texts of a "
-        "batch share it.",
+        "batch share it. In its first steps an answer has little of its own to repeat: further on, drafts are "
+        "accepted more often, and pay in larger batches.",
         f"![Tokens a second relative to the plain batch]({picture})",
         *(_section(one) for one in found),
     ]
@@ -60,8 +61,9 @@ def _section(one: Mapping[str, Any]) -> str:
     command = "python -m scripts.batch_map " + " ".join(one["argv"])
     lines = [
         f"## {one['model_path']}, {one['dtype']}",
-        f"`{command}`, commit {one['git_commit'] or 'unknown'}, {one['device']}, {one['threads']} thread(s), torch "
-        f"{one['versions']['torch']}, transformers {one['versions']['transformers']}.",
+        f"The first {one['steps']} steps of each answer. `{command}`, commit {one['git_commit'] or 'unknown'}, "
+        f"{one['device']}, {one['threads']} thread(s), torch {one['versions']['torch']}, transformers "
+        f"{one['versions']['transformers']}.",
     ]
     borders = []
     for context in contexts:
@@ -124,7 +126,8 @@ def chart(found: Sequence[Mapping[str, Any]]) -> Figure:
             for context, axes in zip(contexts, of_file, strict=True):
                 _draw_panel(axes, one["runs"], context)
                 axes.set_title(f"{one['model_path']}, {one['dtype']}, {context} tokens", fontsize=8)
-        for axes in panels[-1]:
+        for axes in panels[-1]:  # all panels have one axis
+            axes.set_xticks(sorted({run.batch_size for one in found for run in one["runs"]}))
             axes.set_xlabel("texts in the batch")
         for of_file in panels:
             of_file[0].set_ylabel("x of the plain batch")
@@ -144,4 +147,3 @@ def _draw_panel(axes: Any, runs: Sequence[Run], context: int) -> None:
         axes.plot(sizes, predicted, color=color, linestyle=":", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.set_xticks(sizes)
