@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         broken = f"not lossless: {equality} questions have other answers than the baseline's"
         warnings.append(broken)
         print(f"WARNING: {broken}; python -m evaluation.equal shows them", file=sys.stderr)
-    notes = [*unequal, *filter(None, _notes(pairs, runs)), *_equality_notes(equality)]
+    notes = [*unequal, *filter(None, _notes(pairs, runs))]
     if not figures.interval(OVERALL, "exact_speedup").is_known:
         notes.append(f"Intervals: {TOO_FEW}")
     notes = list(dict.fromkeys(notes))
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     drafting = drafting_report([row for path, _ in pairs for row in files[path].rows])
     if options.drafting:
         parts.append(drafting_text(drafting))
-    print("\n\n".join([*parts, *(["\n".join(notes)] if notes else [])]))
+    print("\n\n".join([_equality_text(equality), *parts, *(["\n".join(notes)] if notes else [])]))
     report = {
         "file_path": options.file_path,
         "base_path": options.base_path,
@@ -200,13 +200,14 @@ def _notes(
         yield left_out_text(run_figures(*frames, names), names)
 
 
-def _equality_notes(equality: Equality) -> Iterator[str]:
+def _equality_text(equality: Equality) -> str:
     if not equality.num_compared:
-        yield "Answers are not compared with the baseline's: they were sampled, or the files share none"
-        return
-    word = "NOT LOSSLESS: " if equality.is_broken else ""
-    by_text = f", {equality.num_by_text} of them by text" if equality.num_by_text else ""
-    yield f"{word}Answers other than the baseline's: {equality}{by_text}"
+        return "Answers are not compared with the baseline's: they were sampled, or the files share none"
+    word = "NOT LOSSLESS: answers" if equality.is_broken else "Answers"
+    by_text = (
+        f" (texts of {equality.num_by_text}, which lack tokens)" if equality.num_by_text else ""
+    )
+    return f"{word} other than the baseline's: {equality}{by_text}"
 
 
 def _report_tasks(figures: RunFigures) -> dict[str, dict[str, Any]]:

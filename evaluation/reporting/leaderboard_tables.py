@@ -20,7 +20,6 @@ from evaluation.scoring.comparable import neighbours, paired_files
 from evaluation.scoring.figures import CODE, EXACT_FIGURES, OVERALL, SPEC_BENCH_TASKS, in_task_order
 from evaluation.scoring.groups import SPEC_BENCH, Group, Measured, condition_names
 from evaluation.scoring.intervals import UNKNOWN, Interval
-from evaluation.scoring.noise import speed_verdict
 from evaluation.scoring.per_question import pair_questions
 
 OVERVIEW_FACTS = ("Model", "Questions asked", "Precision", "Device")
@@ -91,15 +90,13 @@ def exact_table(group: Group) -> Table:
 
 
 def pairs_table(group: Group) -> Table:
-    """Return each method against the next slower one; no row where there are two methods or fewer."""
+    """Return each method over the next slower one, the baseline left out; no row where there are no two."""
     titles = entry_titles(group)
     rows = []
-    for entry, other, figures in neighbours(group) if len(group.rows) > 2 else ():
-        interval = figures.interval(OVERALL, "exact_speedup")
-        verdict = speed_verdict(interval, group.floor_interval("exact_speedup"))
-        names = [Cell(titles[one.label].short) for one in (entry, other)]
-        speedup = figure_cell(figures.figure(OVERALL, "exact_speedup"), unit="x", interval=interval)
-        rows.append([*names, Cell(verdict.value), speedup])
+    for row, other in neighbours(group):
+        names = [Cell(titles[entry.label].short) for entry in (row.entry, other)]
+        verdict = Cell(group.verdict(row, "exact_speedup").value)
+        rows.append([*names, verdict, _speedup(row, group, "exact_speedup")])
     header = [METHOD, "Over", "Verdict", "Speed-up"]
     return Table("Each method over the next one", header, rows, num_text_columns=3)
 

@@ -189,7 +189,7 @@ def _circumstance_notes(group: Group) -> Iterator[str]:
                     found.setdefault(_value_text(value), []).append(titles[row.entry.label])
         if len(found) > 1:
             each = "; ".join(
-                f"{value}: {', '.join(dict.fromkeys(of))}" for value, of in found.items()
+                f"{value}: {', '.join(dict.fromkeys(of))}" for value, of in sorted(found.items())
             )
             yield f"Measured with different {what} ({each})"
 

@@ -36,7 +36,6 @@ from evaluation.scoring.groups import (
     Entry,
     Group,
     Measured,
-    Pair,
     condition_names,
 )
 from evaluation.scoring.intervals import CONFIDENCE
@@ -199,18 +198,18 @@ def _measure(
     return Measured(entry, RunFigures.joined(parts), equality, notes, gaps)
 
 
-def neighbours(group: Group) -> list[Pair]:
-    """Measure each method of a group against the next one of its rows, which are in order of speed."""
-    return [_pair(row.entry, other.entry) for row, other in itertools.pairwise(group.rows)]
+def neighbours(group: Group) -> list[tuple[Measured, Entry]]:
+    """Measure each method of a group against the next slower one; return them in order of speed.
 
-
-def _pair(entry: Entry, other: Entry) -> Pair:
-    figures = [
-        measure_runs([(file.frame, base.frame) for file, base in _pairs(files, other, bench)])
-        for bench, files in entry.runs.items()
-        if bench in other.runs
-    ]
-    return Pair(entry, other, RunFigures.joined(figures))
+    The baseline is left out: the group has every method's figures against it.
+    """
+    entries = [row.entry for row in group.rows if row.entry is not group.baseline]
+    found = []
+    for entry, other in itertools.pairwise(entries):
+        shared = {bench: files for bench, files in entry.runs.items() if bench in other.runs}
+        mine = Entry(entry.method, entry.options, shared, entry.differing)
+        found.append((_measure(mine, other, group.conditions[-1]), other))
+    return found
 
 
 def _equality(file: AnswerFile, base: AnswerFile) -> Equality:

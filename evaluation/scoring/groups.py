@@ -121,14 +121,6 @@ class Measured(NamedTuple):
     gaps: list[PrefillGap]  # runs in which equal prompts took another time than in the baseline's
 
 
-class Pair(NamedTuple):
-    """An entry's figures against another one's, which is not the baseline's."""
-
-    entry: Entry
-    other: Entry
-    figures: RunFigures
-
-
 class Group(NamedTuple):
     """Entries measured under equal conditions."""
 

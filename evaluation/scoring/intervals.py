@@ -11,6 +11,8 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
+# Below it an error is that of the sums.
+ROUNDING = 1e-12
 # Below it no interval keeps its word: of 5 questions one of 95% is already about as wide as most speed-ups.
 LEAST_QUESTIONS = 5
 TOO_FEW = f"fewer than {LEAST_QUESTIONS} questions: no interval and no verdict"
@@ -79,7 +81,7 @@ def paired_interval(ratio: RatioOfSums, confidence: float = CONFIDENCE) -> Inter
         return UNKNOWN
     signs = np.repeat([1.0, -1.0], [len(ratio.over), len(ratio.under)])
     center, error = _log_and_error(samples, signs)
-    if error == 0:  # every question has the same ratio
+    if error < ROUNDING:  # every question has the same ratio
         return Interval(ratio.value, ratio.value)
     draws = np.random.default_rng(0).integers(0, num_questions, (NUM_RESAMPLES, num_questions))
     with np.errstate(divide="ignore", invalid="ignore"):  # a draw of one question has no error

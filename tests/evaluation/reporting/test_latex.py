@@ -81,7 +81,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The leaderboard's LaTeX of two methods, the names of one full of what must be escaped."""
     folder = tmp_path_factory.mktemp("answers")
     for name, method, speed in (("a", "vanilla", 1.0), ("b", HOSTILE, 2.0)):
-        rows = [make_row(place, "qa", [1] * 6, 6 / speed) for place in range(3)]
+        lengths = [int(speed)] * (6 // int(speed))
+        rows = [make_row(place, "qa", lengths, 6 / speed) for place in range(5)]
         meta = {"method": method, "model_path": f"a/{HOSTILE}", "device": HOSTILE}
         write_answers(folder / f"{name}.jsonl", rows, meta | {"bench_name": "spec_bench"})
     out = folder / "table.tex"

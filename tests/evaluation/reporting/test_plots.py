@@ -84,6 +84,7 @@ def answers(tmp_path: Path) -> Path:
             make_row(2, "qa", lengths, 8 / speed**2, **keys),
             failed_row(3, "qa") if name == "hot" else make_row(3, "qa", lengths, 8.0, **keys),
             make_row(4, "code", [1] * 8, 8.0),
+            *(make_row(number, "qa", lengths, number / speed, **keys) for number in (5, 6, 7)),
         ]
         options = {} if name == "vanilla" else {"start": name}
         meta = META | {
@@ -150,8 +151,8 @@ def test_warm_up_runs_over_the_questions_in_order(answers: Path) -> None:
     picture = _pictures(answers)["warm-up"]
     hot, cold = picture.figure.axes[0].get_lines()[:2]
     # 8 tokens in 4 steps a question, none in the one that failed, 8 in 8 steps of code.
-    assert hot.get_ydata() == pytest.approx([2, 2, 2, 24 / 16])
-    assert cold.get_ydata() == pytest.approx([2, 2, 2, 32 / 20])
+    assert hot.get_ydata() == pytest.approx([2, 2, 2, 24 / 16, 32 / 20, 40 / 24, 48 / 28])
+    assert cold.get_ydata() == pytest.approx([2, 2, 2, 32 / 20, 40 / 24, 48 / 28, 56 / 32])
     assert (hot.get_linestyle(), cold.get_linestyle()) == ("-", "--")
 
 

@@ -77,10 +77,31 @@ def test_options_that_are_not_set_or_leave_nothing_out_are_left_out() -> None:
     assert all(words.count("{}") <= 1 for words in OPTION_WORDS.values())
 
 
-def test_entries_of_one_method_are_told_apart_by_letters_and_notes(tmp_path: Path) -> None:
+def test_what_a_paper_describes_is_told_from_what_this_project_made_of_it(tmp_path: Path) -> None:
+    variants = [
+        {"method": "recycling", "options": options}
+        for options in (
+            {"tree_version": "2.2.2", "policy": "original"},
+            {"tree_version": "2.2.2", "policy": "average"},
+            {"tree_version": "auto", "policy": "average"},
+        )
+    ]
+    pld = [{"method": "pld", "options": {"budget": budget}} for budget in ("fixed", "auto")]
+    (group,) = _groups(tmp_path, {"method": "vanilla"}, *variants, *pld)
+    assert {title.short for title in entry_titles(group).values()} == {
+        "Vanilla (autoregressive)",
+        "Token Recycling, as published",
+        "Token Recycling, averaged rows (ours)",
+        "Token Recycling, tree sized to the device (ours)",
+        "Prompt lookup (PLD)",
+        "Prompt lookup (PLD), as many tokens as pay (ours)",
+    }
+
+
+def test_entries_of_one_name_are_told_apart_by_letters_and_notes(tmp_path: Path) -> None:
     recycling = [
         {"method": "recycling", "options": {"tree_version": version, "start": "hot"}}
-        for version in ("2.2.2", "auto")
+        for version in ("2.2.2", "3.3")
     ]
     (group,) = _groups(tmp_path, {"method": "vanilla"}, *recycling, {"method": "pld"})
     titles = entry_titles(group)
@@ -88,11 +109,9 @@ def test_entries_of_one_method_are_told_apart_by_letters_and_notes(tmp_path: Pat
         *("Token Recycling (a)", "Token Recycling (b)"),
         *("Vanilla (autoregressive)", "Prompt lookup (PLD)"),
     }
-    assert titles["recycling (tree_version=auto)"].long == (
-        "Token Recycling (b: tree sized to the device)"
-    )
+    assert titles["recycling (tree_version=3.3)"].long == "Token Recycling (b: tree 3.3)"
     notes = group_notes(group, None)
-    assert "Token Recycling (b): tree sized to the device, memory kept across questions" in notes
+    assert "Token Recycling (b): tree 3.3, memory kept across questions" in notes
     assert not [note for note in notes if note.startswith("Prompt lookup (PLD):")]
 
 

@@ -14,6 +14,7 @@ from evaluation.scoring.figures import measure_runs
 from evaluation.scoring.intervals import UNKNOWN, Interval
 from evaluation.scoring.noise import (
     SpeedVerdict,
+    is_impossible,
     is_unsteady,
     prefill_gap,
     prefill_warnings,
@@ -28,29 +29,39 @@ NAMES = ("pld.jsonl", "vanilla.jsonl")
 @pytest.mark.parametrize(
     ("interval", "floor", "expected"),
     [
-        ((1.01, 1.10), None, SpeedVerdict.FASTER),
-        ((0.80, 0.99), None, SpeedVerdict.SLOWER),
-        ((0.99, 1.10), None, SpeedVerdict.ALIKE),
+        ((1.01, 1.10), UNKNOWN, SpeedVerdict.FASTER),
+        ((0.80, 0.99), UNKNOWN, SpeedVerdict.SLOWER),
+        ((0.99, 1.10), UNKNOWN, SpeedVerdict.ALIKE),
         ((1.01, 1.10), (0.97, 1.03), SpeedVerdict.ALIKE),
         ((1.04, 1.10), (0.97, 1.03), SpeedVerdict.FASTER),
         ((0.95, 0.98), (0.97, 1.03), SpeedVerdict.ALIKE),
         ((0.95, 0.96), (0.97, 1.03), SpeedVerdict.SLOWER),
-        # A floor on one side of 1 does not make the other side easier.
-        ((0.99, 1.00), (0.90, 0.95), SpeedVerdict.ALIKE),
-        ((1.00, 1.10), (0.90, 0.95), SpeedVerdict.ALIKE),
-        ((1.01, 1.10), UNKNOWN, SpeedVerdict.FASTER),
-        (UNKNOWN, (0.97, 1.03), SpeedVerdict.ALIKE),
+        # Which run of two is above the line is arbitrary: a floor on one side of 1 counts on both.
+        ((1.01, 1.06), (0.93, 1.00), SpeedVerdict.ALIKE),
+        ((1.08, 1.10), (0.93, 1.00), SpeedVerdict.FASTER),
+        ((0.94, 0.99), (1.00, 1.07), SpeedVerdict.ALIKE),
+        ((0.90, 0.93), (1.00, 1.07), SpeedVerdict.SLOWER),
+        ((1.50, 1.60), (0.85, 1.00), SpeedVerdict.UNSTEADY),
+        (UNKNOWN, (0.97, 1.03), SpeedVerdict.TOO_FEW),
     ],
 )
 def test_verdicts(
-    interval: tuple[float, float], floor: tuple[float, float] | None, expected: SpeedVerdict
+    interval: tuple[float, float], floor: tuple[float, float], expected: SpeedVerdict
 ) -> None:
-    assert speed_verdict(Interval(*interval), floor and Interval(*floor)) is expected
+    assert speed_verdict(Interval(*interval), Interval(*floor)) is expected
+
+
+def test_a_speed_up_is_no_larger_than_acceptance_allows() -> None:
+    assert is_impossible(5.75, mat=1.88, base_mat=1.0)
+    assert not is_impossible(1.9, mat=1.88, base_mat=1.0), "within what chance may do"
+    assert is_impossible(2.2, mat=1.88, base_mat=1.0)
+    assert not is_impossible(2.2, mat=1.88, base_mat=1.0, floor=Interval(0.93, 1.0))
+    assert not is_impossible(5.0, mat=math.nan, base_mat=1.0), "not every writer counts steps"
 
 
 @pytest.mark.parametrize(
     ("floor", "expected"),
-    [((0.98, 1.03), False), ((0.95, 1.04), False), ((0.95, 1.05), True), ((1.2, 1.25), False)],
+    [((0.98, 1.03), False), ((0.92, 1.09), False), ((0.90, 1.00), True), ((1.2, 1.25), True)],
 )
 def test_a_machine_is_unsteady_where_two_runs_of_one_method_differ(
     floor: tuple[float, float], expected: bool
