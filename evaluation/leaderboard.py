@@ -44,7 +44,9 @@ from evaluation.reporting.notes import alarms, group_caption, group_notes
 from evaluation.reporting.options import (
     add_base_option,
     add_benchmark_option,
+    add_category_options,
     answer_paths,
+    given_categories,
     make_folder,
 )
 from evaluation.reporting.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
@@ -149,7 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.published:
         devices = options.published_device or DEFAULT_DEVICES
         published = read_published(PUBLISHED_DIR, devices, options.published_model or ())
-    groups = group_answers([load_answers(path) for path in paths], options.base)
+    categories = given_categories(options)
+    groups = group_answers([load_answers(path, categories) for path in paths], options.base)
     board = Leaderboard(groups, published, benchmarks)
     writers = {
         "markdown": lambda board: _text(board) + "\n",
@@ -261,6 +264,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_base_option(parser)
     add_benchmark_option(parser)
+    add_category_options(parser)
     parser.add_argument(
         "--published",
         action=argparse.BooleanOptionalAction,

@@ -17,7 +17,13 @@ from itertools import chain
 from pathlib import Path
 
 from evaluation.reporting.benchmark_reports import read_benchmark
-from evaluation.reporting.options import add_base_option, add_benchmark_option, answer_paths
+from evaluation.reporting.options import (
+    add_base_option,
+    add_benchmark_option,
+    add_category_options,
+    answer_paths,
+    given_categories,
+)
 from evaluation.reporting.pictures import benchmark_pictures, group_pictures, write_picture
 from evaluation.scoring.comparable import group_answers, load_answers
 from model.commands.command_line import OptionParser, UserError, run_command
@@ -38,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.base and not options.paths:
         raise UserError("base: got without answer files; give some, or leave it out")
     paths = answer_paths(options.paths, options.base)
-    groups = group_answers([load_answers(path) for path in paths], options.base)
+    categories = given_categories(options)
+    groups = group_answers([load_answers(path, categories) for path in paths], options.base)
     reports = [read_benchmark(path) for path in options.benchmark]
     pictures = [*chain.from_iterable(group_pictures(groups)), *benchmark_pictures(reports, groups)]
     for picture in pictures:
@@ -58,6 +65,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_benchmark_option(parser)
     add_base_option(parser)
+    add_category_options(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the pictures")
     return parser.parse_args(argv)
 

@@ -29,7 +29,7 @@ def read_answers(path: str | Path) -> list[AnswerRow]:
 def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
     """Return the rows of an answer file with their line numbers; a question may be answered twice.
 
-    The file is UTF-8 with one JSON object a line; blank lines are skipped.
+    The file is UTF-8, with or without a byte order mark, and has one JSON object a line; blank lines are skipped.
 
     Raises:
         UserError: if the file is missing, unreadable or empty, or a line is not an answer row; names
@@ -37,14 +37,14 @@ def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
     """
     lines: list[tuple[int, AnswerRow]] = []
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     lines.append((number, AnswerRow.from_json(line, f"{path}, line {number}")))
     except FileNotFoundError:
         raise UserError(f"no answer file {path}; run an inference command first") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error}); give an answer file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text; give an answer file") from None
     except OSError as error:
         raise UserError(f"cannot read the answer file {path}: {error.strerror}") from None
     if not lines:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.answers.defects import ERROR_TEXT
-from evaluation.answers.row import AnswerRow, Choice
+from evaluation.answers.row import ERROR_TEXT, AnswerRow, Choice
 
 TOKENS_AROUND = 5
 CHARACTERS_AROUND = 30
@@ -78,7 +77,7 @@ def _row_cause(row: AnswerRow | None, other: AnswerRow | None) -> str | None:
         errors = " and ".join(str(it.error) for it in (row, other) if it.error)
         cause = f"the question failed in the {' and the '.join(failed)} file"
         cause += f" ({errors})" if errors else ""
-    elif row.category != other.category:
+    elif row.has_category and other.has_category and row.category != other.category:
         cause = (
             f"the category is {row.category!r} in the first, {other.category!r} in the second file"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from model.commands.files import parse_json, read_text
 DATA_FOLDER = Path(__file__).resolve().parents[2] / "data"
 # Spec-Bench has 1 MB; the whole file is held in memory.
 MAX_BYTES = 2**30
+# The category of questions and answers that have none.
+UNCATEGORISED = "uncategorised"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,23 @@ def question_file_of(bench_name: str, given: str | None = None) -> Path:
     there = ", ".join(here) or "none"
     advice = f"run: {command}" if command else f"there are: {there}; or give --question-file"
     raise UserError(f"question file {file} is not there; {advice}")
+
+
+def category_map(texts: Sequence[str]) -> dict[str, str]:
+    """Return the new names of categories from texts such as `OLD=NEW`.
+
+    Raises:
+        UserError: if a text is not of that form, or names a category twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        old, _, new = text.partition("=")
+        if not old or not new or old in found:
+            raise UserError(
+                f"category_map: got {text!r}; allowed: OLD=NEW, each category once, such as math=math_reasoning"
+            )
+        found[old] = new
+    return found
 
 
 def spread(questions: list[Question], count: int | None) -> list[Question]:

@@ -42,6 +42,7 @@ BENCH_TITLES = {
     "mt_bench": "MT-bench",
     "mbpp": "MBPP",
     "demo": "demo questions",
+    UNKNOWN: "questions not recorded",
 }
 # Options of runs, and those that several methods have, in words; a method's own words come first. Options
 # without words are shown as "name value".

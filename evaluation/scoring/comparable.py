@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from evaluation.answers.answer_file import read_lines
+from evaluation.answers.categories import Categories
 from evaluation.answers.record import NOISE_FLOOR, RunRecord, Use
 from evaluation.scoring.equality import Equality, equality_of, read_ties
 from evaluation.scoring.figures import (
@@ -41,17 +42,19 @@ from evaluation.scoring.groups import (
 )
 from evaluation.scoring.intervals import CONFIDENCE
 from evaluation.scoring.noise import PrefillGap, prefill_gap
-from evaluation.scoring.per_question import used_defects_text
+from evaluation.scoring.per_question import uncategorised_text, used_defects_text
 from model.commands.command_line import UserError
 
 
-def load_answers(path: Path) -> AnswerFile:
-    """Read an answer file and its sidecar.
+def load_answers(path: Path, categories: Categories | None = None) -> AnswerFile:
+    """Read an answer file and its sidecar; `categories` are given to rows without one, or renamed.
 
     Raises:
         UserError: if either cannot be read.
     """
-    return AnswerFile(path, [row for _, row in read_lines(path)], RunRecord.read(path))
+    categories = categories or Categories()
+    rows = [categories.of(row) for _, row in read_lines(path)]
+    return AnswerFile(path, rows, RunRecord.read(path))
 
 
 def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
@@ -228,7 +231,13 @@ def _prefill_gap(file: AnswerFile, base: AnswerFile) -> PrefillGap | None:
 def _notes(file: AnswerFile, base_file: AnswerFile) -> list[str]:
     names = (str(file.path), str(base_file.path))
     left_out = left_out_text(run_figures(file.frame, base_file.frame, names), names)
-    return [note for note in (left_out, used_defects_text(file.frame, names[0])) if note]
+    frame = file.frame
+    found = (
+        left_out,
+        used_defects_text(frame, names[0]),
+        uncategorised_text(frame, names[0]),
+    )
+    return [note for note in found if note]
 
 
 def paired_files(entry: Entry, baseline: Entry) -> Iterator[tuple[AnswerFile, AnswerFile]]:

@@ -208,7 +208,9 @@ def _legacy_figures(part: pd.DataFrame, base_part: pd.DataFrame) -> dict[str, fl
     return {
         "rows": len(used),
         "base_rows": len(base_used),
-        "mean_accepted_tokens": _quotient(used["first_accepted"].sum(), used["first_steps"].sum()),
+        "mean_accepted_tokens": _quotient(
+            used["first_accepted"].sum(skipna=False), used["first_steps"].sum(skipna=False)
+        ),
         "tokens_per_second": speed,
         "base_tokens_per_second": base_speed,
         "speedup": _quotient(speed, base_speed),
