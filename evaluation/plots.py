@@ -12,6 +12,7 @@ Run:
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -25,7 +26,7 @@ from evaluation.reporting.options import (
     given_categories,
 )
 from evaluation.reporting.pictures import benchmark_pictures, group_pictures, write_picture
-from evaluation.scoring.comparable import group_answers, load_answers
+from evaluation.scoring.comparable import group_answers, load_all
 from model.commands.command_line import OptionParser, UserError, run_command
 
 EXAMPLES = """\
@@ -45,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError("base: got without answer files; give some, or leave it out")
     paths = answer_paths(options.paths, options.base)
     categories = given_categories(options)
-    groups = group_answers([load_answers(path, categories) for path in paths], options.base)
+    left_out: list[str] = []
+    files = load_all(paths, options.paths, left_out, categories)
+    groups = group_answers(files, options.base, left_out)
+    for reason in left_out:
+        print(f"WARNING: left out: {reason}", file=sys.stderr)
     reports = [read_benchmark(path) for path in options.benchmark]
     pictures = [*chain.from_iterable(group_pictures(groups)), *benchmark_pictures(reports, groups)]
     for picture in pictures:

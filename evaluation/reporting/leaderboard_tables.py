@@ -289,15 +289,19 @@ def published_rows(published: pd.DataFrame, groups: Sequence[Group]) -> list[dic
     ]
 
 
-def csv_text(measured: Sequence[dict[str, Any]], published: Sequence[dict[str, Any]]) -> str:
-    """Return both kinds of records as CSV, told apart by the column `kind`."""
+def csv_text(
+    measured: Sequence[dict[str, Any]],
+    published: Sequence[dict[str, Any]],
+    left_out: Sequence[str] = (),
+) -> str:
+    """Return all kinds of records as CSV, told apart by the column `kind`; `note` says why some are left out."""
     table = pd.DataFrame(measured)
     table.insert(0, "kind", "measured")
-    if not published:
-        return table.to_csv(index=False, lineterminator="\n")
     # By records: pandas deprecates joining frames whose columns are empty on one side.
     records = table.to_dict("records") + [{"kind": "published", **row} for row in published]
-    table = pd.DataFrame(records, columns=[*table.columns, "source", "conditions", "differs"])
+    records += [{"kind": "left out", "note": reason} for reason in left_out]
+    columns = [*table.columns, *(("source", "conditions", "differs") if published else ())]
+    table = pd.DataFrame(records, columns=[*columns, *(["note"] if left_out else [])])
     # Counts stay whole numbers beside rows that have none.
     table = table.astype(dict.fromkeys(("runs", "questions", "left_out"), "Int64"))
     return table.to_csv(index=False, lineterminator="\n")

@@ -134,8 +134,13 @@ def test_other_conditions_are_another_group(
     answers: Path, key: str, value: object, capsys: Capture
 ) -> None:
     lone = _write(answers.parent, "pld", {"writing": 6.0, "qa": 8.0}, **{key: value})
+    text, report = _run(capsys, answers, lone, "--no-published")
+    (reason,) = report["left_out"]
+    assert f"has no baseline 'vanilla' among pld ({lone});" in reason
+    assert f"- Left out: {reason}" in text
+    assert len(report["measured"]) == 3
     with pytest.raises(UserError, match="has no baseline 'vanilla' among pld"):
-        main([str(answers), str(lone)])
+        main([str(lone)])
     base = _write(answers.parent, "vanilla", {"writing": 3.0, "qa": 4.0}, **{key: value})
     text, report = _run(capsys, answers, lone, base, "--no-published")
     assert text.count("as Spec-Bench counts\n") == 2
@@ -360,8 +365,6 @@ def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
         [make_row(1, "qa", [1], 1.0)],
         META | {"method": "vanilla", "options": {"a": 2}},
     )
-    _write(tmp_path / "bench", "recycling", {"code": 5.0}, bench_name="mbpp")
-    spec_bench = [answers / name for name in ("vanilla.jsonl", "recycling.jsonl")]
     vanilla = answers / "vanilla.jsonl"
     for words, complaint in (
         ([tmp_path / "empty"], "no answer files"),
@@ -371,7 +374,6 @@ def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
             r"has no baseline 'medusa' among pld \(.*pld.jsonl\), rec.* vanilla \(",
         ),
         ([tmp_path / "twice"], r"has 2 baselines: vanilla \(a=1\), vanilla \(a=2\)"),
-        ([*spec_bench, tmp_path / "bench"], "answers to mbpp, which the baseline vanilla lacks"),
         ([answers, "--published-device", "H999"], "no published figures for the device 'H999'"),
         ([answers, "--csv", vanilla], "is one of the files to read"),
         ([answers, "--csv", tmp_path / "a", "--json", tmp_path / "a"], "is to be written twice"),
@@ -382,6 +384,51 @@ def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=complaint) as caught:
             main([str(word) for word in words])
         assert "\n" not in str(caught.value)
+
+
+BAD_FILES = {"empty.jsonl": "", "no-json.jsonl": "one\n", "no-answers.jsonl": '{"step": 1}\n'}
+
+
+def test_a_bad_file_of_a_folder_is_a_line_of_every_format(
+    answers: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    for name, content in BAD_FILES.items():
+        (answers / name).write_text(content)
+    out = tmp_path / "report"
+    assert main([str(answers), "--out", str(out), "--no-published"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("WARNING: left out: ") == 3
+    assert len(json.loads(captured.out.splitlines()[-1])["measured"]) == 3
+    for file, _ in FILES.values():
+        if file in (
+            "spec-bench.csv",
+            "questions.csv",
+        ):  # columns of others, and nothing but questions
+            continue
+        text = (out / file).read_text(encoding="utf-8")
+        assert all(name in text for name in BAD_FILES), f"{file} should name the files left out"
+    with pytest.raises(UserError, match=r"empty\.jsonl holds no answers"):
+        main([str(answers / "pld.jsonl"), str(answers / "empty.jsonl")])
+
+
+def test_a_folder_without_any_answers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UserError, match=r"empty\.jsonl holds no answers"):
+        main([str(tmp_path)])
+
+
+def test_a_method_that_cannot_be_compared_is_left_out_alone(answers: Path, capsys: Capture) -> None:
+    write_answers(
+        answers / "texts.jsonl",
+        [{"question_id": 1, "category": "writing", "choices": [{"turns": ["some text"]}]}],
+        META | {"method": "suffix"},
+    )
+    bench = _write(answers.parent / "bench", "recycling", {"code": 5.0}, bench_name="mbpp")
+    _, report = _run(capsys, answers, bench, "--no-published")
+    assert [row["method"] for row in report["measured"]] == ["pld", "vanilla"]
+    reasons = report["left_out"]
+    assert any("answers to mbpp, which the baseline vanilla lacks" in it for it in reasons)
+    assert any("no question has figures in both" in it and "texts.jsonl" in it for it in reasons)
 
 
 def test_published_files_may_be_missing(tmp_path: Path) -> None:
