@@ -72,10 +72,15 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("threads", Use.RESUMED | Use.COMPARED),
     Condition("max_new_tokens", _OPTION | Use.COMPARED),
     Condition("temperature", _OPTION | Use.COMPARED | _RERUN),
+    Condition("top_k", _OPTION | Use.COMPARED, default=0),
+    Condition("top_p", _OPTION | Use.COMPARED, default=1.0),
+    Condition("seed", _OPTION | Use.COMPARED, default=0),
     Condition("compile", _OPTION | Use.COMPARED, default=False),
     # None where it has no effect, as on a CPU; older sidecars lack it.
     Condition("graphs", Use.RESUMED | Use.COMPARED, default=None),
     Condition("kernels", _OPTION | Use.COMPARED, default="auto"),
+    # Whether they were asked for and are not there: there is no compiler, or none fits the processor.
+    Condition("lacks_kernels", Use.COMPARED, default=False),
     Condition("num_choices", _OPTION | Use.COMPARED, default=1),
     Condition("num_workers", Use.RESUMED | Use.COMPARED, default=None),
     Condition("batch_size", _OPTION | Use.COMPARED, default=1),
@@ -83,15 +88,12 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("question_file_sha256", Use.RESUMED | Use.WARNED | _RERUN, default=UNKNOWN),
     Condition("load_matrix", Use.RESUMED | Use.OPTION),
     Condition("shuffle", _OPTION | Use.OPTION),
-    Condition("top_k", _OPTION | Use.OPTION),
-    Condition("top_p", _OPTION | Use.OPTION),
     # Parts of a benchmark are not runs of the whole, but several commands may fill one file.
     Condition("question_begin", Use.RECORDED | Use.OPTION),
     Condition("question_end", Use.RECORDED | Use.OPTION),
     Condition("num_questions", _OPTION | Use.OPTION, default=None),
     Condition("shard", Use.RESUMED | Use.OPTION),
     Condition("state_order", Use.RESUMED),
-    Condition("seed", _OPTION),
     Condition("warmup", _OPTION),
 )
 # Further keys of a sidecar: when, where and by which command it was made.

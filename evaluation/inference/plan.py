@@ -78,6 +78,7 @@ class Plan:
 
     def note_kernels(self, target: TargetModel) -> None:
         """Write the kernels of the model's passes into the sidecar; a referee uses none."""
+        self.log.note(lacks_kernels=target.lacks_kernels)
         if isinstance(self.setup.method, Method):
             self.log.note(kernel_names=target.kernel_names)
 

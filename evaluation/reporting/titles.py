@@ -68,8 +68,6 @@ OPTION_WORDS = {
     "tree_version": "tree {}",
     "tree_version=auto": "tree sized to the device",
 }
-# Options at which sampling leaves no token out.
-USUAL_OPTIONS = {"top_k": 0, "top_p": 1.0}
 # Conditions in words; those not here are shown as "name value", a condition's default never.
 CONDITION_WORDS = {
     "dtype": "{}",
@@ -79,7 +77,11 @@ CONDITION_WORDS = {
     "max_new_tokens": "at most {} new tokens a turn",
     "temperature": "sampling at temperature {}",
     **dict.fromkeys(("temperature=0", "temperature=0.0"), "greedy"),
+    "top_k": "from the {} likeliest tokens",
+    "top_p": "from the likeliest tokens of probability {}",
+    "seed": "seed {}",
     "compile=True": "compiled passes",
+    "lacks_kernels=True": "torch's own kernels",
     "graphs=auto": "passes replayed as CUDA graphs",
     "graphs=off": "kernels launched one by one",
     "sdpa_backends": "attention {}",
@@ -92,10 +94,13 @@ CONDITION_WORDS = {
 SILENT = {"threads": "None", "max_new_tokens": "None", "conv_template": "tokenizer"}
 # The conditions under each heading of a group; what is in none of them comes last.
 HEADINGS = {
-    "Decoding": ("temperature", "max_new_tokens", "batch_size", "num_choices", "conv_template"),
+    "Decoding": (
+        *("temperature", "top_k", "top_p", "seed"),
+        *("max_new_tokens", "batch_size", "num_choices", "conv_template"),
+    ),
     "Precision": ("dtype",),
     "Device": ("device", "threads", "num_workers"),
-    "Software": ("compile", "graphs", "kernels", "sdpa_backends", "commit"),
+    "Software": ("compile", "graphs", "kernels", "lacks_kernels", "sdpa_backends", "commit"),
 }
 SOFTWARE = ("torch", "transformers")
 IN_OTHER_WORDS = {"model", "bench", "question_file"}
@@ -128,12 +133,10 @@ def task_title(task: str) -> str:
 
 
 def options_text(options: Mapping[str, Any], method: str | None = None) -> str:
-    """Return options of a method, or of a run, as words, without those that are not set or leave nothing out."""
+    """Return options of a method, or of a run, as words, without those that are not set."""
     tables = [OPTION_WORDS] if method is None else [words_of(method).options, OPTION_WORDS]
     return ", ".join(
-        _words(tables, name, str(value))
-        for name, value in options.items()
-        if value is not None and value != USUAL_OPTIONS.get(name)
+        _words(tables, name, str(value)) for name, value in options.items() if value is not None
     )
 
 
