@@ -74,6 +74,10 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("temperature", _OPTION | Use.COMPARED | _RERUN),
     Condition("top_k", _OPTION | Use.COMPARED, default=0),
     Condition("top_p", _OPTION | Use.COMPARED, default=1.0),
+    Condition("min_p", _OPTION | Use.COMPARED, default=0.0),
+    Condition("repetition_penalty", _OPTION | Use.COMPARED | _RERUN, default=1.0),
+    Condition("stop", _OPTION | Use.COMPARED | _RERUN, default=[]),
+    Condition("system_prompt", _OPTION | Use.COMPARED | _RERUN, default=None),
     Condition("seed", _OPTION | Use.COMPARED, default=0),
     Condition("compile", _OPTION | Use.COMPARED, default=False),
     # None where it has no effect, as on a CPU; older sidecars lack it.
@@ -230,13 +234,13 @@ class RunRecord:
 
         Keys in `but` may differ. A key that either record lacks has its default there, or None.
         """
-        mine, theirs = self._with_defaults(), other._with_defaults()
+        mine, theirs = self.with_defaults(), other.with_defaults()
         for key in sorted((set(mine) | set(theirs)) - but):
             if mine.get(key) != theirs.get(key):
                 return key, mine.get(key), theirs.get(key)
         return None
 
-    def _with_defaults(self) -> dict[str, Any]:
+    def with_defaults(self) -> dict[str, Any]:
         """Return the values, with the meaning of an older sidecar's missing keys filled in."""
         values = dict(self.values)
         for condition in CONDITIONS:

@@ -79,7 +79,11 @@ CONDITION_WORDS = {
     **dict.fromkeys(("temperature=0", "temperature=0.0"), "greedy"),
     "top_k": "from the {} likeliest tokens",
     "top_p": "from the likeliest tokens of probability {}",
+    "min_p": "from tokens of {} of the likeliest one's probability or more",
     "seed": "seed {}",
+    "repetition_penalty": "repetition penalty {}",
+    "stop": "answers end after {}",
+    "system_prompt": "system prompt: {}",
     "compile=True": "compiled passes",
     "lacks_kernels=True": "torch's own kernels",
     "graphs=auto": "passes replayed as CUDA graphs",
@@ -95,13 +99,15 @@ SILENT = {"threads": "None", "max_new_tokens": "None", "conv_template": "tokeniz
 # The conditions under each heading of a group; what is in none of them comes last.
 HEADINGS = {
     "Decoding": (
-        *("temperature", "top_k", "top_p", "seed"),
-        *("max_new_tokens", "batch_size", "num_choices", "conv_template"),
+        *("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty"),
+        *("max_new_tokens", "stop", "batch_size", "num_choices", "conv_template", "system_prompt"),
     ),
     "Precision": ("dtype",),
     "Device": ("device", "threads", "num_workers"),
     "Software": ("compile", "graphs", "kernels", "lacks_kernels", "sdpa_backends", "commit"),
 }
+# Characters of a condition's value that are shown.
+LONGEST_VALUE = 60
 SOFTWARE = ("torch", "transformers")
 IN_OTHER_WORDS = {"model", "bench", "question_file"}
 
@@ -214,7 +220,9 @@ def _facts(group: Group) -> dict[str, str]:
     facts = group.facts
     usual = {item.key: str(item.default) for item in conditions(Use.COMPARED)} | SILENT
     words = {
-        name: "" if value in (UNKNOWN, usual.get(name)) else _words([CONDITION_WORDS], name, value)
+        name: ""
+        if value in (UNKNOWN, usual.get(name))
+        else _words([CONDITION_WORDS], name, _short(value))
         for name, value in facts.items()
         if name not in IN_OTHER_WORDS
     }
@@ -230,6 +238,15 @@ def _facts(group: Group) -> dict[str, str]:
     texts = {name: ", ".join(filter(None, texts)) for name, texts in parts.items()}
     texts["Device"] = texts["Device"] or "device not recorded"
     return {name: text for name, text in texts.items() if text}
+
+
+def _short(value: str) -> str:
+    """Return a value as a line; a long one, such as a system prompt, is cut and told by its hash."""
+    line = " ".join(value.split())
+    if len(line) <= LONGEST_VALUE:
+        return line
+    digits = hashlib.sha256(value.encode()).hexdigest()[:6]
+    return f"{line[:LONGEST_VALUE]}... ({digits})"
 
 
 def _is_of_benchmark(bench: str, digits: str) -> bool:

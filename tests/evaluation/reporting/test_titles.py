@@ -99,7 +99,8 @@ def test_usual_and_unknown_conditions_are_left_out(tmp_path: Path) -> None:
     usual = {
         **{"threads": 1, "max_new_tokens": 48, "temperature": 0.0, "compile": False},
         **{"kernels": "auto", "num_choices": 1, "num_workers": None, "conv_template": "tokenizer"},
-        **{"top_k": 0, "top_p": 1.0, "seed": 0, "shuffle": None, "question_end": 12},
+        **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "stop": []},
+        **{"system_prompt": None, "seed": 0, "shuffle": None, "question_end": 12},
         **{"sdpa_backends": None, "graphs": None, "lacks_kernels": False},
     }
     (group,) = _groups(tmp_path, {"method": "vanilla"} | usual)
@@ -119,12 +120,15 @@ def test_answers_drawn_in_another_way_or_by_other_kernels_are_another_group(
 ) -> None:
     drawn = {"method": "vanilla", "temperature": 0.7}
     others = [{"top_k": 1}, {"top_p": 0.1}, {"seed": 4}, {"lacks_kernels": True}]
+    others += [{"min_p": 0.2}, {"repetition_penalty": 1.1}, {"stop": ["\n"]}]
+    others += [{"system_prompt": text + "a" * 60} for text in ("Be\nbrief ", "a")]
     groups = _groups(tmp_path, drawn, *(drawn | other for other in others))
     found = [set(group_caption(facts).split(", ")) for facts in group_facts(groups)]
-    assert len(found) == 5
+    assert len(found) == 1 + len(others)
     for words in (
         *("from the 1 likeliest tokens", "from the likeliest tokens of probability 0.1"),
-        *("seed 4", "torch's own kernels"),
+        *("seed 4", "torch's own kernels", "repetition penalty 1.1", r"answers end after ['\n']"),
+        *("probability or more", "system prompt: Be brief aaa"),
     ):
         assert sum(any(words in part for part in parts) for parts in found) == 1, words
 
