@@ -94,7 +94,7 @@ def turns_of(asking: Asking, question: Question) -> Generator[Prompt, Any, list[
         history: list[Message] = []
         turns: list[Turn] = []
         for user in question.turns:
-            turn: Turn = yield Prompt(conversation.prompt_ids(history, user), seed)
+            turn: Turn = yield Prompt(conversation.prompt_ids(history, user, question.system), seed)
             turns.append(turn)
             history.append(Message(user, conversation.text(turn.token_ids)))
             seed = None

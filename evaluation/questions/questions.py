@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class Question:
     question_id: int | str
     category: str
     turns: tuple[str, ...]
+    system: str | None = None  # system prompt; None: the template's own, if it has one
 
 
 def question_file_of(bench_name: str, given: str | None = None) -> Path:
@@ -75,7 +76,11 @@ def spread(questions: list[Question], count: int | None) -> list[Question]:
 
 
 def load_questions(
-    file: Path, begin: int | None = None, end: int | None = None, count: int | None = None
+    file: Path,
+    begin: int | None = None,
+    end: int | None = None,
+    count: int | None = None,
+    system_prompt: str | None = None,
 ) -> list[Question]:
     """Load questions.
 
@@ -84,6 +89,7 @@ def load_questions(
         begin: index of the first question; None: the file's first.
         end: index after the last question; None: the file's end.
         count: as many of these, evenly spread; None: all.
+        system_prompt: of the questions that have none of their own.
 
     Raises:
         UserError: naming file and line of the first mistake, or an empty selection.
@@ -111,7 +117,10 @@ def load_questions(
         raise UserError(
             f"question_begin {begin}, question_end {end}: select none of the {len(questions)} questions of {file}"
         )
-    return spread(selected, count)
+    return [
+        question if question.system is not None else replace(question, system=system_prompt)
+        for question in spread(selected, count)
+    ]
 
 
 def _parse(line: str, where: str) -> Question:
@@ -132,4 +141,7 @@ def _parse(line: str, where: str) -> Question:
         raise UserError(
             f"{where}: turns: got {str(turns)[:60]}; allowed: a list of one or more strings"
         )
-    return Question(question_id, category, tuple(turns))
+    system = row.get("system")
+    if not isinstance(system, str | None):
+        raise UserError(f"{where}: system: got {str(system)[:60]}; allowed: a string, or none")
+    return Question(question_id, category, tuple(turns), system)

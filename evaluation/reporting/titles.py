@@ -69,8 +69,6 @@ OPTION_WORDS = {
     "tree_version": "tree {}",
     "tree_version=auto": "tree sized to the device",
 }
-# Options at which sampling leaves no token out.
-USUAL_OPTIONS = {"top_k": 0, "top_p": 1.0}
 # Conditions in words; those not here are shown as "name value", a condition's default never.
 CONDITION_WORDS = {
     "dtype": "{}",
@@ -80,7 +78,15 @@ CONDITION_WORDS = {
     "max_new_tokens": "at most {} new tokens a turn",
     "temperature": "sampling at temperature {}",
     **dict.fromkeys(("temperature=0", "temperature=0.0"), "greedy"),
+    "top_k": "from the {} likeliest tokens",
+    "top_p": "from the likeliest tokens of probability {}",
+    "min_p": "from tokens of {} of the likeliest one's probability or more",
+    "seed": "seed {}",
+    "repetition_penalty": "repetition penalty {}",
+    "stop": "answers end after {}",
+    "system_prompt": "system prompt: {}",
     "compile=True": "compiled passes",
+    "lacks_kernels=True": "torch's own kernels",
     "graphs=auto": "passes replayed as CUDA graphs",
     "graphs=off": "kernels launched one by one",
     "sdpa_backends": "attention {}",
@@ -93,11 +99,16 @@ CONDITION_WORDS = {
 SILENT = {"threads": "None", "max_new_tokens": "None", "conv_template": "tokenizer"}
 # The conditions under each heading of a group; what is in none of them comes last.
 HEADINGS = {
-    "Decoding": ("temperature", "max_new_tokens", "batch_size", "num_choices", "conv_template"),
+    "Decoding": (
+        *("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty"),
+        *("max_new_tokens", "stop", "batch_size", "num_choices", "conv_template", "system_prompt"),
+    ),
     "Precision": ("dtype",),
     "Device": ("device", "threads", "num_workers"),
-    "Software": ("compile", "graphs", "kernels", "sdpa_backends", "commit"),
+    "Software": ("compile", "graphs", "kernels", "lacks_kernels", "sdpa_backends", "commit"),
 }
+# Characters of a condition's value that are shown.
+LONGEST_VALUE = 60
 SOFTWARE = ("torch", "transformers")
 IN_OTHER_WORDS = {"model", "bench", "question_file"}
 
@@ -129,12 +140,10 @@ def task_title(task: str) -> str:
 
 
 def options_text(options: Mapping[str, Any], method: str | None = None) -> str:
-    """Return options of a method, or of a run, as words, without those that are not set or leave nothing out."""
+    """Return options of a method, or of a run, as words, without those that are not set."""
     tables = [OPTION_WORDS] if method is None else [words_of(method).options, OPTION_WORDS]
     return ", ".join(
-        _words(tables, name, str(value))
-        for name, value in options.items()
-        if value is not None and value != USUAL_OPTIONS.get(name)
+        _words(tables, name, str(value)) for name, value in options.items() if value is not None
     )
 
 
@@ -223,7 +232,9 @@ def _facts(group: Group) -> dict[str, str]:
     facts = group.facts
     usual = {item.key: str(item.default) for item in conditions(Use.COMPARED)} | SILENT
     words = {
-        name: "" if value in (UNKNOWN, usual.get(name)) else _words([CONDITION_WORDS], name, value)
+        name: ""
+        if value in (UNKNOWN, usual.get(name))
+        else _words([CONDITION_WORDS], name, _short(value))
         for name, value in facts.items()
         if name not in IN_OTHER_WORDS
     }
@@ -239,6 +250,15 @@ def _facts(group: Group) -> dict[str, str]:
     texts = {name: ", ".join(filter(None, texts)) for name, texts in parts.items()}
     texts["Device"] = texts["Device"] or "device not recorded"
     return {name: text for name, text in texts.items() if text}
+
+
+def _short(value: str) -> str:
+    """Return a value as a line; a long one, such as a system prompt, is cut and told by its hash."""
+    line = " ".join(value.split())
+    if len(line) <= LONGEST_VALUE:
+        return line
+    digits = hashlib.sha256(value.encode()).hexdigest()[:6]
+    return f"{line[:LONGEST_VALUE]}... ({digits})"
 
 
 def _is_of_benchmark(bench: str, digits: str) -> bool:

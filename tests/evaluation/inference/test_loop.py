@@ -71,7 +71,9 @@ class Letters:
     name = "letters"
     stop_ids: frozenset[int] = frozenset()
 
-    def prompt_ids(self, history: Sequence[Message], user: str) -> list[int]:
+    def prompt_ids(
+        self, history: Sequence[Message], user: str, system: str | None = None
+    ) -> list[int]:
         said = [f"{message.user}>{message.assistant}|" for message in history]
         return [ord(letter) for letter in "".join(said) + user]
 

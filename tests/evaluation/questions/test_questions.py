@@ -104,6 +104,7 @@ def test_a_benchmark_that_was_not_fetched_names_the_command(
         ('{"question_id": 1, "category": "qa", "turns": ["\\ud800"]}', "surrogate"),
         ('{"question_id": 1, "category": "\\udc00", "turns": ["a"]}', "surrogate"),
         ("[" * 100_000, "is not JSON"),
+        ('{"question_id": 1, "category": "qa", "turns": ["a"], "system": ["b"]}', "system: got"),
         ('{"question_id": ' + "1" * 10_000 + "}", "is not JSON"),
     ],
 )

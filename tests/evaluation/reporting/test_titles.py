@@ -70,10 +70,9 @@ def test_words_of_an_option_belong_to_its_method() -> None:
     assert options_text({"depth": 3}, "pld") == options_text({"depth": 3}) == "depth 3"
 
 
-def test_options_that_are_not_set_or_leave_nothing_out_are_left_out() -> None:
-    options = {"top_k": 0, "top_p": 1.0, "policy": None, "tree_version": "auto", "match": "{}"}
+def test_options_that_are_not_set_are_left_out() -> None:
+    options = {"policy": None, "tree_version": "auto", "match": "{}"}
     assert options_text(options) == "tree sized to the device, {} match continued"
-    assert options_text({"top_p": 0.9}) == "top p 0.9"
     assert all(words.count("{}") <= 1 for words in OPTION_WORDS.values())
 
 
@@ -100,8 +99,9 @@ def test_usual_and_unknown_conditions_are_left_out(tmp_path: Path) -> None:
     usual = {
         **{"threads": 1, "max_new_tokens": 48, "temperature": 0.0, "compile": False},
         **{"kernels": "auto", "num_choices": 1, "num_workers": None, "conv_template": "tokenizer"},
-        **{"top_k": 0, "top_p": 1.0, "shuffle": None, "question_end": 12},
-        **{"sdpa_backends": None, "graphs": None},
+        **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "stop": []},
+        **{"system_prompt": None, "seed": 0, "shuffle": None, "question_end": 12},
+        **{"sdpa_backends": None, "graphs": None, "lacks_kernels": False},
     }
     (group,) = _groups(tmp_path, {"method": "vanilla"} | usual)
     (facts,) = group_facts([group])
@@ -113,6 +113,24 @@ def test_usual_and_unknown_conditions_are_left_out(tmp_path: Path) -> None:
     (group,) = _groups(tmp_path, {"method": "vanilla"} | usual | other)
     words = "compiled passes, kernels launched one by one, kernels off, attention flash+math"
     assert words in group_caption(group_facts([group])[0])
+
+
+def test_answers_drawn_in_another_way_or_by_other_kernels_are_another_group(
+    tmp_path: Path,
+) -> None:
+    drawn = {"method": "vanilla", "temperature": 0.7}
+    others = [{"top_k": 1}, {"top_p": 0.1}, {"seed": 4}, {"lacks_kernels": True}]
+    others += [{"min_p": 0.2}, {"repetition_penalty": 1.1}, {"stop": ["\n"]}]
+    others += [{"system_prompt": text + "a" * 60} for text in ("Be\nbrief ", "a")]
+    groups = _groups(tmp_path, drawn, *(drawn | other for other in others))
+    found = [set(group_caption(facts).split(", ")) for facts in group_facts(groups)]
+    assert len(found) == 1 + len(others)
+    for words in (
+        *("from the 1 likeliest tokens", "from the likeliest tokens of probability 0.1"),
+        *("seed 4", "torch's own kernels", "repetition penalty 1.1", r"answers end after ['\n']"),
+        *("probability or more", "system prompt: Be brief aaa"),
+    ):
+        assert sum(any(words in part for part in parts) for parts in found) == 1, words
 
 
 def test_records_of_other_writers_may_say_anything(tmp_path: Path) -> None:
