@@ -103,6 +103,7 @@ def run_eval(
         "max_new_tokens": max_new_tokens,
         "num_choices": num_choices,
         "question_file_sha256": file_hash(Path(question_file)),
+        "question_file_name": Path(question_file).name,
         "conv_template": conversation.name,
         "dtype": str(getattr(model, "dtype", "")).removeprefix("torch."),
         "device": str(getattr(model, "device", "")),

@@ -91,6 +91,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("conv_template", Use.RESUMED | Use.COMPARED | _RERUN, default=UNKNOWN),
     Condition("question_file_sha256", Use.RESUMED | Use.WARNED | _RERUN, default=UNKNOWN),
     Condition("load_matrix", Use.RESUMED | Use.OPTION),
+    Condition("category_map", _OPTION, default=[]),
     Condition("shuffle", _OPTION | Use.OPTION),
     # Parts of a benchmark are not runs of the whole, but several commands may fill one file.
     Condition("question_begin", Use.RECORDED | Use.OPTION),
@@ -104,7 +105,7 @@ CONDITIONS: tuple[Condition, ...] = (
 CIRCUMSTANCES = frozenset(
     (
         *("start_time", "end_time", "git_commit", "versions", "argv", "kernel_names", "resumed"),
-        *("interleaved_with", "interleaved_run"),
+        *("interleaved_with", "interleaved_run", "question_file_name"),
     )
 )
 

@@ -30,6 +30,12 @@ class QuestionOptions(Options):
     shuffle: int | None = option(
         None, "seed of another order of the questions: what a matrix saw before counts", least=0
     )
+    category_map: tuple[str, ...] = option(
+        (),
+        "call a category otherwise in answers and tables, such as math=math_reasoning for GSM8K's in "
+        "files of EAGLE",
+        metavar="OLD=NEW",
+    )
     shard: str | None = option(
         None, "I/N: every N-th question from the I-th on; put together by evaluation.merge"
     )
@@ -37,6 +43,7 @@ class QuestionOptions(Options):
     def _check(self) -> None:
         if self.shard is not None:
             self.part_of(range(1))
+        object.__setattr__(self, "category_map", tuple(self.category_map))  # of a list
 
     def in_order(self, questions: Sequence[Any]) -> Sequence[Any]:
         if self.shuffle is None:

@@ -104,6 +104,7 @@ def check_asked(run: RunConfig) -> Asked:
         asked.question_end,
         asked.num_questions,
         run.answers.system_prompt,
+        asked.category_map,
     )
     questions = asked.part_of(asked.in_order(selected))
     if not questions:
@@ -235,6 +236,7 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
         "model_fingerprint": model_fingerprint(run.model.model_path, model.hf_config),
         "conv_template": setup.conversation.name,
         "question_file_sha256": file_hash(question_file),
+        "question_file_name": question_file.name,
         "load_matrix": load_matrix,
         "shard": run.questions.shard,
         "num_workers": run.worker_count if run.uses_ray else None,

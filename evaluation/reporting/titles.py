@@ -239,9 +239,11 @@ def _facts(group: Group) -> dict[str, str]:
         if name not in IN_OTHER_WORDS
     }
     model = facts["model"].partition("@")[0]
-    asked = [BENCH_TITLES.get(facts["bench"], facts["bench"]), options_text(shared_options(group))]
+    asked = [BENCH_TITLES.get(facts["bench"], facts["bench"])]
     if not _is_of_benchmark(facts["bench"], facts["question_file"]):
-        asked.append(f"a question file of its own ({facts['question_file']})")
+        known = {str(file.record.values.get("question_file_name") or "") for file in group.files}
+        asked = sorted(known - {""}) or [f"a question file of its own ({facts['question_file']})"]
+    asked.append(options_text(shared_options(group)))
     parts = {"Model": ["unknown model" if model == UNKNOWN else model], "Questions asked": asked}
     for heading, names in HEADINGS.items():
         parts[heading] = [words.pop(name) for name in names]

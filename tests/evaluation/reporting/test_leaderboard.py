@@ -162,7 +162,7 @@ def test_code_stands_beside_spec_bench_and_each_question_file_by_itself(
     folders = [tmp_path / name for name in ("as-published", "mbpp", "of-mine")]
     text, report = _run(capsys, *folders[:2], "--no-published")
     assert report["measured"][0]["code"] == 1.25
-    assert "Spec-Bench, a question file of its own (as-published);" in text
+    assert "; a question file of its own (as-published);" in text
     _, report = _run(capsys, folders[0], folders[2], "--no-published")
     rows = {(row["question_file"], row["method"]): row for row in report["measured"]}
     assert rows["as-published", "pld"]["overall"] == 2.0

@@ -39,6 +39,12 @@ def _groups(folder: Path, *metas: dict[str, Any]) -> list[Group]:
     return group_answers([load_answers(path) for path in paths])
 
 
+def test_a_question_file_of_ones_own_is_named(tmp_path: Path) -> None:
+    named = {"question_file_sha256": "f" * 64, "question_file_name": "mine.jsonl"}
+    (group,) = _groups(tmp_path, named | {"method": "vanilla"})
+    assert group_facts([group])[0]["Questions asked"] == "mine.jsonl"
+
+
 def test_every_title_is_of_a_method_and_a_new_method_is_its_own() -> None:
     assert set(REFEREE_TITLES) == set(REFEREES)
     for name, place in BUILT_IN.items():
