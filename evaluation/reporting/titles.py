@@ -37,6 +37,11 @@ TASK_TITLES = {
     "code": "Code",
     "overall": "Overall",
 }
+# Titles of columns beside which a category of anybody's stands.
+TAKEN_TITLES = {
+    *TASK_TITLES.values(),
+    *("Models", "#Mean accepted tokens", "Measured"),
+}
 BENCH_TITLES = {
     "spec_bench": "Spec-Bench",
     "mt_bench": "MT-bench",
@@ -135,7 +140,9 @@ def benchmark_title(name: str) -> str:
 
 
 def task_title(task: str) -> str:
-    """Return the title of a task; an unknown one is its own."""
+    """Return the title of a task; an unknown one is its own, told apart from other columns' titles."""
+    if task not in TASK_TITLES and task in TAKEN_TITLES:
+        return f"{task} (category)"
     return TASK_TITLES.get(task, task)
 
 

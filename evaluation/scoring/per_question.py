@@ -15,6 +15,8 @@ from model.commands.command_line import UserError
 MT_BENCH_CATEGORIES = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 )
+# The task of the figures over all questions.
+OVERALL = "overall"
 COLUMNS = (
     *("question_id", "category", "task", "is_failed", "is_usable", "is_sound", "is_flawless"),
     *("first_tokens", "first_steps", "first_accepted", "first_seconds"),
@@ -31,6 +33,8 @@ def task_of(category: str, others: Collection[str] = MT_BENCH_CATEGORIES) -> str
     `others` are those of the same file: "math" without any other of MT-bench's is a set of its own, such as
     GSM8K in files of EAGLE.
     """
+    if category == OVERALL:
+        return f"{category} (category)"
     if category == "math" and MT_BENCH_CATEGORIES.isdisjoint(set(others) - {category}):
         return category
     return "mt_bench" if category in MT_BENCH_CATEGORIES else category

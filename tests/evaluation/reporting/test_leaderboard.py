@@ -431,6 +431,50 @@ def test_a_method_that_cannot_be_compared_is_left_out_alone(answers: Path, capsy
     assert any("no question has figures in both" in it and "texts.jsonl" in it for it in reasons)
 
 
+NAMES_OF_COLUMNS = (
+    *(
+        "model",
+        "device",
+        "method",
+        "runs",
+        "questions",
+        "commit",
+        "verdict",
+        "exact_speedup",
+        "kind",
+    ),
+    *(
+        "overall",
+        "is_lossless",
+        "note",
+        "source",
+        "speed_std",
+        "speed",
+        "Models",
+        "Overall",
+        "Code",
+    ),
+)
+
+
+def test_categories_of_any_name_overwrite_no_column(tmp_path: Path, capsys: Capture) -> None:
+    _write(tmp_path, "vanilla", dict.fromkeys(NAMES_OF_COLUMNS, 2.0))
+    _write(tmp_path, "pld", dict.fromkeys(NAMES_OF_COLUMNS, 6.0), accepted=2)
+    text, report = _run(capsys, tmp_path, "--out", tmp_path / "report")
+    pld, vanilla = report["measured"]
+    for row, method, speedup in ((pld, "pld", 3.0), (vanilla, "vanilla", 1.0)):
+        assert (row["model"], row["device"], row["method"]) == ("models/tiny", "cpu", method)
+        assert (row["runs"], row["questions"]) == (1, len(NAMES_OF_COLUMNS))
+        assert row["overall"] == row["exact_speedup"] == row["overall (category)"] == speedup
+        for name in NAMES_OF_COLUMNS:
+            if name != "overall":
+                assert speedup in (row.get(name), row.get(f"task {name}")), name
+    table = pd.read_csv(tmp_path / "report" / "leaderboard.csv")
+    assert table["kind"].tolist()[:2] == ["measured"] * 2
+    assert table["task kind"].tolist()[:2] == [3.0, 1.0]
+    assert all(f"{name} (category)" in text for name in ("Models", "Overall", "Code", "overall"))
+
+
 def test_published_files_may_be_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read the published figures .* --no-published"):
         read_published(tmp_path, ["A100"])
