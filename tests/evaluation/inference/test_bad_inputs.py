@@ -122,6 +122,7 @@ CASES = (
     Case("tree path empty", TREE, ("[]", "non-empty"), _tree([[0], []])),
     Case("tree not JSON", TREE, ("tree.json", "JSON"), {"tree.json": "0 1"}),
     Case("tree no list", TREE, ("tree.json", "list of rank paths"), _tree({"path": [[0]]})),
+    Case("tree without paths", TREE, ("tree.json", "got no paths"), _tree({"paths": []})),
     Case("k is 0", "--output-id-topk 0", ("output_id_topk", "got 0", "1 or more")),
     Case("k is negative", "--output-id-topk -3", ("output_id_topk", "got -3", "1 or more")),
     Case("k past the vocabulary", "--output-id-topk 8193", ("output_id_topk", "8193", "8192")),
