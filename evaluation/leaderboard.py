@@ -111,6 +111,7 @@ class Leaderboard(NamedTuple):
     published: pd.DataFrame | None
     benchmarks: list[Benchmark]
     left_out: list[str]  # why a file, a method or a group is not there, a line each
+    paths: list[Path]  # the files that were read
 
     @property
     def parts(self) -> list[GroupReport]:
@@ -162,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     left_out: list[str] = []
     answers = load_all(paths, options.paths, left_out, categories)
     groups = group_answers(answers, options.base, left_out)
-    board = Leaderboard(groups, published, benchmarks, left_out)
+    board = Leaderboard(groups, published, benchmarks, left_out, paths)
     writers = {
         "markdown": lambda board: _text(board) + "\n",
         "latex": _latex,
@@ -222,6 +223,13 @@ def _latex(board: Leaderboard) -> str:
     ]
     above = [*alarms(board.groups), *(f"Left out: {reason}" for reason in board.left_out)]
     tables[0] = tables[0]._replace(notes=[*above, *tables[0].notes])
+    # A paper names files, not the folders of one machine; the longest first, since one may hold another.
+    folders = sorted({f"{path.parent}/" for path in board.paths}, key=len, reverse=True)
+    for place, table in enumerate(tables):
+        notes = "\n".join(table.notes)
+        for folder in folders:
+            notes = notes.replace(folder, "")
+        tables[place] = table._replace(notes=notes.splitlines())
     return latex_text([*tables, *board.batch_tables, *board.published_tables])
 
 

@@ -208,6 +208,7 @@ class RunRecord:
         model_path = self.values.get("model_path") or self.model_id
         # Two parts tell models apart; the folders above are one machine's.
         model = "/".join(PurePath(str(model_path)).parts[-2:]) if model_path else UNKNOWN
+        model = " ".join(model.split())  # a line, whatever it is
         fingerprint = self.values.get("model_fingerprint")
         return f"{model}@{fingerprint}" if fingerprint else model
 

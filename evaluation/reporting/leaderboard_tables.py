@@ -14,7 +14,7 @@ import pandas as pd
 from evaluation.answers.step_figures import PARTS, acceptance_rate, time_shares
 from evaluation.reporting.notes import difference_text, group_caption
 from evaluation.reporting.published import PublishedBaseline, published_baseline
-from evaluation.reporting.tables import Cell, Table, figure_cell
+from evaluation.reporting.tables import Cell, Table, csv_of, figure_cell
 from evaluation.reporting.titles import entry_titles, group_facts, method_title, task_title
 from evaluation.scoring.comparable import neighbours, paired_files
 from evaluation.scoring.figures import (
@@ -215,13 +215,13 @@ def spec_bench_csv(groups: Sequence[Group]) -> str:
         for group, facts in zip(groups, group_facts(groups), strict=True)
         for record in group_table(group).records
     ]
-    return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")
+    return csv_of(pd.DataFrame(records))
 
 
 def questions_csv(groups: Sequence[Group]) -> str:
     """Return the records of all questions as CSV."""
     records = [record for group in groups for record in _question_records(group)]
-    return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")
+    return csv_of(pd.DataFrame(records))
 
 
 def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[dict[str, Any]]:
@@ -326,7 +326,7 @@ def csv_text(
     table = pd.DataFrame(records, columns=[*columns, *(["note"] if left_out else [])])
     # Counts stay whole numbers beside rows that have none.
     table = table.astype(dict.fromkeys(("runs", "questions", "left_out"), "Int64"))
-    return table.to_csv(index=False, lineterminator="\n")
+    return csv_of(table)
 
 
 def _figure(

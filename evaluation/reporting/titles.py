@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import string
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from evaluation.answers.record import UNKNOWN, Use, conditions
@@ -54,7 +54,8 @@ BENCH_TITLES = {
 OPTION_WORDS = {
     "budget=auto": "as many drafted tokens as pay",
     "budget=fixed": "a fixed number of drafted tokens",
-    "harvest_prompt": "memory seeded from the prompt: {}",
+    "harvest_prompt=True": "memory seeded from the prompt",
+    "harvest_prompt=False": "memory not seeded from the prompt",
     "heads": "heads of {}",
     "load_matrix": "memory loaded before the first question",
     "match": "{} match continued",
@@ -150,8 +151,14 @@ def options_text(options: Mapping[str, Any], method: str | None = None) -> str:
     """Return options of a method, or of a run, as words, without those that are not set."""
     tables = [OPTION_WORDS] if method is None else [words_of(method).options, OPTION_WORDS]
     return ", ".join(
-        _words(tables, name, str(value)) for name, value in options.items() if value is not None
+        _words(tables, name, _shown(value)) for name, value in options.items() if value is not None
     )
+
+
+def _shown(value: Any) -> str:
+    """Return an option's value as a text; of a path on this machine the last two parts."""
+    text = str(value)
+    return "/".join(PurePath(text).parts[-2:]) if PurePath(text).is_absolute() else text
 
 
 def _words(tables: Sequence[Mapping[str, str]], name: str, value: str) -> str:

@@ -51,7 +51,7 @@ class AnswerFile:
     def method(self) -> str:
         """The sidecar's method; without one, the model id, which Spec-Bench names methods in."""
         model_id = self.record.model_id or self.rows[0].model_id or self.path.stem
-        return str(self.record.method or model_id)
+        return " ".join(str(self.record.method or model_id).split())  # a line, whatever it is
 
     @property
     def options(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Run: pytest tests/evaluation/reporting/test_leaderboard.py
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -473,6 +474,29 @@ def test_categories_of_any_name_overwrite_no_column(tmp_path: Path, capsys: Capt
     assert table["kind"].tolist()[:2] == ["measured"] * 2
     assert table["task kind"].tolist()[:2] == [3.0, 1.0]
     assert all(f"{name} (category)" in text for name in ("Models", "Overall", "Code", "overall"))
+
+
+def test_a_spreadsheet_computes_nothing_of_what_others_wrote(tmp_path: Path) -> None:
+    names = ("=1+1", "+1", "-1.0", "@SUM(A1)", "a\nb")
+    for name in names:
+        row = make_row(1, "=qa", [2], 1.0) | {"model_id": name}
+        write_answers(tmp_path / f"{names.index(name)}.jsonl", [row])
+    out = tmp_path / "report"
+    assert main([str(tmp_path), "--base", str(tmp_path / "0.jsonl"), "--out", str(out)]) == 0
+    for file in ("leaderboard.csv", "spec-bench.csv", "questions.csv"):
+        text = (out / file).read_text(encoding="utf-8")
+        table = pd.read_csv(StringIO(text))
+        column = "Models" if file == "spec-bench.csv" else "method"
+        methods = set(table[column].dropna()[:5])
+        assert methods <= {"'=1+1", "'+1", "'-1.0", "'@SUM(A1)", "a b", *table[column][5:]}
+        assert text.count("\n") == len(table) + 1, "a line a row"
+        assert not any(name.startswith("=") for name in table.columns)
+        assert not re.search(r"(^|,)\"?[=+@]", text, re.MULTILINE)
+
+
+def test_figures_of_a_csv_stay_figures() -> None:
+    text = tables.csv_of(pd.DataFrame({"a": [-1.0, 2.5], "b": ["-", "=x"]}))
+    assert text == "a,b\n-1.0,-\n2.5,'=x\n"
 
 
 def test_published_files_may_be_missing(tmp_path: Path) -> None:

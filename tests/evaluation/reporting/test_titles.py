@@ -76,6 +76,15 @@ def test_words_of_an_option_belong_to_its_method() -> None:
     assert options_text({"depth": 3}, "pld") == options_text({"depth": 3}) == "depth 3"
 
 
+def test_values_of_options_are_words_and_no_places_of_a_machine() -> None:
+    seeded = [{"harvest_prompt": True}, {"harvest_prompt": False}]
+    assert [options_text(it, "recycling") for it in seeded] == [
+        "memory seeded from the prompt",
+        "memory not seeded from the prompt",
+    ]
+    assert options_text({"heads": "/home/me/models/org/heads"}) == "heads of org/heads"
+
+
 def test_options_that_are_not_set_are_left_out() -> None:
     options = {"policy": None, "tree_version": "auto", "match": "{}"}
     assert options_text(options) == "tree sized to the device, {} match continued"
