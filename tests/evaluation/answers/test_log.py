@@ -289,3 +289,18 @@ def test_a_file_whose_sidecar_and_matrix_would_be_anothers_is_refused(
     again = AnswerLog(first, META)
     check_rows_and_state(again, first)
     again.close()
+
+
+@pytest.mark.parametrize("num_letters", [210, 246, 249, 300])
+def test_a_name_without_room_for_the_sidecar_s_is_refused_and_leaves_nothing(
+    num_letters: int, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"its name has \d+ bytes; .*--model-id"):
+        AnswerLog(tmp_path / f"{'a' * num_letters}.jsonl", META)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_longest_name_is_written(tmp_path: Path) -> None:
+    log = begun(tmp_path / f"{'a' * 199}.jsonl")
+    log.finish()
+    assert len(list(tmp_path.iterdir())) == 2
