@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from evaluation.answers.answer_file import read_answers
+from evaluation.answers.answer_file import check_overwritten, read_answers
 from evaluation.answers.record import RunRecord, not_resumed, sidecar_path, state_path
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import Question
@@ -58,7 +58,9 @@ class AnswerLog:
             rows: list[AnswerRow] = []
             self._meta = dict(meta)
             self.is_finished = False  # whether the rows are those of a finished run
-            if not overwrite and os.fstat(self._descriptor).st_size:
+            if overwrite:
+                check_overwritten(file)
+            elif os.fstat(self._descriptor).st_size:
                 # The sidecar first: a file of another run is left unchanged, even if its last line is torn.
                 self._meta = self._agree_with_sidecar(self._meta)
                 rows = self._rows_found()
