@@ -57,7 +57,7 @@ from evaluation.reporting.tables import Table, json_line
 from evaluation.reporting.titles import group_facts
 from evaluation.scoring.comparable import group_answers, load_all
 from evaluation.scoring.groups import Group
-from model.commands.command_line import OptionParser, run_command
+from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import refuse_outputs, write_whole
 
 TITLE = "Speculative decoding leaderboard"
@@ -177,16 +177,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.out:
         make_folder(options.out)
     # Before anything is printed: a reader such as head may close the pipe.
-    for name, path in files.items():
-        write_whole(path, contents[name])
+    failures = {path: _failure(path, contents[name]) for name, path in files.items()}
     warnings = [f"left out: {reason}" for reason in left_out]
     for warning in [*warnings, *(text for group in groups for text in group.warnings)]:
         print(f"WARNING: {warning}", file=sys.stderr)
-    for path in files.values():
-        print(f"wrote {path}", file=sys.stderr)
+    for path, failure in failures.items():
+        if failure is None:
+            print(f"wrote {path}", file=sys.stderr)
     print(_text(board))
     print(_json(board), end="")
+    for failure in filter(None, failures.values()):
+        raise failure
     return 0
+
+
+def _failure(path: Path, content: str) -> UserError | None:
+    """Write a file; return why it could not be written: the tables are still to be shown."""
+    try:
+        write_whole(path, content)
+    except UserError as error:
+        return error
+    return None
 
 
 def _text(board: Leaderboard) -> str:

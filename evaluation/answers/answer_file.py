@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow
 from model.commands.command_line import UserError
+
+# Bytes of a row that is read to see whether a file holds answers.
+LONGEST_LINE = 2**28
 
 
 def read_answers(path: str | Path) -> list[AnswerRow]:
@@ -50,3 +54,22 @@ def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
     if not lines:
         raise UserError(f"{path} holds no answers; run the inference command again")
     return lines
+
+
+def check_overwritten(file: Path) -> None:
+    """Refuse to overwrite what is no answer file: it has no sidecar of a run, and its first line is no answer.
+
+    Raises:
+        UserError: in such a case.
+    """
+    with file.open("rb") as content:
+        line = content.readline(LONGEST_LINE)
+    try:
+        if line.strip():
+            AnswerRow.from_json(line.decode(), str(file))
+    except (UserError, UnicodeDecodeError):
+        if not RunRecord.read(file):
+            where = f", a link to {file.resolve()}," if file.is_symlink() else ""
+            raise UserError(
+                f"overwrite: {file}{where} is no answer file; remove it, or give another file to write to"
+            ) from None

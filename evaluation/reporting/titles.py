@@ -49,27 +49,30 @@ BENCH_TITLES = {
     "demo": "demo questions",
     UNKNOWN: "questions not recorded",
 }
-# Options of runs, and those that several methods have, in words; a method's own words come first. Options
-# without words are shown as "name value".
-OPTION_WORDS = {
+# Options of runs in words; options without words are shown as "name value".
+RUN_WORDS = {
+    "load_matrix": "memory loaded before the first question",
+    "num_questions": "{} questions, evenly spread",
+    "question_begin": "questions from index {}",
+    "question_end": "questions before index {}",
+    "shard": "shard {} of the questions",
+    "shuffle": "questions shuffled with seed {}",
+}
+# Options that several methods of this project have; a method's own words come first. A method of somebody
+# else may mean something else by the same name.
+BUILT_IN_WORDS = {
     "budget=auto": "as many drafted tokens as pay",
     "budget=fixed": "a fixed number of drafted tokens",
     "harvest_prompt=True": "memory seeded from the prompt",
     "harvest_prompt=False": "memory not seeded from the prompt",
     "heads": "heads of {}",
-    "load_matrix": "memory loaded before the first question",
     "match": "{} match continued",
     "max_ngram_size": "n-grams of at most {} tokens looked up",
     "num_nodes": "at most {} drafted tokens a step",
     "num_pred_tokens": "chains of at most {} tokens",
-    "num_questions": "{} questions, evenly spread",
     "output_id_topk": "{} successors kept for each token",
     "policy": "write-back {}",
     "prompt_lookup_num_tokens": "chains of at most {} tokens",
-    "question_begin": "questions from index {}",
-    "question_end": "questions before index {}",
-    "shard": "shard {} of the questions",
-    "shuffle": "questions shuffled with seed {}",
     "start=cold": "memory emptied before each question",
     "start=hot": "memory kept across questions",
     "tree_version": "tree {}",
@@ -149,7 +152,11 @@ def task_title(task: str) -> str:
 
 def options_text(options: Mapping[str, Any], method: str | None = None) -> str:
     """Return options of a method, or of a run, as words, without those that are not set."""
-    tables = [OPTION_WORDS] if method is None else [words_of(method).options, OPTION_WORDS]
+    tables: list[Mapping[str, str]] = [RUN_WORDS]
+    if method in BUILT_IN or method in REFEREE_TITLES:
+        tables.insert(0, BUILT_IN_WORDS)
+    if method is not None:
+        tables.insert(0, words_of(method).options)
     return ", ".join(
         _words(tables, name, _shown(value)) for name, value in options.items() if value is not None
     )

@@ -44,7 +44,8 @@ class TreeTemplate:
             if max(path) >= k:
                 raise ValueError(
                     f"tree template {self.name}: path {list(path)} uses rank {max(path)}; allowed: 0 to {k - 1} "
-                    f"(output_id_topk {k})"
+                    f"(output_id_topk {k}); give output_id_topk {1 + max(self.ranks)} or more, or another "
+                    "tree_version, such as auto"
                 )
 
     def within(self, budget: DraftBudget) -> TreeTemplate:

@@ -330,3 +330,9 @@ def test_options_that_cannot_be_are_refused_before_the_weights_load(
     monkeypatch.setattr(interleaved, "load_target", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(UserError, match=says):
         compare.main([*options, *more])
+
+
+def test_a_quotation_that_does_not_end_is_refused() -> None:
+    for words in ('pld "--match latest', "generate-pld '"):
+        with pytest.raises(UserError, match=r"methods: got .*No closing quotation; close the"):
+            entrants_of(["vanilla", words], str(DEMO_MODEL))

@@ -550,3 +550,16 @@ def test_all_files_are_written_though_the_reader_leaves(
         main([str(file), "--out", str(out), "--no-published"])
     suffixes = {path.suffix for path in out.iterdir()}
     assert suffixes >= {".md", ".csv", ".json", ".html"}
+
+
+def test_tables_are_shown_though_a_file_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [make_row(1, "qa", [1] * 4, 1.0)]
+    answers = write_answers(tmp_path / "a.jsonl", rows, {"method": "vanilla"})
+    files = ["--csv", str(tmp_path / "missing" / "a.csv"), "--json", str(tmp_path / "a.json")]
+    with pytest.raises(UserError, match=r"cannot write .*a\.csv"):
+        main([str(answers), "--no-published", *files])
+    said = capsys.readouterr()
+    assert "Vanilla" in said.out and json.loads(said.out.splitlines()[-1])
+    assert "a.json" in said.err and (tmp_path / "a.json").exists(), "the others are written"

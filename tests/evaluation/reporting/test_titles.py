@@ -14,8 +14,9 @@ import pytest
 from evaluation.inference.referees import REFEREES
 from evaluation.reporting.notes import group_caption, group_notes
 from evaluation.reporting.titles import (
-    OPTION_WORDS,
+    BUILT_IN_WORDS,
     REFEREE_TITLES,
+    RUN_WORDS,
     benchmark_title,
     entry_titles,
     group_facts,
@@ -74,6 +75,10 @@ def test_words_of_an_option_belong_to_its_method() -> None:
         "trees of 3 levels, at most 4 drafted tokens a step"
     )
     assert options_text({"depth": 3}, "pld") == options_text({"depth": 3}) == "depth 3"
+    theirs = {"threshold": 0.3, "match": 0.5, "start": "hot", "policy": 2, "shuffle": 4}
+    assert options_text(theirs, "mine.drafter:Mine") == (
+        "threshold 0.3, match 0.5, start hot, policy 2, questions shuffled with seed 4"
+    )
 
 
 def test_values_of_options_are_words_and_no_places_of_a_machine() -> None:
@@ -82,13 +87,13 @@ def test_values_of_options_are_words_and_no_places_of_a_machine() -> None:
         "memory seeded from the prompt",
         "memory not seeded from the prompt",
     ]
-    assert options_text({"heads": "/home/me/models/org/heads"}) == "heads of org/heads"
+    assert options_text({"heads": "/home/me/models/org/heads"}, "eagle") == "heads of org/heads"
 
 
 def test_options_that_are_not_set_are_left_out() -> None:
     options = {"policy": None, "tree_version": "auto", "match": "{}"}
-    assert options_text(options) == "tree sized to the device, {} match continued"
-    assert all(words.count("{}") <= 1 for words in OPTION_WORDS.values())
+    assert options_text(options, "recycling") == "tree sized to the device, {} match continued"
+    assert all(words.count("{}") <= 1 for words in (RUN_WORDS | BUILT_IN_WORDS).values())
 
 
 def test_entries_of_one_method_are_told_apart_by_letters_and_notes(tmp_path: Path) -> None:
