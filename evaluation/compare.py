@@ -15,20 +15,26 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from evaluation.inference.config import AnswerOptions, QuestionOptions, RunConfig
+from evaluation.inference.config import (
+    AnswerOptions,
+    DecodingOptions,
+    QuestionOptions,
+    RunConfig,
+)
 from evaluation.inference.entrants import entrants_of
 from evaluation.inference.interleaved import compare_methods
 from evaluation.questions.questions import question_file_of
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
-from model.commands.model_options import ModelOptions, SamplingOptions
+from model.commands.model_options import ModelOptions
 from model.commands.options import add_options
 
 DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld-auto", "hybrid")
 # Questions and answer files: as of an inference command, but for what is one method's own.
 QUESTIONS = (
-    *("question_file", "question_begin", "question_end", "num_questions", "shuffle", "shard"),
+    *("question_file", "question_begin", "question_end", "num_questions", "category_map"),
+    *("shuffle", "shard"),
 )
-ANSWERS = ("overwrite", "num_choices", "batch_size", "warmup", "conv_template")
+ANSWERS = ("overwrite", "num_choices", "batch_size", "warmup", "conv_template", "system_prompt")
 EXAMPLES = """\
 examples:
   python -m evaluation.compare --max-new-tokens 128
@@ -89,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"benchmarks: folders in data/ with a question.jsonl (default: {default})",
     )
     add_options(questions, QuestionOptions, QUESTIONS)
-    add_options(parser.add_argument_group("sampling"), SamplingOptions)
+    add_options(parser.add_argument_group("sampling"), DecodingOptions)
     add_options(parser.add_argument_group("answers"), AnswerOptions, ANSWERS)
     return parser
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from evaluation.answers.answer_file import read_lines
 from evaluation.answers.defects import find_defects, find_missing
-from evaluation.reporting.options import check_limit
+from evaluation.reporting.options import add_category_options, check_limit, given_categories
 from evaluation.reporting.tables import json_line
 from model.commands.command_line import OptionParser, run_command
 
@@ -40,10 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="limit of new tokens a turn (default: the sidecar's)",
     )
+    add_category_options(parser)
     options = parser.parse_args(argv)
     check_limit(options.max_new_tokens)
     # Each file once: a pipe cannot be read again.
-    files = {path: read_lines(path) for path in dict.fromkeys(options.files)}
+    categories = given_categories(options)
+    files = {
+        path: [(number, categories.of(row)) for number, row in read_lines(path)]
+        for path in dict.fromkeys(options.files)
+    }
     limit = options.max_new_tokens
     defects = [it for path, lines in files.items() for it in find_defects(path, lines, limit)]
     defects += find_missing(files)

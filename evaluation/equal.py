@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.answers.answer_file import read_answers
-from evaluation.answers.differences import Comparison, compare_answers
+from evaluation.answers.differences import Comparison, Difference, compare_answers
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.equality import verdict_path, write_verdict
 from model.commands.command_line import OptionParser, UserError, run_command
@@ -38,12 +38,13 @@ examples:
   python -m evaluation.equal --file-path data/demo/model_answer --model-path data/demo/model \\
       --jsonfile1 vanilla-bfloat16.jsonl --jsonfile2 recycling-bfloat16.jsonl
 
-exit code: 0 equal (or ties alone, with --model-path), 1 different, 2 not comparable
+exit code: 0 equal (or ties alone, with --model-path), 1 different, 2 not comparable, as where a question
+failed in both files and no other differs
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the verdict and one line of JSON; return 0 if the files are equal, else 1."""
+    """Print the verdict and one line of JSON; return the exit code."""
     options = _parse(argv)
     paths = [_locate(options.file_path, name) for name in (options.jsonfile1, options.jsonfile2)]
     rows = (read_answers(paths[0]), read_answers(paths[1]))
@@ -65,8 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_verdict(paths[1], paths[0], num_ties, len(differences) - num_ties)
             print(f"kept in {verdict_path(paths[1])}, which speed and leaderboard read")
         is_harmless = judged["ties"] == len(differences)
+    failures = comparison.failures
     report = {
-        "equal": not differences,
+        "equal": None if failures and not differences else not differences,
         "jsonfile1": names[0],
         "jsonfile2": names[1],
         "questions": comparison.num_questions,
@@ -76,34 +78,58 @@ def main(argv: Sequence[str] | None = None) -> int:
         "differing_questions": len(differences),
         "differing_question_ids": [difference.question_id for difference in differences],
         "first_difference": asdict(differences[0]) if differences else None,
+        "failed_in_both": [failure.question_id for failure in failures],
         "judged": judged,
     }
     print(json_line(report))
-    return 0 if is_harmless else 1
+    if not is_harmless:
+        return 1
+    return 2 if failures else 0
 
 
 def _verdict(comparison: Comparison, names: tuple[str, str]) -> str:
-    num_turns = comparison.num_turns_by_ids + comparison.num_turns_by_text
+    failed = _failures(comparison)
     if not comparison.differences:
-        return (
-            f"Equal: {comparison.num_questions} questions, {num_turns} turns "
+        num_turns = comparison.num_turns_by_ids + comparison.num_turns_by_text
+        equal = (
+            f"Equal: {comparison.num_questions - len(comparison.failures)} questions, {num_turns} turns "
             f"({comparison.num_turns_by_ids} by token ids, {comparison.num_turns_by_text} by text)"
         )
+        lines = [f"Not comparable: {line}" for line in failed]
+        return "\n".join([*lines, *([equal] if num_turns or not lines else [])])
     first = comparison.differences[0]
-    place = [f"question {first.question_id} ({first.category})"]
-    for name in ("choice", "turn"):
-        if (index := getattr(first, name)) is not None:
-            place.append(f"{name} {index}")
-    if first.unit is not None:
-        place.append(f"{first.unit} {first.position}")
     lines = [
         f"Not equal: {len(comparison.differences)} of {comparison.num_questions} questions differ",
-        f"First difference: {', '.join(place)} (counted from 0): {first.cause}",
+        *failed,
+        f"First difference: {_place(first)}: {first.cause}",
     ]
     for label, excerpts in ((first.unit, first.excerpts), ("text", first.texts)):
         for name, excerpt in zip(names, excerpts or (), strict=False):
             lines.append(f"  {label} in {name}: {excerpt}")
     return "\n".join(lines)
+
+
+def _failures(comparison: Comparison) -> list[str]:
+    """Return a line about the questions that failed in both files, none if there is none."""
+    if not comparison.failures:
+        return []
+    first = comparison.failures[0]
+    return [
+        f"{len(comparison.failures)} of {comparison.num_questions} questions failed in both files, which have no "
+        f"answers there to compare; the first: {_place(first)}: {first.cause}"
+    ]
+
+
+def _place(difference: Difference) -> str:
+    """Return where a difference is, in words."""
+    names = ["choice", "turn"]
+    places = [
+        f"{name} {index}" for name in names if (index := getattr(difference, name)) is not None
+    ]
+    if difference.unit is not None:
+        places.append(f"{difference.unit} {difference.position}")
+    question = f"question {difference.question_id} ({difference.category})"
+    return ", ".join([question, *places]) + (" (counted from 0)" if places else "")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

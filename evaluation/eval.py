@@ -19,7 +19,7 @@ from evaluation.answers.provenance import file_hash, git_commit, versions
 from evaluation.answers.row import AnswerRow, Turn
 from evaluation.inference.loop import Finished, answer_questions, record
 from evaluation.inference.question import Answerer
-from evaluation.questions.conversation import choose_conversation
+from evaluation.questions.conversation import check_system, choose_conversation
 from evaluation.questions.questions import load_questions
 from model.commands.files import write_whole
 
@@ -95,12 +95,15 @@ def run_eval(
     questions = load_questions(Path(question_file), question_begin, question_end)
     name_or_path = getattr(model.config, "_name_or_path", "")
     conversation = choose_conversation("auto", name_or_path, tokenizer)
+    if any(question.system is not None for question in questions):
+        check_system(conversation, name_or_path)
     meta = {
         "model_id": model_id,
         "model_path": name_or_path,
         "max_new_tokens": max_new_tokens,
         "num_choices": num_choices,
         "question_file_sha256": file_hash(Path(question_file)),
+        "question_file_name": Path(question_file).name,
         "conv_template": conversation.name,
         "dtype": str(getattr(model, "dtype", "")).removeprefix("torch."),
         "device": str(getattr(model, "device", "")),

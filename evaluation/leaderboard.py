@@ -11,6 +11,9 @@ Answer files without a sidecar (Spec-Bench's own, for instance) form a group of 
 each under its model id. A second run of vanilla made in the same interleaved run (its sidecar's role
 is "noise floor") has no row: it says which ratios cannot be told apart.
 
+A file of a folder that is empty or no answer file, and a group without a baseline, are left out with a
+line in the notes.
+
 Run:
     python -m evaluation.leaderboard data/demo/model_answer --out report
 """
@@ -44,15 +47,17 @@ from evaluation.reporting.notes import alarms, group_caption, group_notes
 from evaluation.reporting.options import (
     add_base_option,
     add_benchmark_option,
+    add_category_options,
     answer_paths,
+    given_categories,
     make_folder,
 )
 from evaluation.reporting.published import DEFAULT_DEVICES, PUBLISHED_DIR, read_published
 from evaluation.reporting.tables import Table, json_line
 from evaluation.reporting.titles import group_facts
-from evaluation.scoring.comparable import group_answers, load_answers
+from evaluation.scoring.comparable import group_answers, load_all
 from evaluation.scoring.groups import Group
-from model.commands.command_line import OptionParser, run_command
+from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import refuse_outputs, write_whole
 
 TITLE = "Speculative decoding leaderboard"
@@ -85,6 +90,9 @@ examples:
       --benchmark docs/benchmarks/cpu-demo-float32.json --out report
   python -m evaluation.leaderboard pld.jsonl plain.jsonl --base plain.jsonl --no-published
   python -m evaluation.leaderboard answers --published-device A100-80GB 3090
+
+exit code: 0 a report, with what was left out in its notes; 2 nothing to report, or a named file that
+cannot be read
 """
 
 
@@ -102,6 +110,8 @@ class Leaderboard(NamedTuple):
     groups: list[Group]
     published: pd.DataFrame | None
     benchmarks: list[Benchmark]
+    left_out: list[str]  # why a file, a method or a group is not there, a line each
+    paths: list[Path]  # the files that were read
 
     @property
     def parts(self) -> list[GroupReport]:
@@ -149,12 +159,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.published:
         devices = options.published_device or DEFAULT_DEVICES
         published = read_published(PUBLISHED_DIR, devices, options.published_model or ())
-    groups = group_answers([load_answers(path) for path in paths], options.base)
-    board = Leaderboard(groups, published, benchmarks)
+    categories = given_categories(options)
+    left_out: list[str] = []
+    answers = load_all(paths, options.paths, left_out, categories)
+    groups = group_answers(answers, options.base, left_out)
+    board = Leaderboard(groups, published, benchmarks, left_out, paths)
     writers = {
         "markdown": lambda board: _text(board) + "\n",
         "latex": _latex,
-        "csv": lambda board: csv_text(board.measured, board.published_records),
+        "csv": lambda board: csv_text(board.measured, board.published_records, board.left_out),
         "questions_csv": lambda board: questions_csv(board.groups),
         "json": _json,
         "html": _html,
@@ -164,15 +177,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.out:
         make_folder(options.out)
     # Before anything is printed: a reader such as head may close the pipe.
-    for name, path in files.items():
-        write_whole(path, contents[name])
-    for warning in [text for group in groups for text in group.warnings]:
+    failures = {path: _failure(path, contents[name]) for name, path in files.items()}
+    warnings = [f"left out: {reason}" for reason in left_out]
+    for warning in [*warnings, *(text for group in groups for text in group.warnings)]:
         print(f"WARNING: {warning}", file=sys.stderr)
-    for path in files.values():
-        print(f"wrote {path}", file=sys.stderr)
+    for path, failure in failures.items():
+        if failure is None:
+            print(f"wrote {path}", file=sys.stderr)
     print(_text(board))
     print(_json(board), end="")
+    for failure in filter(None, failures.values()):
+        raise failure
     return 0
+
+
+def _failure(path: Path, content: str) -> UserError | None:
+    """Write a file; return why it could not be written: the tables are still to be shown."""
+    try:
+        write_whole(path, content)
+    except UserError as error:
+        return error
+    return None
 
 
 def _text(board: Leaderboard) -> str:
@@ -185,6 +210,7 @@ def _text(board: Leaderboard) -> str:
         parts.append("\n".join(f"- {note}" for note in part.notes))
     for table in board.batch_tables:
         parts += [table.caption, table.markdown]
+    parts.append("\n".join(_left_out_notes(board)))
     if board.published_tables:
         parts.append(f"## {PUBLISHED_HEADING}")
     for table in board.published_tables:
@@ -192,16 +218,29 @@ def _text(board: Leaderboard) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+def _left_out_notes(board: Leaderboard) -> list[str]:
+    return [f"- Left out: {reason}" for reason in board.left_out]
+
+
 def _latex(board: Leaderboard) -> str:
     """Return the tables as floats; a group's conditions are in its captions, its notes below its first."""
     tables = [
         table._replace(
             caption=f"{table.caption}. {group_caption(part.facts)}",
-            notes=[] if place else [*alarms(board.groups), *part.notes],
+            notes=[] if place else part.notes,
         )
         for part in board.parts
         for place, table in enumerate(part.tables)
     ]
+    above = [*alarms(board.groups), *(f"Left out: {reason}" for reason in board.left_out)]
+    tables[0] = tables[0]._replace(notes=[*above, *tables[0].notes])
+    # A paper names files, not the folders of one machine; the longest first, since one may hold another.
+    folders = sorted({f"{path.parent}/" for path in board.paths}, key=len, reverse=True)
+    for place, table in enumerate(tables):
+        notes = "\n".join(table.notes)
+        for folder in folders:
+            notes = notes.replace(folder, "")
+        tables[place] = table._replace(notes=notes.splitlines())
     return latex_text([*tables, *board.batch_tables, *board.published_tables])
 
 
@@ -211,6 +250,7 @@ def _json(board: Leaderboard) -> str:
         "measured": board.measured,
         "pairs": [record for group in board.groups for record in pairs_table(group).records],
         "notes": [note for part in board.parts for note in part.notes],
+        "left_out": board.left_out,
         "published": board.published_records,
     }
     return json_line(report) + "\n"
@@ -235,6 +275,8 @@ def _html(board: Leaderboard) -> str:
     if board.benchmarks:
         pictures = benchmark_pictures(board.benchmarks, board.groups)
         sections.append(Section("What a step costs", pictures=pictures))
+    if board.left_out:
+        sections.append(Section("Left out", notes=board.left_out))
     if board.published is not None:
         sections.append(Section(PUBLISHED_HEADING, tables=board.published_tables))
     return page_text(TITLE, INTRODUCTION, sections, alarms(board.groups))
@@ -261,6 +303,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_base_option(parser)
     add_benchmark_option(parser)
+    add_category_options(parser)
     parser.add_argument(
         "--published",
         action=argparse.BooleanOptionalAction,

@@ -15,6 +15,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from evaluation.answers.answer_file import check_overwritten
 from evaluation.answers.record import sidecar_path
 from evaluation.answers.shards import (
     check_counts,
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = {file.resolve() for shard in shards for file in (shard.path, sidecar_path(shard.path))}
     if not own.isdisjoint({out.resolve(), sidecar_path(out).resolve()}):
         raise UserError(f"out: {out} is one of the shards; give another file")
+    if out.exists():
+        check_overwritten(out)
     check_together(shards)
     rows = merged_rows(shards)
     check_counts(shards)

@@ -12,14 +12,21 @@ Run:
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 from evaluation.reporting.benchmark_reports import read_benchmark
-from evaluation.reporting.options import add_base_option, add_benchmark_option, answer_paths
+from evaluation.reporting.options import (
+    add_base_option,
+    add_benchmark_option,
+    add_category_options,
+    answer_paths,
+    given_categories,
+)
 from evaluation.reporting.pictures import benchmark_pictures, group_pictures, write_picture
-from evaluation.scoring.comparable import group_answers, load_answers
+from evaluation.scoring.comparable import group_answers, load_all
 from model.commands.command_line import OptionParser, UserError, run_command
 
 EXAMPLES = """\
@@ -38,7 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.base and not options.paths:
         raise UserError("base: got without answer files; give some, or leave it out")
     paths = answer_paths(options.paths, options.base)
-    groups = group_answers([load_answers(path) for path in paths], options.base)
+    categories = given_categories(options)
+    left_out: list[str] = []
+    files = load_all(paths, options.paths, left_out, categories)
+    groups = group_answers(files, options.base, left_out)
+    for reason in left_out:
+        print(f"WARNING: left out: {reason}", file=sys.stderr)
     reports = [read_benchmark(path) for path in options.benchmark]
     pictures = [*chain.from_iterable(group_pictures(groups)), *benchmark_pictures(reports, groups)]
     for picture in pictures:
@@ -58,6 +70,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_benchmark_option(parser)
     add_base_option(parser)
+    add_category_options(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the pictures")
     return parser.parse_args(argv)
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 
 from transformers.utils import logging as transformers_logging
 
 from evaluation.checking.sampling import SETTINGS, Sampler
 from evaluation.reporting.tables import json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.machine.progress import progress
 from model.methods.registry import METHODS, find_method
 
 EXAMPLES = """\
@@ -33,11 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     transformers_logging.disable_progress_bar()
     sampler = Sampler(options.seed)
-    checks = [
-        sampler.check(method, setting, options.num_samples)
-        for method in options.method
-        for setting in SETTINGS
-    ]
+    asked = list(product(options.method, SETTINGS))
+    with progress(asked, unit="check") as bar:
+        checks = [sampler.check(method, setting, options.num_samples) for method, setting in bar]
     header = ["Method", "Setting", "Samples", "p", "Total variation", "Impossible", "Texts differ"]
     rows = [
         [

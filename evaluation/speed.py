@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.reporting.options import check_limit
+from evaluation.reporting.options import add_category_options, check_limit, given_categories
 from evaluation.reporting.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.comparable import differing_conditions, load_answers
@@ -39,7 +39,12 @@ from evaluation.scoring.figures import (
 from evaluation.scoring.groups import AnswerFile
 from evaluation.scoring.intervals import TOO_FEW
 from evaluation.scoring.noise import prefill_gap, prefill_warnings
-from evaluation.scoring.per_question import Tokenizer, question_frame, used_defects_text
+from evaluation.scoring.per_question import (
+    Tokenizer,
+    question_frame,
+    uncategorised_text,
+    used_defects_text,
+)
 from model.commands.command_line import OptionParser, UserError, first_line, run_command
 
 EXAMPLES = """\
@@ -62,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"WARNING: not measured under the same conditions: {text}", file=sys.stderr)
     paths = dict.fromkeys(path for pair in pairs for path in pair)
     # Each once: a pipe cannot be read again.
-    files = {path: load_answers(Path(path)) for path in paths}
+    categories = given_categories(options)
+    files = {path: load_answers(Path(path), categories) for path in paths}
     gaps = [
         prefill_gap(files[path].rows, files[base].rows, (path, base))
         for path, base in pairs
@@ -158,6 +164,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="limit of new tokens a turn, past which the exact ruler counts none (default: the "
         "sidecar's, if there is one)",
     )
+    add_category_options(parser)
     options = parser.parse_args(argv)
     check_limit(options.max_new_tokens)
     if options.tokenizer_path and options.ruler == "exact":
@@ -197,6 +204,7 @@ def _notes(
     """Yield rows with a defect that the figures include, and questions that they leave out, or None."""
     for names, frames in zip(pairs, runs, strict=True):
         yield from map(used_defects_text, frames, names)
+        yield from map(uncategorised_text, frames, names)
         yield left_out_text(run_figures(*frames, names), names)
 
 

@@ -30,6 +30,7 @@ def option(
     most: int | None = None,
     choices: Sequence[str] = (),
     aliases: Sequence[str] = (),
+    metavar: str = "",
     derived: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Any:
     """Return the field of an option.
@@ -41,10 +42,12 @@ def option(
         most: the largest, of an option with a least one; None sets no bound.
         choices: the values allowed; empty allows all.
         aliases: other names on the command line.
+        metavar: what stands for the value in help; empty: a word for its type.
         derived: the value of an option left at None, from the values of the others.
     """
     bounds = {"least": least, "most": most, "choices": choices, "derived": derived}
-    return field(default=default, metadata={"help": text, "aliases": aliases, **bounds})
+    shown = {"help": text, "aliases": aliases, "metavar": metavar}
+    return field(default=default, metadata=shown | bounds)
 
 
 def budget_option(default: str) -> Any:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow
 from model.commands.command_line import UserError
+
+# Bytes of a row that is read to see whether a file holds answers.
+LONGEST_LINE = 2**28
 
 
 def read_answers(path: str | Path) -> list[AnswerRow]:
@@ -29,7 +33,7 @@ def read_answers(path: str | Path) -> list[AnswerRow]:
 def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
     """Return the rows of an answer file with their line numbers; a question may be answered twice.
 
-    The file is UTF-8 with one JSON object a line; blank lines are skipped.
+    The file is UTF-8, with or without a byte order mark, and has one JSON object a line; blank lines are skipped.
 
     Raises:
         UserError: if the file is missing, unreadable or empty, or a line is not an answer row; names
@@ -37,16 +41,35 @@ def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
     """
     lines: list[tuple[int, AnswerRow]] = []
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     lines.append((number, AnswerRow.from_json(line, f"{path}, line {number}")))
     except FileNotFoundError:
         raise UserError(f"no answer file {path}; run an inference command first") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error}); give an answer file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text; give an answer file") from None
     except OSError as error:
         raise UserError(f"cannot read the answer file {path}: {error.strerror}") from None
     if not lines:
         raise UserError(f"{path} holds no answers; run the inference command again")
     return lines
+
+
+def check_overwritten(file: Path) -> None:
+    """Refuse to overwrite what is no answer file: it has no sidecar of a run, and its first line is no answer.
+
+    Raises:
+        UserError: in such a case.
+    """
+    with file.open("rb") as content:
+        line = content.readline(LONGEST_LINE)
+    try:
+        if line.strip():
+            AnswerRow.from_json(line.decode(), str(file))
+    except (UserError, UnicodeDecodeError):
+        if not RunRecord.read(file):
+            where = f", a link to {file.resolve()}," if file.is_symlink() else ""
+            raise UserError(
+                f"overwrite: {file}{where} is no answer file; remove it, or give another file to write to"
+            ) from None

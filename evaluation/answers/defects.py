@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evaluation.answers.record import RunRecord
-from evaluation.answers.row import AnswerRow, Choice
-
-# The text that Spec-Bench's writer records for a turn that raised an error.
-ERROR_TEXT = "ERROR"
+from evaluation.answers.row import ERROR_TEXT, AnswerRow, Choice
 
 
 class Effect(Enum):
@@ -64,10 +61,13 @@ def find_defects(
     """
     limit = max_new_tokens or RunRecord.read(path).max_new_tokens
     found = row_flaws([row for _, row in lines], limit)
+    no_category = Flaw(
+        "no 'category'; --question-file FILE gives that of its question", Effect.LISTED
+    )
     return [
         Defect(str(path), number, row.question_id, *flaw)
         for (number, row), flaws in zip(lines, found, strict=True)
-        for flaw in flaws
+        for flaw in [*([] if row.has_category else [no_category]), *flaws]
     ]
 
 
@@ -83,8 +83,13 @@ def find_missing(files: Mapping[str, Sequence[tuple[int, AnswerRow]]]) -> list[D
     ]
 
 
-def row_flaws(rows: Sequence[AnswerRow], max_new_tokens: int | None = None) -> list[list[Flaw]]:
-    """Return the flaws of each row, given all rows of the file in its order; a question may occur twice."""
+def row_flaws(
+    rows: Sequence[AnswerRow], max_new_tokens: int | None = None, counts_texts: bool = False
+) -> list[list[Flaw]]:
+    """Return the flaws of each row, given all rows of the file in its order; a question may occur twice.
+
+    `counts_texts` says that a tokenizer counts the tokens of texts, which their writer need not have done.
+    """
     last_of = {row.question_id: place for place, row in enumerate(rows)}
     found = []
     previous: tuple[float, float] | None = None
@@ -96,17 +101,22 @@ def row_flaws(rows: Sequence[AnswerRow], max_new_tokens: int | None = None) -> l
             flaws.append(Flaw(f"failed: {row.error or 'no answer'}", Effect.UNUSABLE))
         else:
             for choice in row.choices:
-                flaws += _choice_flaws(choice, max_new_tokens)
+                flaws += _choice_flaws(choice, max_new_tokens, counts_texts)
                 flaws += _stale_counters(choice, previous)
                 previous = next(reversed(_turn_counters(choice)), previous)
         found.append(flaws)
     return found
 
 
-def _choice_flaws(choice: Choice, limit: int | None) -> Iterator[Flaw]:
+def _choice_flaws(choice: Choice, limit: int | None, counts_texts: bool) -> Iterator[Flaw]:
     if missing := choice.missing_counters:
+        names = " and no ".join(map(repr, missing))
+        yield Flaw(f"no {names}; rates need both, texts can be compared", Effect.UNUSABLE)
+        return
+    if choice.is_uncounted:
         yield Flaw(
-            f"no {missing[0]!r}; speed needs answers of an inference command", Effect.UNUSABLE
+            "texts, but no new token was counted; evaluation.speed --tokenizer-path counts the baseline's",
+            Effect.UNSOUND if counts_texts else Effect.UNUSABLE,
         )
         return
     seconds = choice.seconds
@@ -145,6 +155,7 @@ def _sum_flaws(choice: Choice) -> Iterator[Flaw]:
         "wall_time": len(choice.wall_time),
         "share_time": len(choice.share_time),
         "decoding_steps": len(choice.decoding_steps),
+        "idxs": len(choice.idxs),
         "token_ids": len(choice.token_ids),
     }
     for key, count in num_entries.items():
@@ -155,6 +166,13 @@ def _sum_flaws(choice: Choice) -> Iterator[Flaw]:
     counts = [len(turn) for turn in choice.token_ids]
     if counts and counts != new_tokens:
         yield Flaw(f"{counts} token ids, but new_tokens {new_tokens}", Effect.UNSOUND)
+    if any(index < 0 for index in choice.idxs):
+        yield Flaw(f"idxs {choice.idxs}, steps count from 0", Effect.UNSOUND)
+    if math.isnan(choice.num_steps):
+        steps_keys = "'accept_lengths', 'decoding_steps' or 'idxs'"
+        yield Flaw(f"no {steps_keys}: mean accepted tokens are not known", Effect.LISTED)
+    if "accept_lengths" not in choice.values:
+        return
     steps = choice.decoding_steps
     sums = [("accept_lengths sum to", sum(lengths), "new_tokens", sum(new_tokens))]
     if steps:

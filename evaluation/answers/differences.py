@@ -1,8 +1,8 @@
 """Where two answer files part, question by question.
 
 Token ids are compared where both files carry them, the text otherwise. Rows are matched by question
-id; a row that one file lacks, a question that failed and one without an answer to compare are
-differences, never skipped.
+id; a row that one file lacks and a question that failed in one of them are differences. A question that
+failed in both has no answers to compare: it is neither equal nor different, and never skipped.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.answers.defects import ERROR_TEXT
-from evaluation.answers.row import AnswerRow, Choice
+from evaluation.answers.row import ERROR_TEXT, AnswerRow, Choice
 
 TOKENS_AROUND = 5
 CHARACTERS_AROUND = 30
@@ -36,16 +35,21 @@ class Difference:
     texts: tuple[str, str] | None = None
     # Whether both have a token at the position: neither ends before it.
     parts_at_tokens: bool = False
+    is_failure: bool = False  # whether neither file has an answer there
 
 
 @dataclass(slots=True)
 class Comparison:
-    """The result of comparing two files: counts, and one difference for each differing question."""
+    """The result of comparing two files: counts, and one difference for each differing question.
+
+    `failures` are questions, not among these, to which neither file has every answer.
+    """
 
     num_questions: int
     num_turns_by_ids: int
     num_turns_by_text: int
     differences: list[Difference]
+    failures: list[Difference]
 
 
 def compare_answers(rows: Sequence[AnswerRow], other_rows: Sequence[AnswerRow]) -> Comparison:
@@ -56,21 +60,26 @@ def compare_answers(rows: Sequence[AnswerRow], other_rows: Sequence[AnswerRow]) 
     by_id = {row.question_id: row for row in rows}
     other_by_id = {row.question_id: row for row in other_rows}
     every = by_id | {key: row for key, row in other_by_id.items() if key not in by_id}
-    comparison = Comparison(len(every), 0, 0, [])
+    comparison = Comparison(len(every), 0, 0, [], [])
     for question_id, present in every.items():
         row, other = by_id.get(question_id), other_by_id.get(question_id)
         cause = _row_cause(row, other)
-        difference = Difference(question_id, present.category, cause) if cause else None
-        if difference is None and row is not None and other is not None:
-            difference = _answer_difference(row, other, comparison)
-        if difference is not None:
-            comparison.differences.append(difference)
+        if cause or row is None or other is None:
+            is_failure = bool(row and other and row.is_failed and other.is_failed)
+            difference = Difference(question_id, present.category, cause, is_failure=is_failure)
+        else:
+            found = _answer_difference(row, other, comparison)
+            if found is None:
+                continue
+            difference = found
+        kind = comparison.failures if difference.is_failure else comparison.differences
+        kind.append(difference)
     return comparison
 
 
-def _row_cause(row: AnswerRow | None, other: AnswerRow | None) -> str | None:
-    """Say why two rows differ before their answers are compared; None if they do not."""
-    cause = None
+def _row_cause(row: AnswerRow | None, other: AnswerRow | None) -> str:
+    """Say why two rows differ before their answers are compared; empty if they do not."""
+    cause = ""
     if row is None or other is None:
         cause = f"the question is missing in the {'first' if row is None else 'second'} file"
     elif row.is_failed or other.is_failed:
@@ -78,7 +87,7 @@ def _row_cause(row: AnswerRow | None, other: AnswerRow | None) -> str | None:
         errors = " and ".join(str(it.error) for it in (row, other) if it.error)
         cause = f"the question failed in the {' and the '.join(failed)} file"
         cause += f" ({errors})" if errors else ""
-    elif row.category != other.category:
+    elif row.has_category and other.has_category and row.category != other.category:
         cause = (
             f"the category is {row.category!r} in the first, {other.category!r} in the second file"
         )
@@ -90,8 +99,9 @@ def _row_cause(row: AnswerRow | None, other: AnswerRow | None) -> str | None:
 def _answer_difference(
     row: AnswerRow, other: AnswerRow, comparison: Comparison
 ) -> Difference | None:
-    """Return the first difference in the answers; count the turns that were compared."""
-    first = None
+    """Return the first difference in the answers, else the first failure; count the turns that were compared."""
+    first: Difference | None = None
+    failure: Difference | None = None
     pairs = zip(row.choices, other.choices, strict=True)
     for choice_index, (choice, other_choice) in enumerate(pairs):
         where: dict[str, Any] = {
@@ -101,13 +111,18 @@ def _answer_difference(
         }
         texts, other_texts = _texts(choice), _texts(other_choice)
         if not texts and not other_texts:
-            first = first or Difference(**where, cause="neither file has a turn to compare")
+            cause = "neither file has a turn to compare"
+            failure = failure or Difference(**where, cause=cause, is_failure=True)
         if len(texts) != len(other_texts):
             cause = f"{len(texts)} turns against {len(other_texts)}"
             first = first or Difference(**where, cause=cause)
             continue
         has_ids = len(texts) == len(choice.token_ids) == len(other_choice.token_ids)
         for turn, (text, other_text) in enumerate(zip(texts, other_texts, strict=True)):
+            if not has_ids and text == other_text == ERROR_TEXT:
+                cause = f"the turn is {ERROR_TEXT!r} in both files: it raised an error"
+                failure = failure or Difference(**where, turn=turn, cause=cause, is_failure=True)
+                continue
             if has_ids:
                 comparison.num_turns_by_ids += 1
                 ids, other_ids = choice.token_ids[turn], other_choice.token_ids[turn]
@@ -117,7 +132,7 @@ def _answer_difference(
                 found = _text_difference(text, other_text)
             if found:
                 first = first or Difference(**where, turn=turn, **found)
-    return first
+    return first or failure
 
 
 def _texts(choice: Choice) -> list[str]:
@@ -143,8 +158,6 @@ def _token_difference(
 
 
 def _text_difference(text: str, other_text: str) -> dict[str, Any] | None:
-    if text == other_text == ERROR_TEXT:
-        return {"cause": f"the turn is {ERROR_TEXT!r} in both files: it raised an error"}
     if text == other_text:
         return None
     position = _first_difference(text, other_text)

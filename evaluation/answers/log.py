@@ -24,12 +24,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from evaluation.answers.answer_file import read_answers
+from evaluation.answers.answer_file import check_overwritten, read_answers
 from evaluation.answers.record import RunRecord, not_resumed, sidecar_path, state_path
 from evaluation.answers.row import AnswerRow
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
 from model.commands.files import replace_file
+
+# Bytes of a file's name that file systems take; of these, what is put behind an answer file's: ".meta.json",
+# process and thread, ".tmp".
+LONGEST_NAME, LONGEST_ENDING = 255, 50
 
 
 class AnswerLog:
@@ -43,6 +47,7 @@ class AnswerLog:
     """
 
     def __init__(self, file: Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:
+        _check_name(file)
         self.file = file
         self._meta_file = sidecar_path(file)
         self._state_folder = state_path(file)
@@ -53,7 +58,9 @@ class AnswerLog:
             rows: list[AnswerRow] = []
             self._meta = dict(meta)
             self.is_finished = False  # whether the rows are those of a finished run
-            if not overwrite and os.fstat(self._descriptor).st_size:
+            if overwrite:
+                check_overwritten(file)
+            elif os.fstat(self._descriptor).st_size:
                 # The sidecar first: a file of another run is left unchanged, even if its last line is torn.
                 self._meta = self._agree_with_sidecar(self._meta)
                 rows = self._rows_found()
@@ -200,6 +207,17 @@ def _wider(found: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
             limits = (found.get(key), mine[key])
             ranges[key] = None if None in limits else outer(limits)
     return ranges
+
+
+def _check_name(file: Path) -> None:
+    """Refuse a name that leaves no room for the longest name beside it, the sidecar's until it is whole."""
+    num_bytes = len(os.fsencode(file.name))
+    most = LONGEST_NAME - LONGEST_ENDING
+    if num_bytes > most:
+        raise UserError(
+            f"answer file {file}: its name has {num_bytes} bytes; allowed: at most {most}; give a shorter "
+            "--model-id, or an --answer-file"
+        )
 
 
 def _open_locked(file: Path) -> int:

@@ -72,33 +72,40 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("threads", Use.RESUMED | Use.COMPARED),
     Condition("max_new_tokens", _OPTION | Use.COMPARED),
     Condition("temperature", _OPTION | Use.COMPARED | _RERUN),
+    Condition("top_k", _OPTION | Use.COMPARED, default=0),
+    Condition("top_p", _OPTION | Use.COMPARED, default=1.0),
+    Condition("min_p", _OPTION | Use.COMPARED, default=0.0),
+    Condition("repetition_penalty", _OPTION | Use.COMPARED | _RERUN, default=1.0),
+    Condition("stop", _OPTION | Use.COMPARED | _RERUN, default=[]),
+    Condition("system_prompt", _OPTION | Use.COMPARED | _RERUN, default=None),
+    Condition("seed", _OPTION | Use.COMPARED, default=0),
     Condition("compile", _OPTION | Use.COMPARED, default=False),
     # None where it has no effect, as on a CPU; older sidecars lack it.
     Condition("graphs", Use.RESUMED | Use.COMPARED, default=None),
     Condition("kernels", _OPTION | Use.COMPARED, default="auto"),
+    # Whether they were asked for and are not there: there is no compiler, or none fits the processor.
+    Condition("lacks_kernels", Use.COMPARED, default=False),
     Condition("num_choices", _OPTION | Use.COMPARED, default=1),
     Condition("num_workers", Use.RESUMED | Use.COMPARED, default=None),
     Condition("batch_size", _OPTION | Use.COMPARED, default=1),
     Condition("conv_template", Use.RESUMED | Use.COMPARED | _RERUN, default=UNKNOWN),
     Condition("question_file_sha256", Use.RESUMED | Use.WARNED | _RERUN, default=UNKNOWN),
     Condition("load_matrix", Use.RESUMED | Use.OPTION),
+    Condition("category_map", _OPTION, default=[]),
     Condition("shuffle", _OPTION | Use.OPTION),
-    Condition("top_k", _OPTION | Use.OPTION),
-    Condition("top_p", _OPTION | Use.OPTION),
     # Parts of a benchmark are not runs of the whole, but several commands may fill one file.
     Condition("question_begin", Use.RECORDED | Use.OPTION),
     Condition("question_end", Use.RECORDED | Use.OPTION),
     Condition("num_questions", _OPTION | Use.OPTION, default=None),
     Condition("shard", Use.RESUMED | Use.OPTION),
     Condition("state_order", Use.RESUMED),
-    Condition("seed", _OPTION),
     Condition("warmup", _OPTION),
 )
 # Further keys of a sidecar: when, where and by which command it was made.
 CIRCUMSTANCES = frozenset(
     (
         *("start_time", "end_time", "git_commit", "versions", "argv", "kernel_names", "resumed"),
-        *("interleaved_with", "interleaved_run"),
+        *("interleaved_with", "interleaved_run", "question_file_name"),
     )
 )
 
@@ -201,6 +208,7 @@ class RunRecord:
         model_path = self.values.get("model_path") or self.model_id
         # Two parts tell models apart; the folders above are one machine's.
         model = "/".join(PurePath(str(model_path)).parts[-2:]) if model_path else UNKNOWN
+        model = " ".join(model.split())  # a line, whatever it is
         fingerprint = self.values.get("model_fingerprint")
         return f"{model}@{fingerprint}" if fingerprint else model
 
@@ -228,13 +236,13 @@ class RunRecord:
 
         Keys in `but` may differ. A key that either record lacks has its default there, or None.
         """
-        mine, theirs = self._with_defaults(), other._with_defaults()
+        mine, theirs = self.with_defaults(), other.with_defaults()
         for key in sorted((set(mine) | set(theirs)) - but):
             if mine.get(key) != theirs.get(key):
                 return key, mine.get(key), theirs.get(key)
         return None
 
-    def _with_defaults(self) -> dict[str, Any]:
+    def with_defaults(self) -> dict[str, Any]:
         """Return the values, with the meaning of an older sidecar's missing keys filled in."""
         values = dict(self.values)
         for condition in CONDITIONS:

@@ -21,12 +21,14 @@ from typing import Any, Generic, TypeVar
 
 import shortuuid
 
-from evaluation.questions.questions import Question
+from evaluation.questions.questions import UNCATEGORISED, Question
 from model.commands.command_line import UserError
 from model.commands.files import parse_json
 
-REQUIRED_KEYS = ("question_id", "category", "choices")
-COUNTERS = ("new_tokens", "wall_time", "accept_lengths")
+REQUIRED_KEYS = ("question_id", "choices")
+COUNTERS = ("new_tokens", "wall_time")
+# The text that Spec-Bench's writer records for a turn that raised an error.
+ERROR_TEXT = "ERROR"
 T = TypeVar("T")
 Check = Callable[[Any], bool]
 
@@ -113,6 +115,8 @@ class Choice:
     share_time = JsonKey[list[float]]([], *NUMBERS)
     accept_lengths = JsonKey[list[int]]([], *NUMBERS)  # of every step of all turns
     decoding_steps = JsonKey[list[int]]([], *NUMBERS)
+    # In files of EAGLE, Medusa and FastChat: the index of the last step, from 0.
+    idxs = JsonKey[list[int]]([], *NUMBERS)
     # Seconds without the prompt: of the share, where there is one.
     decode_time = JsonKey[list[float]]([math.nan], *NUMBERS)
     draft_tokens = JsonKey[list[float]]([math.nan], *NUMBERS)
@@ -167,6 +171,27 @@ class Choice:
     def missing_counters(self) -> list[str]:
         """The counters that every figure needs and the writer left out."""
         return [key for key in COUNTERS if key not in self.values]
+
+    @property
+    def is_uncounted(self) -> bool:
+        """Whether there are texts, and the writer counted no token of any."""
+        has_text = any(text.strip() not in ("", ERROR_TEXT) for text in self.turns)
+        return has_text and not any(self.new_tokens)
+
+    @property
+    def num_steps(self) -> float:
+        """Steps of all turns; NaN where the writer counted none."""
+        if "accept_lengths" in self.values:
+            return len(self.accept_lengths)
+        counts = self.decoding_steps or [index + 1 for index in self.idxs]
+        return sum(counts) if counts else math.nan
+
+    @property
+    def num_accepted(self) -> float:
+        """Tokens that the steps of all turns emitted; NaN where the writer counted no steps or no tokens."""
+        if "accept_lengths" in self.values:
+            return sum(self.accept_lengths)
+        return math.nan if math.isnan(self.num_steps) else sum(self.new_tokens) or math.nan
 
     @property
     def seconds(self) -> float:
@@ -239,8 +264,13 @@ class AnswerRow:
         return self.values["question_id"]
 
     @property
+    def has_category(self) -> bool:
+        return bool(self.values.get("category"))
+
+    @property
     def category(self) -> str:
-        return self.values["category"]
+        """The question's category; `UNCATEGORISED` where the writer gave none."""
+        return self.values.get("category") or UNCATEGORISED
 
     @property
     def choices(self) -> list[Choice]:
@@ -249,9 +279,10 @@ class AnswerRow:
 
     @property
     def is_failed(self) -> bool:
-        """Whether it records a failure: an error, no choice, or no counted turn."""
+        """Whether it records a failure: an error, no choice, or no turn, counted or as a text."""
         choices = self.choices
-        return self.error is not None or not choices or not choices[0].new_tokens
+        is_empty = not choices or not choices[0].values.get("new_tokens", choices[0].turns)
+        return self.error is not None or is_empty
 
 
 def _check_row(row: object, where: str) -> None:
@@ -265,8 +296,10 @@ def _check_row(row: object, where: str) -> None:
         raise UserError(
             f"{where}: question_id is a whole number or a text, got {_short(question_id)}"
         )
-    if not _is_text(row["category"]):
+    if not _is_text(row.get("category", "")):
         raise UserError(f"{where}: category is a text, got {_short(row['category'])}")
+    if not isinstance(row.get("turns", []), list):
+        raise UserError(f"{where}: turns is the list of the question's, got {_short(row['turns'])}")
     _check_choices(row["choices"], where)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from evaluation.answers.differences import Difference
 from evaluation.answers.provenance import check_weights, file_hash
-from evaluation.answers.record import RunRecord, Use, keys
+from evaluation.answers.record import UNKNOWN, RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
 from evaluation.checking.tie_or_bug import Judge, Judgement
 from evaluation.questions.conversation import Conversation, Message, choose_conversation
@@ -79,7 +79,7 @@ class Replay:
             metas[0]["conv_template"], options.model_path, model.tokenizer
         )
         self._target = load_target(options, model)
-        self._judge = Judge(self._target)
+        self._judge = Judge(self._target, metas[0]["repetition_penalty"])
         self._drafters = (_drafter(metas[0], self._target), _drafter(metas[1], self._target))
 
     def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
@@ -112,7 +112,7 @@ class Replay:
         choice = self._rows[side][question_id].choices[choice_index]
         texts = [self._conversation.text(ids) for ids in choice.token_ids[:turn]]
         history = [Message(*pair) for pair in zip(question.turns, texts, strict=False)]
-        prompt_ids = self._conversation.prompt_ids(history, question.turns[turn])
+        prompt_ids = self._conversation.prompt_ids(history, question.turns[turn], question.system)
         recorded = choice.prompt_length(turn)
         if len(prompt_ids) != recorded:
             raise UserError(
@@ -169,8 +169,8 @@ def judged_text(judged: dict[str, Any], differences: Sequence[Difference]) -> st
 
 
 def _meta(path: Path) -> Mapping[str, Any]:
-    meta = RunRecord.read(path).values
-    missing = [key for key in keys(Use.NEEDED) if key not in meta]
+    meta = RunRecord.read(path).with_defaults()
+    missing = [key for key in keys(Use.NEEDED) if meta.get(key, UNKNOWN) == UNKNOWN]
     if missing:
         raise UserError(
             f"model_path: the sidecar of {path} has no {missing[0]!r}; allowed: answers of an "
@@ -181,7 +181,10 @@ def _meta(path: Path) -> Mapping[str, Any]:
 
 def _questions(meta: Mapping[str, Any], question_file: str | None) -> dict[int | str, Question]:
     file = question_file_of(meta["bench_name"], question_file)
-    questions = {question.question_id: question for question in load_questions(file)}
+    questions = {
+        question.question_id: question
+        for question in load_questions(file, system_prompt=meta["system_prompt"])
+    }
     if file_hash(file) != meta["question_file_sha256"]:
         raise UserError(
             f"question_file: {file} is not the one that was answered; give the run's own"

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from model.engine.drafter import Drafter
 from model.engine.loop import decode
@@ -68,10 +69,16 @@ class Judgement:
 
 
 class Judge:
-    """Judges differences between texts of one model, decoded as `target` is now, and measures its noise."""
+    """Judges differences between texts of one model, decoded as `target` is now, and measures its noise.
 
-    def __init__(self, target: TargetModel) -> None:
+    The texts were decoded with this repetition penalty.
+    """
+
+    def __init__(self, target: TargetModel, repetition_penalty: float = 1.0) -> None:
         self.target = target
+        self._penalty = RepetitionPenaltyLogitsProcessor(repetition_penalty)
+        # How much larger the penalty may make a score's error.
+        self._stretch = max(repetition_penalty, 1 / repetition_penalty)
         self.is_exact = target.dtype.itemsize >= 4
         wide = torch.float64 if self.is_exact else torch.float32
         self._reference = copy.deepcopy(target.model).to(wide)
@@ -118,10 +125,12 @@ class Judge:
         # Over the whole text: a bug with a small effect at the first difference shows elsewhere.
         reference = self._reference_logits(prompt_ids, texts[0])
         errors = [self._errors(drafter, prompt_ids, texts[0], reference) for drafter in drafters]
-        first, second = (float(reference[position, text[position]]) for text in texts)
+        prefix = torch.tensor([[*prompt_ids, *texts[0][:position]]], device=reference.device)
+        scores = self._penalty(prefix, reference[position][None])[0]
+        first, second = (float(scores[text[position]]) for text in texts)
         gap, noise = abs(first - second), self.noise
         # A replay may have smaller errors than the run, whose two were up to the noise.
-        bound = max(errors[0][position] + errors[1][position], 2 * noise)
+        bound = self._stretch * max(errors[0][position] + errors[1][position], 2 * noise)
         worst = (max(errors[0]), max(errors[1]))
         is_tie = not self.is_exact and gap <= bound and max(worst) <= NOISE_FACTOR * noise
         return Judgement(

@@ -30,6 +30,12 @@ class QuestionOptions(Options):
     shuffle: int | None = option(
         None, "seed of another order of the questions: what a matrix saw before counts", least=0
     )
+    category_map: tuple[str, ...] = option(
+        (),
+        "call a category otherwise in answers and tables, such as math=math_reasoning for GSM8K's in "
+        "files of EAGLE",
+        metavar="OLD=NEW",
+    )
     shard: str | None = option(
         None, "I/N: every N-th question from the I-th on; put together by evaluation.merge"
     )
@@ -37,6 +43,7 @@ class QuestionOptions(Options):
     def _check(self) -> None:
         if self.shard is not None:
             self.part_of(range(1))
+        object.__setattr__(self, "category_map", tuple(self.category_map))  # of a list
 
     def in_order(self, questions: Sequence[Any]) -> Sequence[Any]:
         if self.shuffle is None:
@@ -57,6 +64,36 @@ class QuestionOptions(Options):
                 f"shard: got {self.shard!r}; allowed: I/N with I from 1 to N, such as 1/4"
             )
         return questions[int(found[1]) - 1 :: int(found[2])]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingOptions(SamplingOptions):
+    """How tokens are chosen, and what ends an answer."""
+
+    min_p: float = option(
+        0.0, "sample from tokens with this share of the likeliest one's probability or more; 0: all"
+    )
+    repetition_penalty: float = option(
+        1.0, "above 1: tokens of prompt and answer become less likely, in greedy decoding too"
+    )
+    stop: tuple[str, ...] = option(
+        (),
+        "an answer ends after the token that completes one of these texts, which stays in it "
+        "(a new line in bash: $'\\n')",
+        metavar="STRING",
+    )
+
+    def _check(self) -> None:
+        SamplingOptions._check(self)  # slots: the class that super() knows is another one
+        object.__setattr__(self, "stop", tuple(self.stop))  # of a list; the dataclass is frozen
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p: got {self.min_p}; allowed: 0 to 1")
+        if self.temperature == 0 and self.min_p:
+            raise ValueError("min_p: needs sampling; give a --temperature above 0, or leave it out")
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"repetition_penalty: got {self.repetition_penalty}; allowed: above 0")
+        if "" in self.stop:
+            raise ValueError("stop: got an empty text; allowed: texts with a character or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +138,9 @@ class AnswerOptions(Options):
         "auto",
         "auto: fastchat's for models it knows, else the tokenizer's; tokenizer; a fastchat name",
     )
+    system_prompt: str | None = option(
+        None, "system prompt of the questions that have no 'system' of their own", metavar="TEXT"
+    )
 
     def _check(self) -> None:
         if self.resume and self.overwrite:
@@ -117,7 +157,7 @@ class RunConfig:
 
     model: ModelOptions = field(default_factory=ModelOptions)
     questions: QuestionOptions = field(default_factory=QuestionOptions)
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    sampling: DecodingOptions = field(default_factory=DecodingOptions)
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     workers: WorkerOptions = field(default_factory=WorkerOptions)
 

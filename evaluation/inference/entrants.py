@@ -99,7 +99,7 @@ def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = 
     Raises:
         UserError: if the method or an option is unknown or not allowed, or heads are missing.
     """
-    name, *options = shlex.split(words) or [""]
+    name, *options = _split(words)
     if name in REFEREES:
         if options:
             raise UserError(f"methods: got {words!r}; {name} takes no options")
@@ -143,9 +143,16 @@ def _method_of(name: str) -> Method:
     raise UserError(unknown_name("methods", name, [*known, *REFEREES]))
 
 
+def _split(words: str) -> list[str]:
+    try:
+        return shlex.split(words) or [""]
+    except ValueError as error:
+        raise UserError(f"methods: got {words!r}: {error}; close the quotation") from error
+
+
 def _needs_draft_model(words: str) -> bool:
     """Whether an entrant drafts with a model that its words do not name."""
-    name, *options = shlex.split(words) or [""]
+    name, *options = _split(words)
     if name in REFEREES:
         return REFEREES[name].drafts_with_model
     return not _names("--draft-model", options) and (

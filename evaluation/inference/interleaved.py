@@ -24,10 +24,16 @@ from evaluation.answers.row import AnswerRow
 from evaluation.inference.config import RunConfig
 from evaluation.inference.entrants import Entrant, baseline_again
 from evaluation.inference.loop import Finished, record, report
-from evaluation.inference.method import MethodAnswerer, eos_ids, method_answerer, print_notes
+from evaluation.inference.method import (
+    MethodAnswerer,
+    eos_ids,
+    method_answerer,
+    print_notes,
+    stop_of,
+)
 from evaluation.inference.plan import Asked, Plan, check_asked, model_answers, prepare
 from evaluation.inference.question import Answerer
-from evaluation.inference.referees import BATCHES, Referee, RefereeAnswerer
+from evaluation.inference.referees import BATCHES, Referee, RefereeAnswerer, generate_settings
 from evaluation.inference.rows import rows_of, warm_up
 from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel, load_target
@@ -72,7 +78,7 @@ def compare_methods(
     entrants = [*entrants, baseline_again(entrants)]
     for entrant in entrants:
         if isinstance(entrant.method, Referee):
-            entrant.method.check(run.sampling.temperature, run.answers.batch_size)
+            entrant.method.check(run.sampling, run.answers.batch_size)
     asked = check_asked(run)
     start = f"{folder or model_answers(run.questions)}/{name or asked.model_name}"
     together = {
@@ -203,9 +209,10 @@ def _ready(plan: Plan, target: TargetModel, memory: Memory) -> tuple[Answerer, I
     answerer: Answerer
     if isinstance(setup.method, Referee):
         limit, ends = setup.run.sampling.max_new_tokens, eos_ids(setup, target)
-        answerer = RefereeAnswerer(target, setup.config, limit, ends)
+        settings = generate_settings(setup.run.sampling, stop_of(setup))
+        answerer = RefereeAnswerer(target, setup.config, limit, ends, settings)
         if (size := setup.run.answers.batch_size) > 1:
-            answerer.batch = BATCHES[setup.method.name](target, limit, ends, size)
+            answerer.batch = BATCHES[setup.method.name](target, limit, ends, size, settings)
     else:
         answerer = method_answerer(setup, target)
         print_notes(answerer.notes())

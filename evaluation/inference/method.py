@@ -11,20 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import StopStringCriteria
 
 from evaluation.answers.row import AnswerRow, Turn
-from evaluation.inference.config import RunConfig
+from evaluation.inference.config import DecodingOptions, RunConfig
 from evaluation.inference.low_memory import LeanDrafter
 from evaluation.inference.method_batch import MethodBatch
 from evaluation.inference.question import Answerer, Asking, BatchAnswerer, answer_row
 from evaluation.inference.referees import Referee
-from evaluation.inference.turns import sampling_rule, turn_of
+from evaluation.inference.turns import token_rule, turn_of
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
+from model.api.stop_strings import ends_text, stop_criterion
 from model.commands.command_line import user_errors
 from model.commands.loading import CheckedModel, load_target
 from model.commands.matrix_file import make_drafter
-from model.commands.model_options import SamplingOptions
 from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.support import eos_ids_of
@@ -68,10 +69,11 @@ class MethodAnswerer:
         self,
         target: TargetModel,
         drafter: Drafter,
-        sampling: SamplingOptions,
+        sampling: DecodingOptions,
         eos_ids: frozenset[int],
         longest_text: int = 0,
         batch_size: int = 1,
+        stop: StopStringCriteria | None = None,
     ) -> None:
         with user_errors():
             drafter.check_target(target)
@@ -82,10 +84,11 @@ class MethodAnswerer:
         self._eos_ids = eos_ids
         self._is_warm = False  # answers before that are not measured
         self._generator = torch.Generator(device=target.device)
-        self._rule = sampling_rule(sampling, self._generator)
+        self._rule = token_rule(sampling, self._generator)
+        self._stop = ends_text(stop, target.device)
         self.batch: BatchAnswerer | None = None
         if batch_size > 1:
-            self.batch = MethodBatch(target, drafter, sampling, eos_ids, batch_size)
+            self.batch = MethodBatch(target, drafter, sampling, eos_ids, batch_size, self._stop)
 
     def seed(self, seed: int) -> None:
         self._generator.manual_seed(seed)
@@ -104,6 +107,7 @@ class MethodAnswerer:
             max_new_tokens=self._max_new_tokens,
             eos_ids=self._eos_ids,
             rule=self._rule,
+            stop=self._stop,
         )
         wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
         num_compiled = self.target.shapes.num_late - num_late
@@ -166,11 +170,23 @@ def method_answerer(setup: Setup, target: TargetModel) -> MethodAnswerer:
     drafter = make_drafter(
         setup.method, setup.config, target.vocab_size, target.device, setup.start_memory
     )
-    run, ends = setup.run, eos_ids(setup, target)
+    run = setup.run
     return MethodAnswerer(
-        target, drafter, run.sampling, ends, setup.longest_text, run.answers.batch_size
+        target,
+        drafter,
+        run.sampling,
+        eos_ids(setup, target),
+        setup.longest_text,
+        run.answers.batch_size,
+        stop_of(setup),
     )
 
 
 def eos_ids(setup: Setup, target: TargetModel) -> frozenset[int]:
     return eos_ids_of(target.model, setup.model.tokenizer) | setup.conversation.stop_ids
+
+
+def stop_of(setup: Setup) -> StopStringCriteria | None:
+    """Return the criterion of the run's stop strings; None if there are none."""
+    with user_errors():
+        return stop_criterion(setup.run.sampling.stop, setup.model.tokenizer, "")

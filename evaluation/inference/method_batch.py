@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
 from evaluation.answers.row import Turn
+from evaluation.inference.config import DecodingOptions
 from evaluation.inference.question import BatchAnswerer, Failure, Prompt
-from evaluation.inference.turns import sampling_rule, turn_of
+from evaluation.inference.turns import token_rule, turn_of
 from model.budget.batch import batch_budget
 from model.commands.command_line import UserError
-from model.commands.model_options import SamplingOptions
 from model.engine.batch import Batch
 from model.engine.drafter import Drafter
 from model.engine.packing import why_not_packed
@@ -49,16 +49,17 @@ class MethodBatch(BatchAnswerer):
         self,
         target: TargetModel,
         drafter: Drafter,
-        sampling: SamplingOptions,
+        sampling: DecodingOptions,
         eos_ids: Collection[int],
         size: int,
+        stop: Callable[[Sequence[int]], bool] | None = None,
     ) -> None:
         check_batch_size(size, drafter)
         self.size = size
         self._target, self._drafter = target, drafter
         self._generators = [torch.Generator(device=target.device) for _ in range(size)]
-        self._rules = [sampling_rule(sampling, generator) for generator in self._generators]
-        self._max_new_tokens, self._eos_ids = sampling.max_new_tokens, eos_ids
+        self._rules = [token_rule(sampling, generator) for generator in self._generators]
+        self._max_new_tokens, self._eos_ids, self._stop = sampling.max_new_tokens, eos_ids, stop
         self._under_way: dict[int, _UnderWay] = {}
         self._clock = 0.0
 
@@ -84,6 +85,7 @@ class MethodBatch(BatchAnswerer):
             max_new_tokens=self._max_new_tokens,
             eos_ids=self._eos_ids,
             rule=self._rules[slot],
+            stop=self._stop,
         )
         self._under_way[slot] = _UnderWay(len(prompt.token_ids), self._clock)
 

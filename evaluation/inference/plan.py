@@ -25,7 +25,7 @@ from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.inference.method import Setup
 from evaluation.inference.method_batch import check_batch_size
 from evaluation.inference.referees import Referee
-from evaluation.questions.conversation import Conversation, choose_conversation
+from evaluation.questions.conversation import Conversation, check_system, choose_conversation
 from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from model.budget.threads import use_fastest_threads
 from model.commands.command_line import UserError, user_errors
@@ -78,6 +78,7 @@ class Plan:
 
     def note_kernels(self, target: TargetModel) -> None:
         """Write the kernels of the model's passes into the sidecar; a referee uses none."""
+        self.log.note(lacks_kernels=target.lacks_kernels)
         if isinstance(self.setup.method, Method):
             self.log.note(kernel_names=target.kernel_names)
 
@@ -98,7 +99,12 @@ def check_asked(run: RunConfig) -> Asked:
     question_file = question_file_of(run.questions.bench_name, run.questions.question_file)
     asked = run.questions
     selected = load_questions(
-        question_file, asked.question_begin, asked.question_end, asked.num_questions
+        question_file,
+        asked.question_begin,
+        asked.question_end,
+        asked.num_questions,
+        run.answers.system_prompt,
+        asked.category_map,
     )
     questions = asked.part_of(asked.in_order(selected))
     if not questions:
@@ -109,6 +115,8 @@ def check_asked(run: RunConfig) -> Asked:
     conversation = choose_conversation(
         run.answers.conv_template, run.model.model_path, model.tokenizer
     )
+    if any(question.system is not None for question in questions):
+        check_system(conversation, run.model.model_path)
     model_name = Path(run.model.model_path).resolve().name
     return Asked(question_file, questions, model, conversation, model_name)
 
@@ -228,6 +236,7 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
         "model_fingerprint": model_fingerprint(run.model.model_path, model.hf_config),
         "conv_template": setup.conversation.name,
         "question_file_sha256": file_hash(question_file),
+        "question_file_name": question_file.name,
         "load_matrix": load_matrix,
         "shard": run.questions.shard,
         "num_workers": run.worker_count if run.uses_ray else None,
@@ -249,7 +258,10 @@ def _longest_text(
 ) -> int:
     """Return the most tokens that a question can grow to: its turns, and an answer to each."""
     return max(
-        sum(len(conversation.prompt_ids([], turn)) + max_new_tokens for turn in question.turns)
+        sum(
+            len(conversation.prompt_ids([], turn, question.system)) + max_new_tokens
+            for turn in question.turns
+        )
         for question in questions
     )
 

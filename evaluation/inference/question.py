@@ -86,68 +86,79 @@ class Failure(NamedTuple):
         return cls(f"{type(error).__name__}: {error}", isinstance(error, torch.OutOfMemoryError))
 
 
-def turns_of(asking: Asking, question: Question) -> Generator[Prompt, Any, list[Choice]]:
-    """Yield the prompt of each turn of a question, and be sent its `Turn`; return the choices."""
-    conversation, choices = asking.conversation, []
+class Answered(NamedTuple):
+    """The choices of a question, the turns before a failure included, and that failure."""
+
+    choices: Sequence[Choice]
+    failure: Failure | None
+
+
+def turns_of(asking: Asking, question: Question) -> Generator[Prompt, Any, Answered]:
+    """Yield the prompt of each turn of a question, and be sent its `Turn` or `Failure`, which ends the question."""
+    conversation, choices = asking.conversation, list[Choice]()
     for index in range(asking.num_choices):
         seed: int | None = asking.seed + index
         history: list[Message] = []
         turns: list[Turn] = []
+        result: Turn | Failure | None = None
         for user in question.turns:
-            turn: Turn = yield Prompt(conversation.prompt_ids(history, user), seed)
-            turns.append(turn)
-            history.append(Message(user, conversation.text(turn.token_ids)))
+            try:
+                prompt_ids = conversation.prompt_ids(history, user, question.system)
+            except Exception as error:  # the template's
+                result = Failure.of(error)
+                break
+            result = yield Prompt(prompt_ids, seed)
+            if isinstance(result, Failure):
+                break
+            turns.append(result)
+            history.append(Message(user, conversation.text(result.token_ids)))
             seed = None
-        texts = [message.assistant for message in history]
-        choices.append(Choice.of_turns(index, texts, turns))
-    return choices
+        if turns:
+            texts = [message.assistant for message in history]
+            choices.append(Choice.of_turns(index, texts, turns))
+        if isinstance(result, Failure):
+            return Answered(choices, result)
+    return Answered(choices, None)
 
 
 def answer_row(answerer: Answerer, asking: Asking, question: Question) -> AnswerRow:
-    """Answer one question; a failure becomes a row with its cause.
+    """Answer one question; a failure becomes a row with its cause, and the turns before it.
 
     If the device's memory does not suffice, the question is asked again in lean mode.
     """
-    choices, failure = _try(answerer, asking, question)
-    return row_of(answerer, asking, question, choices, failure)
+    return row_of(answerer, asking, question, _answered(answerer, asking, question))
 
 
-def row_of(
-    answerer: Answerer,
-    asking: Asking,
-    question: Question,
-    choices: Sequence[Choice],
-    failure: Failure | None,
-) -> AnswerRow:
-    """Return the row of a question that was asked, or asked again in lean mode; `failure` says why it failed."""
-    error = failure and failure.error
+def row_of(answerer: Answerer, asking: Asking, question: Question, answered: Answered) -> AnswerRow:
+    """Return the row of a question that was asked, or asked again in lean mode."""
+    choices, failure = answered
     if failure is None or not failure.is_out_of_memory:
+        error = failure and failure.error
         return AnswerRow.of_question(question, asking.model_id, choices, error)
     with answerer.lean():
-        choices, again = _try(answerer, asking, question)
+        choices, again = _answered(answerer, asking, question)
     row = AnswerRow.of_question(question, asking.model_id, choices, again and again.error)
-    return row.plus(retried_after=error)
+    return row.plus(retried_after=failure.error)
 
 
-def _try(
-    answerer: Answerer, asking: Asking, question: Question
-) -> tuple[list[Choice], Failure | None]:
-    """Return the choices, or none and why."""
+def _answered(answerer: Answerer, asking: Asking, question: Question) -> Answered:
+    turns = turns_of(asking, question)
+    result: Turn | Failure | None = None
     try:
-        return _answer(answerer, asking, question), None
-    except Exception as error:
-        return [], Failure.of(error)
+        answerer.begin_question()
+        while True:
+            result = _result(answerer, turns.send(result))
+    except StopIteration as end:
+        answered: Answered = end.value
+        return answered
+    except Exception as error:  # the method's, before the first turn
+        return Answered([], Failure.of(error))
 
 
-def _answer(answerer: Answerer, asking: Asking, question: Question) -> list[Choice]:
-    answerer.begin_question()
-    turns, turn = turns_of(asking, question), None
-    while True:
-        try:
-            prompt = turns.send(turn)
-        except StopIteration as end:
-            choices: list[Choice] = end.value
-            return choices
+def _result(answerer: Answerer, prompt: Prompt) -> Turn | Failure:
+    try:
         if prompt.seed is not None:
             answerer.seed(prompt.seed)
-        turn = answerer.answer(prompt.token_ids)
+        return answerer.answer(prompt.token_ids)
+    except Exception as error:
+        return Failure.of(error)

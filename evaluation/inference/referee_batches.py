@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
+from transformers import StoppingCriteriaList
 
 from evaluation.answers.row import Turn
 from evaluation.inference.question import BatchAnswerer, Failure, Prompt
@@ -19,12 +22,17 @@ PAGE = 256
 
 
 class _RefereeBatch(BatchAnswerer):
-    """Prompts that are answered together once all are asked."""
+    """Prompts that are answered together once all are asked; `settings` are further arguments of `generate`."""
 
     def __init__(
-        self, target: TargetModel, max_new_tokens: int, eos_ids: Collection[int], size: int
+        self,
+        target: TargetModel,
+        max_new_tokens: int,
+        eos_ids: Collection[int],
+        size: int,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.size = size
+        self.size, self._settings = size, settings
         self._target, self._max_new_tokens, self._eos_ids = target, max_new_tokens, eos_ids
         self._asked: dict[int, list[int]] = {}
 
@@ -64,10 +72,18 @@ class _RefereeBatch(BatchAnswerer):
     ) -> Turn:
         """Return an answer, cut at its own end of text and limit."""
         token_ids = token_ids[: self._room(prompt_ids)]
-        ends = (place for place, token in enumerate(token_ids, 1) if token in self._eos_ids)
+        ends = (
+            place
+            for place, token in enumerate(token_ids, 1)
+            if token in self._eos_ids or self._is_stopped([*prompt_ids, *token_ids[:place]])
+        )
         token_ids = list(token_ids[: next(ends, len(token_ids))])
         details = {"prompt_tokens": len(prompt_ids), **seconds}
         return Turn(token_ids, [1] * len(token_ids), wall_time, details)
+
+    def _is_stopped(self, text: list[int]) -> bool:
+        criteria = self._settings.get("stopping_criteria") or StoppingCriteriaList()
+        return bool(criteria) and bool(criteria(torch.tensor([text]), None))
 
 
 class PaddedBatch(_RefereeBatch):
@@ -75,15 +91,16 @@ class PaddedBatch(_RefereeBatch):
 
     @torch.inference_mode()
     def _answers(self, prompts: Sequence[list[int]]) -> list[Turn]:
-        longest, pad = max(map(len, prompts)), min(self._eos_ids, default=0)
+        longest = max(map(len, prompts))
         self._target.synchronize()
         start, cpu_start = time.perf_counter(), time.process_time()
         output = self._target.model.generate(
-            **left_padded(prompts, pad, self._target.device),
+            **left_padded(prompts, self._target.device),
             do_sample=False,
             max_new_tokens=max(map(self._room, prompts)),
             eos_token_id=sorted(self._eos_ids) or None,
-            pad_token_id=pad,
+            pad_token_id=min(self._eos_ids, default=0),
+            **self._settings,
         )
         found = output[:, longest:].tolist()
         wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
@@ -94,13 +111,14 @@ class PaddedBatch(_RefereeBatch):
         ]
 
 
-def left_padded(
-    prompts: Sequence[list[int]], pad: int, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """Return the inputs of `generate` for B prompts, the longest of P tokens: ids and mask, [B, P] each."""
+def left_padded(prompts: Sequence[list[int]], device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the inputs of `generate` for B prompts, the longest of P tokens: ids and mask, [B, P] each.
+
+    A prompt is padded with a token of its own: a repetition penalty counts hidden tokens too.
+    """
     longest = max(map(len, prompts))
     padding = [longest - len(prompt) for prompt in prompts]
-    ids = [[pad] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
+    ids = [prompt[:1] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
     mask = [[0] * count + [1] * (longest - count) for count in padding]
     return {
         "input_ids": torch.tensor(ids, device=device),
@@ -115,9 +133,14 @@ class ContinuousBatch(_RefereeBatch):
     """
 
     def __init__(
-        self, target: TargetModel, max_new_tokens: int, eos_ids: Collection[int], size: int
+        self,
+        target: TargetModel,
+        max_new_tokens: int,
+        eos_ids: Collection[int],
+        size: int,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        super().__init__(target, max_new_tokens, eos_ids, QUEUED_BATCHES * size)
+        super().__init__(target, max_new_tokens, eos_ids, QUEUED_BATCHES * size, settings)
         self._num_shared = size
 
     def _answers(self, prompts: Sequence[list[int]]) -> list[Turn]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 import transformers
+from transformers import StoppingCriteriaList, StopStringCriteria
 
 from evaluation.answers.row import Turn
+from evaluation.inference.config import DecodingOptions
 from evaluation.inference.question import Answerer
 from evaluation.inference.referee_batches import ContinuousBatch, PaddedBatch
 from model.commands.command_line import UserError
@@ -51,15 +55,25 @@ class Referee:
             return RefereeConfig(prompt_lookup_num_tokens=10)
         return RefereeConfig(draft_model=draft_model if self.drafts_with_model else None)
 
-    def check(self, temperature: float, batch_size: int) -> None:
+    def check(self, sampling: DecodingOptions, batch_size: int) -> None:
         """Refuse what transformers does not do in this way.
 
         Raises:
             UserError: in such a case.
         """
-        if temperature:
+        if sampling.temperature:
             raise UserError(
-                f"temperature: got {temperature} with {self.name}, which is greedy; leave one out"
+                f"temperature: got {sampling.temperature} with {self.name}, which is greedy; leave one out"
+            )
+        if sampling.stop and self.name != GENERATE:
+            raise UserError(
+                f"stop: got {sampling.stop[0]!r} with {self.name}, which looks at the end of a step alone; leave "
+                "one out"
+            )
+        if sampling.repetition_penalty != 1 and self.name == CONTINUOUS:
+            raise UserError(
+                f"repetition_penalty: got {sampling.repetition_penalty} with {self.name}, which has none; leave "
+                "one out"
             )
         if batch_size > 1 and self.name not in BATCHES:
             raise UserError(
@@ -94,10 +108,19 @@ class _Steps:
         """Do nothing at the end of the text."""
 
 
+def generate_settings(sampling: DecodingOptions, stop: StopStringCriteria | None) -> dict[str, Any]:
+    """Return the arguments of `generate` for a run's options; it would make the criterion anew for every text."""
+    criteria = [] if stop is None else [stop]
+    return {
+        "repetition_penalty": sampling.repetition_penalty,
+        "stopping_criteria": StoppingCriteriaList(criteria),
+    }
+
+
 class RefereeAnswerer(Answerer):
     """transformers' `generate` on the target's model, as an `Answerer`; greedy.
 
-    The prompt's time is not measured apart.
+    The prompt's time is not measured apart. `settings` are further arguments of `generate`.
     """
 
     def __init__(
@@ -106,10 +129,11 @@ class RefereeAnswerer(Answerer):
         config: RefereeConfig,
         max_new_tokens: int,
         eos_ids: frozenset[int],
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.target = target
         self._max_new_tokens, self._eos_ids = max_new_tokens, eos_ids
-        self._options: dict[str, Any] = {}
+        self._options: dict[str, Any] = dict(settings)
         if config.prompt_lookup_num_tokens:
             self._options["prompt_lookup_num_tokens"] = config.prompt_lookup_num_tokens
         if config.draft_model:

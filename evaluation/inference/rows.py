@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from evaluation.answers.row import AnswerRow, Choice, Turn
+from evaluation.answers.row import AnswerRow, Turn
 from evaluation.inference.question import (
+    Answered,
     Answerer,
     Asking,
     BatchAnswerer,
@@ -43,7 +44,7 @@ class _BatchRun:
 
     def __init__(self, answerer: Answerer, batch: BatchAnswerer, asking: Asking) -> None:
         self._answerer, self._batch, self._asking = answerer, batch, asking
-        self._under_way: dict[int, tuple[Question, Generator[Prompt, Any, list[Choice]]]] = {}
+        self._under_way: dict[int, tuple[Question, Generator[Prompt, Any, Answered]]] = {}
 
     def rows(self, questions: Sequence[Question]) -> Iterator[AnswerRow]:
         waiting = deque(questions)
@@ -62,19 +63,22 @@ class _BatchRun:
     def _go_on(self, slot: int, result: Turn | Failure | None) -> Iterator[AnswerRow]:
         """Ask a question's next turn, given the last one's result; yield its row if there is none."""
         question, turns = self._under_way[slot]
-        choices, failure = list[Choice](), None
-        if isinstance(result, Failure):
-            failure = result
-        else:
+        while True:
             try:
-                self._batch.ask(slot, turns.send(result))
-                return
+                prompt = turns.send(result)
             except StopIteration as end:
-                choices = end.value
+                answered = end.value
+                break
             except Exception as error:
-                failure = Failure.of(error)
+                answered = Answered([], Failure.of(error))
+                break
+            try:
+                self._batch.ask(slot, prompt)
+                return
+            except Exception as error:
+                result = Failure.of(error)
         del self._under_way[slot]
-        yield row_of(self._answerer, self._asking, question, choices, failure)
+        yield row_of(self._answerer, self._asking, question, answered)
 
 
 def warm_up(

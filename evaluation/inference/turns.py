@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from evaluation.answers.row import Turn
 from evaluation.answers.step_figures import step_counts
-from model.commands.model_options import SamplingOptions
-from model.engine.rules import SamplingRule, sampling_processors
+from evaluation.inference.config import DecodingOptions
+from model.engine.rules import GreedyRule, SamplingRule, TokenRule, sampling_processors
 from model.engine.step import StepRecord
 
 
-def sampling_rule(sampling: SamplingOptions, generator: torch.Generator) -> SamplingRule | None:
-    """Return how each token is drawn; None: it is the likeliest."""
+def token_rule(sampling: DecodingOptions, generator: torch.Generator) -> TokenRule | None:
+    """Return how each token is chosen; None: it is the likeliest."""
+    processors: list[LogitsProcessor] = []
+    if sampling.repetition_penalty != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     if not sampling.temperature:
-        return None
-    processors = sampling_processors(sampling.temperature, sampling.top_k, sampling.top_p)
+        return GreedyRule(processors) if processors else None
+    processors += sampling_processors(
+        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+    )
     return SamplingRule(processors, generator)
 
 

@@ -22,6 +22,9 @@ FASTCHAT_NAMES = (
     (re.compile(r"llama-?2.*chat|code-?llama.*instruct"), "llama-2"),
 )
 
+# A system prompt to look for in a prompt.
+SYSTEM = "Answer."
+
 
 class Message(NamedTuple):
     """One finished exchange: what the user said, and the answer."""
@@ -36,8 +39,14 @@ class Conversation(Protocol):
     name: str
     stop_ids: frozenset[int]
 
-    def prompt_ids(self, history: Sequence[Message], user: str) -> list[int]:
-        """Return the token ids of the prompt for the turn `user` after `history`."""
+    def prompt(self, history: Sequence[Message], user: str, system: str | None = None) -> str:
+        """Return the prompt for the turn `user` after `history`; without `system`, with the template's own."""
+        ...
+
+    def prompt_ids(
+        self, history: Sequence[Message], user: str, system: str | None = None
+    ) -> list[int]:
+        """Return the token ids of a prompt."""
         ...
 
     def text(self, token_ids: Sequence[int]) -> str: ...
@@ -51,18 +60,22 @@ class ChatTemplateConversation:
         self.stop_ids = frozenset[int]()
         self._tokenizer = tokenizer
 
-    def prompt_ids(self, history: Sequence[Message], user: str) -> list[int]:
-        messages = [
-            {"role": role, "content": text}
-            for message in history
-            for role, text in (("user", message.user), ("assistant", message.assistant))
-        ]
-        prompt = self._tokenizer.apply_chat_template(
-            [*messages, {"role": "user", "content": user}],
+    def prompt(self, history: Sequence[Message], user: str, system: str | None = None) -> str:
+        said = [] if system is None else [("system", system)]
+        for message in history:
+            said += [("user", message.user), ("assistant", message.assistant)]
+        prompt: str = self._tokenizer.apply_chat_template(
+            [{"role": role, "content": text} for role, text in (*said, ("user", user))],
             add_generation_prompt=True,
             tokenize=False,
         )
+        return prompt
+
+    def prompt_ids(
+        self, history: Sequence[Message], user: str, system: str | None = None
+    ) -> list[int]:
         # The template writes the special tokens itself.
+        prompt = self.prompt(history, user, system)
         return self._tokenizer(prompt, add_special_tokens=False).input_ids
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -80,15 +93,23 @@ class FastchatConversation:
         stop = template.stop_str
         self._stop_strings = [stop] if isinstance(stop, str) else list(stop or ())
 
-    def prompt_ids(self, history: Sequence[Message], user: str) -> list[int]:
+    def prompt(self, history: Sequence[Message], user: str, system: str | None = None) -> str:
         template = get_conv_template(self.name)
+        if system is not None:
+            template.set_system_message(system)
         template.messages = []  # some templates begin with an example exchange
         for message in history:
             template.append_message(template.roles[0], message.user)
             template.append_message(template.roles[1], message.assistant)
         template.append_message(template.roles[0], user)
         template.append_message(template.roles[1], None)
-        return self._tokenizer(template.get_prompt()).input_ids
+        prompt: str = template.get_prompt()
+        return prompt
+
+    def prompt_ids(
+        self, history: Sequence[Message], user: str, system: str | None = None
+    ) -> list[int]:
+        return self._tokenizer(self.prompt(history, user, system)).input_ids
 
     def text(self, token_ids: Sequence[int]) -> str:
         text = _decode(self._tokenizer, token_ids)
@@ -135,6 +156,24 @@ def _tried(conversation: Conversation, model_path: str) -> Conversation:
             f"{first_line(error)}; give another one, for example --conv-template vicuna_v1.1"
         ) from error
     return conversation
+
+
+def check_system(conversation: Conversation, model_path: str) -> None:
+    """Refuse a template without a place for a system prompt, which it would drop, or refuse at every question.
+
+    Raises:
+        UserError: in such a case.
+    """
+    why = "leaves it out"
+    try:
+        if SYSTEM in conversation.prompt([], "Who?", SYSTEM):
+            return
+    except Exception as error:  # Jinja's, or whatever a template raises
+        why = f"says: {first_line(error)}"
+    raise UserError(
+        f"system_prompt: {conversation.name}, the template for {model_path}, {why}; leave --system-prompt "
+        "and the questions' 'system' out, or give another --conv-template"
+    )
 
 
 def _decode(tokenizer: Any, token_ids: Sequence[int]) -> str:

@@ -1,18 +1,26 @@
-"""Question files: Spec-Bench's JSONL, checked before any model loads."""
+"""Question files: Spec-Bench's JSONL and other programs' forms, checked before any model loads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from evaluation.questions.pinned_data import download_command
-from model.commands.command_line import UserError
-from model.commands.files import parse_json, read_text
+from evaluation.questions.source_forms import in_spec_bench_form
+from model.commands.command_line import UserError, first_line
+from model.commands.files import check_file, parse_json, read_text
 
 DATA_FOLDER = Path(__file__).resolve().parents[2] / "data"
 # Spec-Bench has 1 MB; the whole file is held in memory.
 MAX_BYTES = 2**30
+# The category of questions and answers that have none.
+UNCATEGORISED = "uncategorised"
+# What SPEED-Bench has in place of texts that its owners' script fetches.
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,7 @@ class Question:
     question_id: int | str
     category: str
     turns: tuple[str, ...]
+    system: str | None = None  # system prompt; None: the template's own, if it has one
 
 
 def question_file_of(bench_name: str, given: str | None = None) -> Path:
@@ -45,6 +54,23 @@ def question_file_of(bench_name: str, given: str | None = None) -> Path:
     raise UserError(f"question file {file} is not there; {advice}")
 
 
+def category_map(texts: Sequence[str]) -> dict[str, str]:
+    """Return the new names of categories from texts such as `OLD=NEW`.
+
+    Raises:
+        UserError: if a text is not of that form, or names a category twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        old, _, new = text.partition("=")
+        if not old or not new or old in found:
+            raise UserError(
+                f"category_map: got {text!r}; allowed: OLD=NEW, each category once, such as math=math_reasoning"
+            )
+        found[old] = new
+    return found
+
+
 def spread(questions: list[Question], count: int | None) -> list[Question]:
     """Return `count` questions evenly spread over a list, so that every category has its share; None: all."""
     if count is None or count >= len(questions):
@@ -55,15 +81,23 @@ def spread(questions: list[Question], count: int | None) -> list[Question]:
 
 
 def load_questions(
-    file: Path, begin: int | None = None, end: int | None = None, count: int | None = None
+    file: Path,
+    begin: int | None = None,
+    end: int | None = None,
+    count: int | None = None,
+    system_prompt: str | None = None,
+    renames: Sequence[str] = (),
 ) -> list[Question]:
     """Load questions.
 
     Args:
-        file: JSONL in Spec-Bench's format.
+        file: JSON lines, a JSON list, or Parquet, of questions in the form of Spec-Bench, EAGLE, FastChat,
+            ShareGPT, HumanEval or SPEED-Bench.
         begin: index of the first question; None: the file's first.
         end: index after the last question; None: the file's end.
         count: as many of these, evenly spread; None: all.
+        system_prompt: of the questions that have none of their own.
+        renames: new names of categories, such as `OLD=NEW`.
 
     Raises:
         UserError: naming file and line of the first mistake, or an empty selection.
@@ -71,19 +105,25 @@ def load_questions(
     for name, index in (("question_begin", begin), ("question_end", end)):
         if index is not None and index < 0:
             raise UserError(f"{name}: got {index}; allowed: 0 or more")
-    text = read_text(file, "question file", MAX_BYTES)
-    # Not splitlines: JSON strings may hold U+2028 and other separators that it would cut at.
-    lines = [
-        (number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()
-    ]
-    questions = [_parse(line, f"question file {file}, line {number}") for number, line in lines]
-    seen: set[int | str] = set()
-    for (number, _), question in zip(lines, questions, strict=True):
-        if question.question_id in seen:
-            raise UserError(
-                f"question file {file}, line {number}: question_id {question.question_id!r} is there twice"
-            )
-        seen.add(question.question_id)
+    renamed = category_map(renames)
+    found: dict[int | str, Question] = {}
+    num_empty = 0
+    for place, (where, row) in enumerate(_rows(file), start=1):
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: got {type(row).__name__}; allowed: a JSON object")
+        form = in_spec_bench_form(row, place)
+        if form.get("turns") == [] and "conversations" in row:
+            num_empty += 1
+            continue
+        question = _checked(form, where)
+        if question.question_id in found:
+            raise UserError(f"{where}: question_id {question.question_id!r} is there twice")
+        category = renamed.get(question.category, question.category)
+        found[question.question_id] = replace(question, category=category)
+    if num_empty:
+        left_out = f"{num_empty} conversations without a message of the user are left out"
+        print(f"question file {file}: {left_out}", file=sys.stderr)
+    questions = list(found.values())
     if not questions:
         raise UserError(f"question file {file}: got an empty file; allowed: one JSON object a line")
     selected = questions[begin:end]
@@ -91,13 +131,54 @@ def load_questions(
         raise UserError(
             f"question_begin {begin}, question_end {end}: select none of the {len(questions)} questions of {file}"
         )
-    return spread(selected, count)
+    return [
+        question if question.system is not None else replace(question, system=system_prompt)
+        for question in spread(selected, count)
+    ]
 
 
-def _parse(line: str, where: str) -> Question:
-    row: Any = parse_json(line, where)
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: got {type(row).__name__}; allowed: a JSON object")
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a question file, each with its place for errors."""
+    what = f"question file {file}"
+    check_file(file, "question file", MAX_BYTES)
+    with file.open("rb") as content:
+        beginning = content.read(4)
+    if beginning == b"PAR1":
+        rows = _parquet_rows(file)
+        yield from ((f"{what}, row {place}", row) for place, row in enumerate(rows, start=1))
+        return
+    if beginning.startswith(b"\x1f\x8b"):
+        raise UserError(f"{what}: is packed with gzip; unpack it: gunzip {file.name}")
+    text = read_text(file, "question file", MAX_BYTES)
+    if text.lstrip().startswith("["):  # ShareGPT's files are one list
+        rows = parse_json(text, f"{what}, line 1")
+        yield from ((f"{what}, item {place}", row) for place, row in enumerate(rows, start=1))
+        return
+    # Not splitlines: JSON strings may hold U+2028 and other separators that it would cut at.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{what}, line {number}"
+            yield where, parse_json(line, where)
+
+
+def _parquet_rows(file: Path) -> list[Any]:
+    import pandas as pd  # imported late: JSON needs none of it
+
+    try:
+        frame = pd.read_parquet(file)
+    except ImportError:
+        raise UserError(
+            f"question file {file}: is Parquet, which needs pyarrow; pip install pyarrow"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"question file {file}: cannot be read as Parquet: {first_line(error)}"
+        ) from error
+    rows: list[Any] = json.loads(frame.to_json(orient="records"))
+    return rows
+
+
+def _checked(row: dict[str, Any], where: str) -> Question:
     for key in ("question_id", "category", "turns"):
         if key not in row:
             raise UserError(f"{where}: lacks the key {key!r}")
@@ -112,4 +193,12 @@ def _parse(line: str, where: str) -> Question:
         raise UserError(
             f"{where}: turns: got {str(turns)[:60]}; allowed: a list of one or more strings"
         )
-    return Question(question_id, category, tuple(turns))
+    if any(turn.startswith(PLACEHOLDER) for turn in turns):
+        raise UserError(
+            f"{where}: got a placeholder; allowed: questions, which SPEED-Bench's own prepare_data.py puts "
+            "in its place"
+        )
+    system = row.get("system")
+    if not isinstance(system, str | None):
+        raise UserError(f"{where}: system: got {str(system)[:60]}; allowed: a string, or none")
+    return Question(question_id, category or UNCATEGORISED, tuple(turns), system)

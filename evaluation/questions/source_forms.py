@@ -1,7 +1,7 @@
-"""Benchmarks whose authors publish another form than question.jsonl, and the conversion.
+"""Question files of another form than Spec-Bench's, and the conversion.
 
-A turn is the text as published: no instruction is added. `reference` is the published solution. Ids
-count from 1 in the file's order.
+A turn is the text as published: no instruction is added. Of pinned benchmarks, `reference` is the published
+solution, and ids count from 1 in the file's order.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 Row = dict[str, Any]
+# Names of the user in ShareGPT's `from`.
+USERS = ("human", "user")
 
 
 def human_eval(content: bytes) -> bytes:
@@ -29,6 +31,30 @@ def gsm8k(content: bytes) -> bytes:
 def math500(content: bytes) -> bytes:
     """Convert the 500 problems of MATH that PRM800K holds out, test.jsonl."""
     return _converted(content, "math_reasoning", lambda row: (row["problem"], row["solution"]))
+
+
+def in_spec_bench_form(row: Row, place: int) -> Row:
+    """Return a question of FastChat, ShareGPT or HumanEval in Spec-Bench's form, another row as it is.
+
+    Of a conversation the user's messages are the turns, which may be none; `place` is its id if it has none.
+    """
+    conversation = row.get("conversations")
+    if "turns" in row:
+        return row
+    if isinstance(conversation, list) and all(isinstance(said, dict) for said in conversation):
+        said = [(message.get("from"), message.get("value")) for message in conversation]
+        form = {
+            "question_id": row.get("id", place),
+            "category": "",
+            "turns": [text for speaker, text in said if speaker in USERS],
+            "system": next((text for speaker, text in said if speaker == "system"), None),
+        }
+        return {**form, **row}
+    if "task_id" in row and "prompt" in row:
+        return {"question_id": row["task_id"], "category": "code", "turns": [row["prompt"]], **row}
+    if "text" in row:
+        return {"turns": [row["text"]], **row}
+    return row
 
 
 def _converted(content: bytes, category: str, parts: Callable[[Row], tuple[str, str]]) -> bytes:

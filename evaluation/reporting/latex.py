@@ -21,8 +21,9 @@ SPECIAL = {
 
 
 def latex_text(tables: Sequence[Table]) -> str:
-    """Return tables as floats of a LaTeX document, each with its caption and its notes."""
-    return "\n\n".join([PREAMBLE, *(_float(table) for table in tables)]) + "\n"
+    """Return tables as floats of a LaTeX document, each with its caption, its notes and a label by its place."""
+    floats = (_float(table, place) for place, table in enumerate(tables, start=1))
+    return "\n\n".join([PREAMBLE, *floats]) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -39,13 +40,14 @@ def _escaped(character: str) -> str:
     return character if is_shown else f"{{[}}U+{ord(character):04X}{{]}}"
 
 
-def _float(table: Table) -> str:
+def _float(table: Table, place: int) -> str:
     columns = "l" * table.num_text_columns
     columns += "r" * (len(table.header) - table.num_text_columns)
     lines = [
         r"\begin{table*}[t]",
         r"\centering",
         rf"\caption{{{escaped(table.caption)}}}",
+        rf"\label{{tab:speculative-decoding-{place}}}",
         r"\scriptsize",
         r"\setlength{\tabcolsep}{2pt}",
         rf"\begin{{tabular}}{{{columns}}}",

@@ -6,7 +6,7 @@ All formats of the command (`leaderboard.py`) are made from these.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import pandas as pd
@@ -14,10 +14,17 @@ import pandas as pd
 from evaluation.answers.step_figures import PARTS, acceptance_rate, time_shares
 from evaluation.reporting.notes import difference_text, group_caption
 from evaluation.reporting.published import PublishedBaseline, published_baseline
-from evaluation.reporting.tables import Cell, Table, figure_cell
+from evaluation.reporting.tables import Cell, Table, csv_of, figure_cell
 from evaluation.reporting.titles import entry_titles, group_facts, method_title, task_title
 from evaluation.scoring.comparable import neighbours, paired_files
-from evaluation.scoring.figures import CODE, EXACT_FIGURES, OVERALL, SPEC_BENCH_TASKS, in_task_order
+from evaluation.scoring.figures import (
+    CODE,
+    EXACT_FIGURES,
+    OVERALL,
+    SPEC_BENCH_TASKS,
+    RunFigures,
+    in_task_order,
+)
 from evaluation.scoring.groups import SPEC_BENCH, Group, Measured, condition_names
 from evaluation.scoring.intervals import UNKNOWN, Interval
 from evaluation.scoring.per_question import pair_questions
@@ -25,6 +32,8 @@ from evaluation.scoring.per_question import pair_questions
 OVERVIEW_FACTS = ("Model", "Questions asked", "Precision", "Device")
 # Of the frames of `evaluation.scoring.per_question`.
 QUESTION_COLUMNS = ("tokens", "steps", "accepted", "seconds", "decode_seconds", "cpu_seconds")
+# Columns of the CSV beside those of measured rows.
+OTHER_COLUMNS = ("kind", "source", "conditions", "differs", "note")
 METHOD, MAT, OVERALL_TITLE = "Models", "#Mean accepted tokens", "Overall"
 
 
@@ -203,13 +212,13 @@ def spec_bench_csv(groups: Sequence[Group]) -> str:
         for group, facts in zip(groups, group_facts(groups), strict=True)
         for record in group_table(group).records
     ]
-    return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")
+    return csv_of(pd.DataFrame(records))
 
 
 def questions_csv(groups: Sequence[Group]) -> str:
     """Return the records of all questions as CSV."""
     records = [record for group in groups for record in _question_records(group)]
-    return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")
+    return csv_of(pd.DataFrame(records))
 
 
 def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[dict[str, Any]]:
@@ -221,17 +230,14 @@ def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[
     for measured in group.rows:
         figures = measured.figures
         counts = figures.mean.drop(index=OVERALL, errors="ignore")
-        row: dict[str, Any] = group.facts | {
+        head: dict[str, Any] = group.facts | {
             "method": measured.entry.label,
             "is_baseline": measured.entry is group.baseline,
             "runs": figures.num_runs,
             "questions": int(counts["questions"].sum()),
             "left_out": int(counts["left_out"].sum()),
         }
-        for task in tasks:
-            row[task] = figures.figure(task, "speedup")
-            row[f"{task}_std"] = figures.spread(task, "speedup")
-            row[f"{task}_low"], row[f"{task}_high"] = figures.interval(task, "speedup")
+        row: dict[str, Any] = {}
         for name in ("mean_accepted_tokens", "tokens_per_second", *EXACT_FIGURES):
             row[name] = figures.figure(OVERALL, name)
             row[f"{name}_std"] = figures.spread(OVERALL, name)
@@ -241,7 +247,7 @@ def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[
             floor = group.floor_interval(name)
             row[f"{name}_noise_floor_low"], row[f"{name}_noise_floor_high"] = floor
         verdict = group.verdict(measured, "exact_speedup").value
-        row["verdict"] = None if row["is_baseline"] else verdict
+        row["verdict"] = None if head["is_baseline"] else verdict
         equality = measured.equality
         row["compared_answers"] = equality.num_compared
         row["other_answers"] = equality.num_differing if equality.num_compared else math.nan
@@ -253,7 +259,23 @@ def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[
         row["texts_under_way"] = _texts_under_way(measured)
         base_speed = baseline.tokens_per_second if baseline else math.nan
         row["over_published_baseline"] = row["tokens_per_second"] / base_speed
-        yield row
+        yield head | _task_columns(figures, tasks, {*head, *row, *OTHER_COLUMNS}) | row
+
+
+def _task_columns(figures: RunFigures, tasks: Sequence[str], taken: Set[str]) -> dict[str, float]:
+    """Return each task's speed-up; a task, which may have any name, is `task NAME` where its columns are taken."""
+    columns: dict[str, float] = {}
+    for task in tasks:
+        values = (
+            figures.figure(task, "speedup"),
+            figures.spread(task, "speedup"),
+            *figures.interval(task, "speedup"),
+        )
+        endings = ("", "_std", "_low", "_high")
+        is_free = not any(f"{task}{ending}" in {*columns, *taken} for ending in endings)
+        name = task if is_free else f"task {task}"
+        columns |= {f"{name}{ending}": value for ending, value in zip(endings, values, strict=True)}
+    return columns
 
 
 def published_tables(published: pd.DataFrame, groups: Sequence[Group]) -> Iterator[Table]:
@@ -286,18 +308,22 @@ def published_rows(published: pd.DataFrame, groups: Sequence[Group]) -> list[dic
     ]
 
 
-def csv_text(measured: Sequence[dict[str, Any]], published: Sequence[dict[str, Any]]) -> str:
-    """Return both kinds of records as CSV, told apart by the column `kind`."""
+def csv_text(
+    measured: Sequence[dict[str, Any]],
+    published: Sequence[dict[str, Any]],
+    left_out: Sequence[str] = (),
+) -> str:
+    """Return all kinds of records as CSV, told apart by the column `kind`; `note` says why some are left out."""
     table = pd.DataFrame(measured)
     table.insert(0, "kind", "measured")
-    if not published:
-        return table.to_csv(index=False, lineterminator="\n")
     # By records: pandas deprecates joining frames whose columns are empty on one side.
     records = table.to_dict("records") + [{"kind": "published", **row} for row in published]
-    table = pd.DataFrame(records, columns=[*table.columns, "source", "conditions", "differs"])
+    records += [{"kind": "left out", "note": reason} for reason in left_out]
+    columns = [*table.columns, *(("source", "conditions", "differs") if published else ())]
+    table = pd.DataFrame(records, columns=[*columns, *(["note"] if left_out else [])])
     # Counts stay whole numbers beside rows that have none.
     table = table.astype(dict.fromkeys(("runs", "questions", "left_out"), "Int64"))
-    return table.to_csv(index=False, lineterminator="\n")
+    return csv_of(table)
 
 
 def _figure(

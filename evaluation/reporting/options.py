@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from evaluation.answers.categories import Categories
 from model.commands.command_line import UserError
 
 
@@ -43,6 +44,26 @@ def add_benchmark_option(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="reports of scripts.benchmark (its --out), for pictures of what a step costs",
     )
+
+
+def add_category_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--question-file",
+        metavar="FILE",
+        help="the questions that were answered: answers without a category take that of their question",
+    )
+    parser.add_argument(
+        "--category-map",
+        nargs="+",
+        default=[],
+        metavar="OLD=NEW",
+        help="call a category otherwise, such as math=math_reasoning for GSM8K's in files of EAGLE",
+    )
+
+
+def given_categories(options: argparse.Namespace) -> Categories:
+    """Return what `add_category_options` asked for; errors as `Categories.read`."""
+    return Categories.read(options.question_file, options.category_map)
 
 
 def make_folder(path: str | Path) -> None:

@@ -15,7 +15,7 @@ from evaluation.reporting.chart_style import Picture
 from evaluation.reporting.options import make_folder
 from evaluation.reporting.titles import benchmark_title, entry_titles
 from evaluation.reporting.tree_chart import tree_chart
-from evaluation.scoring.figures import CODE
+from evaluation.scoring.figures import CODE, counts_code
 from evaluation.scoring.groups import AnswerFile, Entry, Group
 from model.commands.files import replace_file, write_whole
 
@@ -75,7 +75,7 @@ def _methods_of(
         titles = entry_titles(group)
         for row in group.rows:
             frame = pd.concat(file.frame for file in row.entry.files)
-            frame = frame[frame["is_sound"] & (frame["category"] != CODE)]
+            frame = frame[_is_counted(frame)]
             tokens, steps = frame["accepted"].sum(), frame["steps"].sum()
             if tokens > steps:
                 title = titles[row.entry.label].long
@@ -175,12 +175,16 @@ def _speedups(group: Group, names: Mapping[str, str]) -> pd.DataFrame:
 
 def _accept_lengths(file: AnswerFile) -> list[int]:
     """Return the tokens of every step that overall figures count, of the rows without a defect."""
-    is_sound = file.frame["is_sound"]
-    rows = [row for row, sound in zip(file.rows, is_sound, strict=True) if sound]
-    counted = [row for row in rows if row.category != CODE] or rows
-    choices = [choice for row in counted for choice in row.choices]
+    is_counted = _is_counted(file.frame)
+    rows = [row for row, is_it in zip(file.rows, is_counted, strict=True) if is_it]
+    choices = [choice for row in rows for choice in row.choices]
     # Other writers may count steps without tokens.
     return [int(it) for choice in choices for it in choice.accept_lengths if it >= 1]
+
+
+def _is_counted(frame: pd.DataFrame) -> pd.Series:
+    """Return which rows of a `question_frame` overall figures count, of those without a defect."""
+    return frame["is_sound"] & ((frame["task"] != CODE) | counts_code(frame["task"]))
 
 
 def _mat_so_far(files: Sequence[AnswerFile]) -> list[float]:

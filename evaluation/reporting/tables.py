@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 
 class Cell(NamedTuple):
@@ -108,6 +111,20 @@ def markdown_table(
         for line in lines
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
+
+
+def csv_of(table: pd.DataFrame) -> str:
+    """Return a table as CSV, one line a row; what a spreadsheet would compute begins with an apostrophe."""
+    cells = table.map(_csv_cell)
+    cells.columns = [_csv_cell(name) for name in table.columns]
+    return cells.to_csv(index=False, lineterminator="\n")
+
+
+def _csv_cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value  # figures may be negative
+    line = " ".join(value.splitlines())
+    return f"'{line}" if re.match(r"[=+\-@\t].", line) else line
 
 
 def json_line(report: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import string
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from evaluation.answers.record import UNKNOWN, Use, conditions
@@ -37,39 +37,47 @@ TASK_TITLES = {
     "code": "Code",
     "overall": "Overall",
 }
+# Titles of columns beside which a category of anybody's stands.
+TAKEN_TITLES = {
+    *TASK_TITLES.values(),
+    *("Models", "#Mean accepted tokens", "Measured"),
+}
 BENCH_TITLES = {
     "spec_bench": "Spec-Bench",
     "mt_bench": "MT-bench",
     "mbpp": "MBPP",
     "demo": "demo questions",
+    UNKNOWN: "questions not recorded",
 }
-# Options of runs, and those that several methods have, in words; a method's own words come first. Options
-# without words are shown as "name value".
-OPTION_WORDS = {
-    "budget=auto": "as many drafted tokens as pay",
-    "budget=fixed": "a fixed number of drafted tokens",
-    "harvest_prompt": "memory seeded from the prompt: {}",
-    "heads": "heads of {}",
+# Options of runs in words; options without words are shown as "name value".
+RUN_WORDS = {
     "load_matrix": "memory loaded before the first question",
-    "match": "{} match continued",
-    "max_ngram_size": "n-grams of at most {} tokens looked up",
-    "num_nodes": "at most {} drafted tokens a step",
-    "num_pred_tokens": "chains of at most {} tokens",
     "num_questions": "{} questions, evenly spread",
-    "output_id_topk": "{} successors kept for each token",
-    "policy": "write-back {}",
-    "prompt_lookup_num_tokens": "chains of at most {} tokens",
     "question_begin": "questions from index {}",
     "question_end": "questions before index {}",
     "shard": "shard {} of the questions",
     "shuffle": "questions shuffled with seed {}",
+}
+# Options that several methods of this project have; a method's own words come first. A method of somebody
+# else may mean something else by the same name.
+BUILT_IN_WORDS = {
+    "budget=auto": "as many drafted tokens as pay",
+    "budget=fixed": "a fixed number of drafted tokens",
+    "harvest_prompt=True": "memory seeded from the prompt",
+    "harvest_prompt=False": "memory not seeded from the prompt",
+    "heads": "heads of {}",
+    "match": "{} match continued",
+    "max_ngram_size": "n-grams of at most {} tokens looked up",
+    "num_nodes": "at most {} drafted tokens a step",
+    "num_pred_tokens": "chains of at most {} tokens",
+    "output_id_topk": "{} successors kept for each token",
+    "policy": "write-back {}",
+    "prompt_lookup_num_tokens": "chains of at most {} tokens",
     "start=cold": "memory emptied before each question",
     "start=hot": "memory kept across questions",
     "tree_version": "tree {}",
     "tree_version=auto": "tree sized to the device",
 }
-# Options at which sampling leaves no token out.
-USUAL_OPTIONS = {"top_k": 0, "top_p": 1.0}
 # Conditions in words; those not here are shown as "name value", a condition's default never.
 CONDITION_WORDS = {
     "dtype": "{}",
@@ -79,7 +87,15 @@ CONDITION_WORDS = {
     "max_new_tokens": "at most {} new tokens a turn",
     "temperature": "sampling at temperature {}",
     **dict.fromkeys(("temperature=0", "temperature=0.0"), "greedy"),
+    "top_k": "from the {} likeliest tokens",
+    "top_p": "from the likeliest tokens of probability {}",
+    "min_p": "from tokens of {} of the likeliest one's probability or more",
+    "seed": "seed {}",
+    "repetition_penalty": "repetition penalty {}",
+    "stop": "answers end after {}",
+    "system_prompt": "system prompt: {}",
     "compile=True": "compiled passes",
+    "lacks_kernels=True": "torch's own kernels",
     "graphs=auto": "passes replayed as CUDA graphs",
     "graphs=off": "kernels launched one by one",
     "sdpa_backends": "attention {}",
@@ -92,11 +108,16 @@ CONDITION_WORDS = {
 SILENT = {"threads": "None", "max_new_tokens": "None", "conv_template": "tokenizer"}
 # The conditions under each heading of a group; what is in none of them comes last.
 HEADINGS = {
-    "Decoding": ("temperature", "max_new_tokens", "batch_size", "num_choices", "conv_template"),
+    "Decoding": (
+        *("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty"),
+        *("max_new_tokens", "stop", "batch_size", "num_choices", "conv_template", "system_prompt"),
+    ),
     "Precision": ("dtype",),
     "Device": ("device", "threads", "num_workers"),
-    "Software": ("compile", "graphs", "kernels", "sdpa_backends", "commit"),
+    "Software": ("compile", "graphs", "kernels", "lacks_kernels", "sdpa_backends", "commit"),
 }
+# Characters of a condition's value that are shown.
+LONGEST_VALUE = 60
 SOFTWARE = ("torch", "transformers")
 IN_OTHER_WORDS = {"model", "bench", "question_file"}
 
@@ -123,18 +144,28 @@ def benchmark_title(name: str) -> str:
 
 
 def task_title(task: str) -> str:
-    """Return the title of a task; an unknown one is its own."""
+    """Return the title of a task; an unknown one is its own, told apart from other columns' titles."""
+    if task not in TASK_TITLES and task in TAKEN_TITLES:
+        return f"{task} (category)"
     return TASK_TITLES.get(task, task)
 
 
 def options_text(options: Mapping[str, Any], method: str | None = None) -> str:
-    """Return options of a method, or of a run, as words, without those that are not set or leave nothing out."""
-    tables = [OPTION_WORDS] if method is None else [words_of(method).options, OPTION_WORDS]
+    """Return options of a method, or of a run, as words, without those that are not set."""
+    tables: list[Mapping[str, str]] = [RUN_WORDS]
+    if method in BUILT_IN or method in REFEREE_TITLES:
+        tables.insert(0, BUILT_IN_WORDS)
+    if method is not None:
+        tables.insert(0, words_of(method).options)
     return ", ".join(
-        _words(tables, name, str(value))
-        for name, value in options.items()
-        if value is not None and value != USUAL_OPTIONS.get(name)
+        _words(tables, name, _shown(value)) for name, value in options.items() if value is not None
     )
+
+
+def _shown(value: Any) -> str:
+    """Return an option's value as a text; of a path on this machine the last two parts."""
+    text = str(value)
+    return "/".join(PurePath(text).parts[-2:]) if PurePath(text).is_absolute() else text
 
 
 def _words(tables: Sequence[Mapping[str, str]], name: str, value: str) -> str:
@@ -222,14 +253,18 @@ def _facts(group: Group) -> dict[str, str]:
     facts = group.facts
     usual = {item.key: str(item.default) for item in conditions(Use.COMPARED)} | SILENT
     words = {
-        name: "" if value in (UNKNOWN, usual.get(name)) else _words([CONDITION_WORDS], name, value)
+        name: ""
+        if value in (UNKNOWN, usual.get(name))
+        else _words([CONDITION_WORDS], name, _short(value))
         for name, value in facts.items()
         if name not in IN_OTHER_WORDS
     }
     model = facts["model"].partition("@")[0]
-    asked = [BENCH_TITLES.get(facts["bench"], facts["bench"]), options_text(shared_options(group))]
+    asked = [BENCH_TITLES.get(facts["bench"], facts["bench"])]
     if not _is_of_benchmark(facts["bench"], facts["question_file"]):
-        asked.append(f"a question file of its own ({facts['question_file']})")
+        known = {str(file.record.values.get("question_file_name") or "") for file in group.files}
+        asked = sorted(known - {""}) or [f"a question file of its own ({facts['question_file']})"]
+    asked.append(options_text(shared_options(group)))
     parts = {"Model": ["unknown model" if model == UNKNOWN else model], "Questions asked": asked}
     for heading, names in HEADINGS.items():
         parts[heading] = [words.pop(name) for name in names]
@@ -238,6 +273,15 @@ def _facts(group: Group) -> dict[str, str]:
     texts = {name: ", ".join(filter(None, texts)) for name, texts in parts.items()}
     texts["Device"] = texts["Device"] or "device not recorded"
     return {name: text for name, text in texts.items() if text}
+
+
+def _short(value: str) -> str:
+    """Return a value as a line; a long one, such as a system prompt, is cut and told by its hash."""
+    line = " ".join(value.split())
+    if len(line) <= LONGEST_VALUE:
+        return line
+    digits = hashlib.sha256(value.encode()).hexdigest()[:6]
+    return f"{line[:LONGEST_VALUE]}... ({digits})"
 
 
 def _is_of_benchmark(bench: str, digits: str) -> bool:

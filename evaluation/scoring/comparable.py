@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from evaluation.answers.answer_file import read_lines
+from evaluation.answers.categories import Categories
 from evaluation.answers.record import NOISE_FLOOR, RunRecord, Use
 from evaluation.scoring.equality import Equality, equality_of, read_ties
 from evaluation.scoring.figures import (
@@ -40,17 +41,52 @@ from evaluation.scoring.groups import (
 )
 from evaluation.scoring.intervals import CONFIDENCE
 from evaluation.scoring.noise import PrefillGap, prefill_gap
-from evaluation.scoring.per_question import used_defects_text
+from evaluation.scoring.per_question import uncategorised_text, used_defects_text
 from model.commands.command_line import UserError
 
 
-def load_answers(path: Path) -> AnswerFile:
-    """Read an answer file and its sidecar.
+def load_answers(path: Path, categories: Categories | None = None) -> AnswerFile:
+    """Read an answer file and its sidecar; `categories` are given to rows without one, or renamed.
 
     Raises:
         UserError: if either cannot be read.
     """
-    return AnswerFile(path, [row for _, row in read_lines(path)], RunRecord.read(path))
+    categories = categories or Categories()
+    rows = [categories.of(row) for _, row in read_lines(path)]
+    return AnswerFile(path, rows, RunRecord.read(path))
+
+
+def load_all(
+    paths: Sequence[Path],
+    named: Sequence[str],
+    left_out: list[str],
+    categories: Categories | None = None,
+) -> list[AnswerFile]:
+    """Read answer files, some of which were found in folders.
+
+    Args:
+        paths: the files.
+        named: what was asked for: files and folders. What is in a folder need not be an answer file.
+        left_out: gets a line for each file of a folder that cannot be read.
+        categories: as in `load_answers`.
+
+    Raises:
+        UserError: if a file that was named cannot be read, or none can.
+    """
+    must_be_read = {Path(name).resolve() for name in named}
+    files = []
+    reasons = []
+    for path in paths:
+        try:
+            files.append(load_answers(path, categories))
+        except UserError as error:
+            if path.resolve() in must_be_read:
+                raise
+            reasons.append(str(error))
+    if paths and not files:
+        raise UserError(reasons[0])
+    left_out += reasons
+    return files
 
 
 def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
@@ -66,7 +102,9 @@ def differing_conditions(path: str | Path, base_path: str | Path) -> list[str]:
     ]
 
 
-def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[Group]:
+def group_answers(
+    files: Sequence[AnswerFile], base: str | None = None, left_out: list[str] | None = None
+) -> list[Group]:
     """Arrange answer files into groups and measure every entry against its group's baseline.
 
     Groups are sorted by conditions, entries by overall speed-up, best first.
@@ -75,6 +113,8 @@ def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[
         files: answer files; their order is the order of runs.
         base: the baseline: a method's name, or the path of one of the files, which is then the
             baseline of its group while the others keep theirs. None takes vanilla.
+        left_out: gets a line for each group, and for each method in a group, that cannot be measured, as long
+            as a group is left. None: that is an error.
 
     Raises:
         UserError: if a group has no baseline or several, or files cannot be compared.
@@ -92,15 +132,36 @@ def group_answers(files: Sequence[AnswerFile], base: str | None = None) -> list[
         key = (file.method, json.dumps(file.options, sort_keys=True), file.is_noise_floor)
         entry = group.setdefault(key, Entry(file.method, file.options))
         entry.runs.setdefault(file.bench, []).append(file)
-    return [_measured_group(key, list(arranged[key].values()), base) for key in sorted(arranged)]
+    groups = []
+    reasons: list[str] = []
+    for conditions, entries in sorted(arranged.items(), key=lambda item: item[0]):
+        try:
+            groups.append(_measured_group(conditions, list(entries.values()), base, reasons))
+        except UserError as error:
+            reasons.append(str(error))
+    if reasons and (left_out is None or not groups):
+        raise UserError(reasons[0])
+    if left_out is not None:
+        left_out += reasons
+    return groups
 
 
-def _measured_group(conditions: tuple[str, ...], found: list[Entry], base: str | None) -> Group:
+def _measured_group(
+    conditions: tuple[str, ...], found: list[Entry], base: str | None, reasons: list[str]
+) -> Group:
+    """Measure a group; `reasons` gets a line for each method that cannot be measured."""
     floors = [entry for entry in found if entry.files[0].is_noise_floor]
     entries = [entry for entry in found if not entry.files[0].is_noise_floor]
     _tell_apart(entries)
     baseline = _find_baseline(conditions, entries, base)
-    rows = [_measure(entry, baseline, conditions[-1]) for entry in entries]
+    rows = []
+    for entry in entries:
+        try:
+            rows.append(_measure(entry, baseline, conditions[-1]))
+        except UserError as error:
+            if entry is baseline:
+                raise
+            reasons.append(str(error))
     floor = _measure_floor(floors, entries, conditions[-1]) if floors else None
 
     def rank(row: Measured) -> tuple[float, str]:
@@ -153,7 +214,7 @@ def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str 
     found = [entry for entry in entries if _is_method(entry, name)]
     if not found:
         methods = ", ".join(
-            f"{entry.label} ({entry.files[0].path})"
+            f"{entry.label} ({', '.join(str(file.path) for file in entry.files)})"
             for entry in sorted(entries, key=lambda entry: entry.label)
         )
         raise UserError(
@@ -227,7 +288,13 @@ def _prefill_gap(file: AnswerFile, base: AnswerFile) -> PrefillGap | None:
 def _notes(file: AnswerFile, base_file: AnswerFile) -> list[str]:
     names = (str(file.path), str(base_file.path))
     left_out = left_out_text(run_figures(file.frame, base_file.frame, names), names)
-    return [note for note in (left_out, used_defects_text(file.frame, names[0])) if note]
+    frame = file.frame
+    found = (
+        left_out,
+        used_defects_text(frame, names[0]),
+        uncategorised_text(frame, names[0]),
+    )
+    return [note for note in found if note]
 
 
 def paired_files(entry: Entry, baseline: Entry) -> Iterator[tuple[AnswerFile, AnswerFile]]:

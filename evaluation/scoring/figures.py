@@ -32,11 +32,10 @@ from evaluation.scoring.intervals import (
     RatioOfSums,
     paired_interval,
 )
-from evaluation.scoring.per_question import pair_questions
+from evaluation.scoring.per_question import OVERALL, pair_questions
 
 SPEC_BENCH_TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 CODE = "code"
-OVERALL = "overall"
 
 CAUSES = ("failed", "base_failed", "missing", "base_missing", "unsound", "base_unsound")
 COUNTS = ("questions", "left_out", *CAUSES)
@@ -98,6 +97,14 @@ class RunFigures(NamedTuple):
         return self.interval(task, name).excludes_one
 
 
+def counts_code(tasks: Iterable[str]) -> bool:
+    """Whether overall figures of a file with these tasks count code.
+
+    Beside all six tasks of Spec-Bench they do not: there, code is another benchmark's column, MBPP's.
+    """
+    return not set(SPEC_BENCH_TASKS) <= set(tasks)
+
+
 def in_task_order(tasks: Iterable[str]) -> list[str]:
     """Sort tasks as Spec-Bench reports them: its six, code, other people's by name, overall."""
     places = {task: place for place, task in enumerate((*SPEC_BENCH_TASKS, CODE))}
@@ -140,8 +147,7 @@ def run_figures(
 ) -> pd.DataFrame:
     """Return the figures of one run, one row for each task that occurs.
 
-    `overall` is over everything but code, as MBPP is a benchmark beside Spec-Bench; if there is
-    only code, it is over code. Arguments are those of `measure_runs`.
+    `overall` is as `counts_code` says. Arguments are those of `measure_runs`.
 
     Returns:
         Index: task, in Spec-Bench's order. `COUNTS`: questions with sound rows on both sides,
@@ -156,7 +162,8 @@ def run_figures(
     """
     pairs = pair_questions(frame, base_frame, names)
     exact = {task: _exact_figures(part) for task, part in _by_task(pairs).items()}
-    tasks, base_tasks = _by_task(frame), _by_task(base_frame)
+    with_code = counts_code(pairs["task"])
+    tasks, base_tasks = (_by_task(side, with_code) for side in (frame, base_frame))
     # A task may occur in one file alone.
     legacy = {
         task: _legacy_figures(tasks.get(task, frame[:0]), base_tasks.get(task, base_frame[:0]))
@@ -194,11 +201,15 @@ def _value(table: pd.DataFrame, task: str, name: str) -> float:
     return float(value)
 
 
-def _by_task(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the parts of a frame by task, in Spec-Bench's order, and the overall part."""
-    not_code = frame[frame["task"] != CODE]
+def _by_task(frame: pd.DataFrame, with_code: bool | None = None) -> dict[str, pd.DataFrame]:
+    """Return the parts of a frame by task, in Spec-Bench's order, and the overall part.
+
+    None for `with_code` lets the frame's own tasks say whether the overall part has code.
+    """
     tasks = {task: frame[frame["task"] == task] for task in in_task_order(frame["task"])}
-    return tasks | {OVERALL: frame if not_code.empty else not_code}
+    if with_code is None:
+        with_code = counts_code(tasks)
+    return tasks | {OVERALL: frame if with_code else frame[frame["task"] != CODE]}
 
 
 def _legacy_figures(part: pd.DataFrame, base_part: pd.DataFrame) -> dict[str, float]:
@@ -208,7 +219,9 @@ def _legacy_figures(part: pd.DataFrame, base_part: pd.DataFrame) -> dict[str, fl
     return {
         "rows": len(used),
         "base_rows": len(base_used),
-        "mean_accepted_tokens": _quotient(used["first_accepted"].sum(), used["first_steps"].sum()),
+        "mean_accepted_tokens": _quotient(
+            used["first_accepted"].sum(skipna=False), used["first_steps"].sum(skipna=False)
+        ),
         "tokens_per_second": speed,
         "base_tokens_per_second": base_speed,
         "speedup": _quotient(speed, base_speed),

@@ -15,7 +15,13 @@ import pandas as pd
 from evaluation.answers.record import NOISE_FLOOR, UNKNOWN, RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
 from evaluation.scoring.equality import Equality
-from evaluation.scoring.figures import CODE, OVERALL, RunFigures, in_task_order
+from evaluation.scoring.figures import (
+    CODE,
+    OVERALL,
+    SPEC_BENCH_TASKS,
+    RunFigures,
+    in_task_order,
+)
 from evaluation.scoring.intervals import UNKNOWN as UNKNOWN_INTERVAL
 from evaluation.scoring.intervals import Interval
 from evaluation.scoring.noise import (
@@ -45,7 +51,7 @@ class AnswerFile:
     def method(self) -> str:
         """The sidecar's method; without one, the model id, which Spec-Bench names methods in."""
         model_id = self.record.model_id or self.rows[0].model_id or self.path.stem
-        return str(self.record.method or model_id)
+        return " ".join(str(self.record.method or model_id).split())  # a line, whatever it is
 
     @property
     def options(self) -> dict[str, Any]:
@@ -54,10 +60,12 @@ class AnswerFile:
 
     @property
     def bench(self) -> str:
-        """The sidecar's benchmark; without one, MBPP if every question is code."""
+        """The sidecar's benchmark; without one, that whose categories the questions have."""
         if self.record.bench_name:
             return str(self.record.bench_name)
-        return MBPP if self.is_code else SPEC_BENCH
+        if self.is_code:
+            return MBPP
+        return SPEC_BENCH if self.frame["task"].isin(SPEC_BENCH_TASKS).any() else UNKNOWN
 
     @property
     def frame(self) -> pd.DataFrame:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pandas as pd
 
 from evaluation.answers.defects import Effect, row_flaws
 from evaluation.answers.row import AnswerRow, Choice
+from evaluation.questions.questions import UNCATEGORISED
 from model.commands.command_line import UserError
 
 MT_BENCH_CATEGORIES = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 )
+# The task of the figures over all questions.
+OVERALL = "overall"
 COLUMNS = (
     *("question_id", "category", "task", "is_failed", "is_usable", "is_sound", "is_flawless"),
     *("first_tokens", "first_steps", "first_accepted", "first_seconds"),
@@ -24,8 +27,16 @@ COLUMNS = (
 Tokenizer = Callable[[str], Any]
 
 
-def task_of(category: str) -> str:
-    """Return the task a category is reported under; MT-bench's eight categories are one task."""
+def task_of(category: str, others: Collection[str] = MT_BENCH_CATEGORIES) -> str:
+    """Return the task a category is reported under; MT-bench's eight categories are one task.
+
+    `others` are those of the same file: "math" without any other of MT-bench's is a set of its own, such as
+    GSM8K in files of EAGLE.
+    """
+    if category == OVERALL:
+        return f"{category} (category)"
+    if category == "math" and MT_BENCH_CATEGORIES.isdisjoint(set(others) - {category}):
+        return category
     return "mt_bench" if category in MT_BENCH_CATEGORIES else category
 
 
@@ -45,17 +56,19 @@ def question_frame(
         that forbids exact ones (`is_sound`), has none (`is_flawless`). Of the first choice, the only
         one that Spec-Bench measures: new tokens, steps, tokens accepted (bonus tokens included) and
         seconds, over its turns. Of all choices the same, tokens only up to the limit; seconds
-        without the prompt, CPU seconds, and drafted nodes, NaN where the writer did not count them.
+        without the prompt, CPU seconds, and drafted nodes. Steps, accepted tokens and these are NaN
+        where the writer did not count them.
         NaN where not usable.
     """
-    flaws = row_flaws(rows, max_new_tokens)
+    flaws = row_flaws(rows, max_new_tokens, counts_texts=tokenizer is not None)
+    categories = {row.category for row in rows}
     lines = []
     for row, found in zip(rows, flaws, strict=True):
         effects = {flaw.effect for flaw in found}
         line: dict[str, Any] = {
             "question_id": row.question_id,
             "category": row.category,
-            "task": task_of(row.category),
+            "task": task_of(row.category, categories),
             "is_failed": row.is_failed,
             "is_usable": Effect.UNUSABLE not in effects,
             "is_sound": effects <= {Effect.LISTED},
@@ -113,6 +126,17 @@ def pair_questions(
     return pairs
 
 
+def uncategorised_text(frame: pd.DataFrame, name: str) -> str | None:
+    """Say how many rows have no category, and so are one task; None if there is none."""
+    count = int((frame["category"] == UNCATEGORISED).sum())
+    if not count:
+        return None
+    return (
+        f"{count} of {len(frame)} rows have no category, and are one task, in {name}; --question-file FILE "
+        "gives them the categories of their questions"
+    )
+
+
 def used_defects_text(frame: pd.DataFrame, name: str) -> str | None:
     """Say how many rows with a defect legacy figures include; None if there is none."""
     count = int((frame["is_usable"] & ~frame["is_flawless"]).sum())
@@ -129,7 +153,8 @@ def _check_same_categories(pairs: pd.DataFrame, names: tuple[str, str]) -> None:
     for question_id, pair in both[both["category"] != both["base_category"]].iterrows():
         raise UserError(
             f"question {question_id} is {pair['category']!r} in {names[0]} but "
-            f"{pair['base_category']!r} in {names[1]}; give answers to the same questions"
+            f"{pair['base_category']!r} in {names[1]}; give answers to the same questions, or with "
+            "--question-file the categories of answers that have none"
         )
 
 
@@ -139,8 +164,8 @@ def _first_choice(choice: Choice, tokenizer: Tokenizer | None) -> dict[str, floa
         tokens = sum(len(tokenizer(turn).input_ids) - 1 for turn in choice.turns)
     return {
         "first_tokens": tokens,
-        "first_steps": len(choice.accept_lengths),
-        "first_accepted": sum(choice.accept_lengths),
+        "first_steps": choice.num_steps,
+        "first_accepted": choice.num_accepted,
         "first_seconds": choice.seconds,
     }
 
@@ -149,8 +174,8 @@ def _all_choices(choices: Sequence[Choice], limit: int | None) -> dict[str, floa
     counts = [count for choice in choices for count in choice.new_tokens]
     return {
         "tokens": sum(counts if limit is None else (min(count, limit) for count in counts)),
-        "steps": sum(len(choice.accept_lengths) for choice in choices),
-        "accepted": sum(sum(choice.accept_lengths) for choice in choices),
+        "steps": sum(choice.num_steps for choice in choices),
+        "accepted": sum(choice.num_accepted for choice in choices),
         "seconds": sum(choice.seconds for choice in choices),
         "decode_seconds": sum(sum(choice.decode_time) for choice in choices),
         "cpu_seconds": sum(sum(choice.cpu_time) for choice in choices),

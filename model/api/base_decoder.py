@@ -22,7 +22,6 @@ from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
-from transformers import StoppingCriteriaList
 
 from ..budget.batch import BatchBudget, batch_budget
 from ..engine.drafter import Drafter
@@ -40,7 +39,7 @@ from .checkpoint_settings import warn_of_settings
 from .foreign_arguments import OF_MANY, refuse_foreign
 from .output import GenerateOutput, StreamPiece
 from .prompts import Prompt, prompt_ids_of
-from .stop_strings import stop_criterion
+from .stop_strings import ends_text, stop_criterion
 from .text_request import TextRequest
 from .text_stream import TextStream
 from .turns import Turns
@@ -349,7 +348,4 @@ class BaseDecoder:
 
     def _stop(self, strings: str | Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
         criterion = stop_criterion(strings, self.tokenizer, "give the tokenizer")
-        if criterion is None:
-            return None
-        criteria = StoppingCriteriaList([criterion])
-        return lambda text: bool(criteria(torch.tensor([text], device=self.target.device), None))
+        return ends_text(criterion, self.target.device)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from transformers import StopStringCriteria
+import torch
+from transformers import StoppingCriteriaList, StopStringCriteria
 
 
 def stop_criterion(
@@ -29,3 +30,13 @@ def stop_criterion(
     if given and tokenizer is None:
         raise ValueError(f"stop_strings: got strings without a tokenizer; {without_tokenizer}")
     return StopStringCriteria(tokenizer, given) if given else None
+
+
+def ends_text(
+    criterion: StopStringCriteria | None, device: torch.device
+) -> Callable[[Sequence[int]], bool] | None:
+    """Return whether a text ends after its last token, as a function; None without a criterion."""
+    if criterion is None:
+        return None
+    criteria = StoppingCriteriaList([criterion])
+    return lambda text: bool(criteria(torch.tensor([text], device=device), None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import logging
 import os
 import select
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
+
+from .interrupt import show_interrupts
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The library's name: `model`, or `token_recycling` where it is installed.
@@ -96,6 +99,10 @@ def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
     its code.
     """
     show_notes()
+    show_interrupts()
+    # What a terminal's encoding lacks is shown as an escape: it must not end a command whose work is done.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = main(None)
         if sys.stdout is not None:  # None if it was closed

@@ -71,13 +71,17 @@ def refuse_outputs(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) 
 def read_text(path: Path, what: str, max_bytes: int) -> str:
     """Return the text of an ordinary file of at most `max_bytes`; a pipe or a device could have no end.
 
+    A byte order mark, which some editors write, is no part of it.
+
     Raises:
         UserError: naming `what`, if it does not exist, is not UTF-8, not an ordinary file, or too large.
     """
     check_file(path, what, max_bytes)
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what} {path}: is not UTF-8 text; save it as UTF-8") from error
+    except OSError as error:
         raise UserError(f"{what} {path}: cannot be read: {error}") from error
 
 

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
 # Message of the first Ctrl-C in a run of questions.
 FINISHING = "interrupted: finishing this question; Ctrl-C again to stop at once"
+
+
+def hide_interrupts(package: str) -> None:
+    """Let Ctrl-C end `python -m PACKAGE.COMMAND` without a traceback until `show_interrupts`: imports take seconds.
+
+    Nothing changes in a program that imports the package.
+    """
+    is_command = sys.argv[:1] == ["-m"]  # until its packages are imported
+    handler = signal.getsignal(signal.SIGINT)  # ignored in the background
+    names = [word.removeprefix("-m").partition(".")[0] for word in sys.orig_argv]
+    if is_command and package in names and handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def show_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again, if it was not ignored from the beginning."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Interrupt:

@@ -34,9 +34,10 @@ def add_options(
         if names is not None and item.name not in names:
             continue
         flags = ["--" + item.name.replace("_", "-"), *item.metadata.get("aliases", ())]
+        is_tuple = typing.get_origin(hints[item.name]) is tuple
         kind = _value_type(hints[item.name])
         text = item.metadata["help"].replace("%", "%%")
-        if item.default is not None and kind is not bool:
+        if item.default not in (None, ()) and kind is not bool:
             text += f" (default: {_shown(item.default)})"
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text}
         if kind is bool:
@@ -45,15 +46,17 @@ def add_options(
         else:
             options["type"] = kind
             options["choices"] = item.metadata.get("choices") or None
-            options["metavar"] = None if options["choices"] else METAVARS[kind]
+            usual = None if options["choices"] else METAVARS[kind]
+            options["metavar"] = item.metadata.get("metavar") or usual
+            options["nargs"] = "+" if is_tuple else None
         group.add_argument(*flags, **options)
 
 
 def _value_type(hint: Any) -> Callable[[str], Any]:
-    """Return the type of a field's values: X for X and for X | None."""
+    """Return the type of a field's values: X for X, for X | None and for tuple[X, ...]."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    kind: Callable[[str], Any] = hint
+    kind: Callable[[str], Any] = typing.get_args(hint)[0] if typing.get_origin(hint) else hint
     return kind
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from transformers import (
     LogitsProcessor,
+    MinPLogitsWarper,
     SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -35,7 +36,7 @@ LEAST_SIZE = 1.0
 PROBABILITIES = "numbers above 0, at most 1"
 SEEDS = (-(2**63), 2**64 - 1)  # of torch's generators
 # They read no prefix, so that the whole text need not go to the device for every token.
-WITHOUT_PREFIX = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
+WITHOUT_PREFIX = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 # They count their calls, and in float32 a near-tie asks twice about one token.
 STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
 
@@ -181,13 +182,16 @@ def token_rule(
     return GreedyRule(processors) if processors else None
 
 
-def sampling_processors(temperature: float, top_k: int, top_p: float) -> list[LogitsProcessor]:
+def sampling_processors(
+    temperature: float, top_k: int, top_p: float, min_p: float = 0.0
+) -> list[LogitsProcessor]:
     """Return transformers' warpers for these settings, in the order of its own sampling.
 
     Args:
         temperature: above 0.
         top_k: 0 keeps all tokens.
         top_p: 1 keeps all tokens.
+        min_p: least probability, as a share of the likeliest token's; 0 keeps all tokens.
     """
     processors: list[LogitsProcessor] = []
     if temperature != 1:
@@ -196,6 +200,8 @@ def sampling_processors(temperature: float, top_k: int, top_p: float) -> list[Lo
         processors.append(TopKLogitsWarper(top_k))
     if top_p < 1:
         processors.append(TopPLogitsWarper(top_p))
+    if min_p:
+        processors.append(MinPLogitsWarper(min_p))
     return processors
 
 

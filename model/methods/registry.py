@@ -128,8 +128,9 @@ def words_of(name: str) -> Words:
         package = _module_of(name, module_name.rpartition(".")[0] or module_name)
     except (KeyError, ValueError):  # a method that is not installed, or a wrong entry point
         return Words(name)
-    words: Words = getattr(package, "WORDS", {}).get(name, Words(name))
-    return words
+    table = getattr(package, "WORDS", None)  # of another package: it may be anything
+    words = table.get(name) if isinstance(table, Mapping) else None
+    return words if isinstance(words, Words) else Words(name)
 
 
 @cache

@@ -19,14 +19,13 @@ from evaluation.answers import differences
 from evaluation.answers.answer_file import read_answers
 from evaluation.answers.row import AnswerRow
 from evaluation.checking.tie_or_bug import Judge, Judgement
-from evaluation.inference.config import AnswerOptions, QuestionOptions, RunConfig
+from evaluation.inference.config import AnswerOptions, DecodingOptions, QuestionOptions, RunConfig
 from evaluation.inference.entrants import Entrant, entrants_of
 from evaluation.inference.interleaved import compare_methods
 from evaluation.inference.referees import Referee
 from evaluation.questions.questions import load_questions, question_file_of
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter
-from model.commands.model_options import SamplingOptions
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from scripts.gpu_check.bench import EAGER, GRAPHS, Bench, Found
@@ -117,7 +116,7 @@ def _asked(
     """Let methods answer questions in turn; print the leaderboard of their answers."""
     run = RunConfig(
         model=bench.options_of(kind),
-        sampling=SamplingOptions(max_new_tokens=FEW_TOKENS if bench.is_simulated else NUM_TOKENS),
+        sampling=DecodingOptions(max_new_tokens=FEW_TOKENS if bench.is_simulated else NUM_TOKENS),
         questions=QuestionOptions(bench_name=bench_name, num_questions=count),
         answers=AnswerOptions(warmup=1),
     )

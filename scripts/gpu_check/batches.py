@@ -130,7 +130,7 @@ def _padded(
     start = time.perf_counter()
     for begin in range(0, len(prompts), size):
         target.model.generate(
-            **left_padded(prompts[begin : begin + size], 0, target.device),
+            **left_padded(prompts[begin : begin + size], target.device),
             do_sample=False,
             max_new_tokens=num_tokens,
             eos_token_id=-1,

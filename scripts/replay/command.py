@@ -119,7 +119,7 @@ def answer_turns(
     history: list[Message] = []
     turns = []
     for user in question.turns:
-        prompt_ids = tuple(conversation.prompt_ids(history, user))
+        prompt_ids = tuple(conversation.prompt_ids(history, user, question.system))
         refuse_unrecordable(target, len(prompt_ids) + recording.source.max_new_tokens + REACH)
         limit = target.context_limit(len(prompt_ids))
         turn = RecordedTurn(question.question_id, question.category, limit, prompt_ids, ())

@@ -23,10 +23,10 @@ import torch
 
 from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.inference.entrants import Entrant, entrants_of
-from evaluation.inference.method import Setup, eos_ids, method_answerer
+from evaluation.inference.method import Setup, eos_ids, method_answerer, stop_of
 from evaluation.inference.plan import Asked, check_asked
 from evaluation.inference.question import Answerer
-from evaluation.inference.referees import Referee, RefereeAnswerer
+from evaluation.inference.referees import Referee, RefereeAnswerer, generate_settings
 from evaluation.reporting.tables import markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.loading import CheckedModel, load_target
@@ -188,7 +188,8 @@ def answerer_of(entrant: Entrant, run: RunConfig, asked: Asked, target: TargetMo
     )
     if isinstance(entrant.method, Referee):
         limit = run.sampling.max_new_tokens
-        return RefereeAnswerer(target, entrant.config, limit, eos_ids(setup, target))
+        settings = generate_settings(run.sampling, stop_of(setup))
+        return RefereeAnswerer(target, entrant.config, limit, eos_ids(setup, target), settings)
     return method_answerer(setup, target)
 
 

@@ -50,7 +50,10 @@ def test_a_result_that_is_there_is_kept(shards: list[Path], tmp_path: Path) -> N
     out.write_text("precious")
     with pytest.raises(UserError, match="--overwrite"):
         merged(shards[1:], out)
+    with pytest.raises(UserError, match=r"overwrite: .* is no answer file"):
+        merged(shards[1:], out, "--overwrite")
     assert out.read_text() == "precious"
+    out.write_bytes(shards[0].read_bytes())
     assert merged(shards[1:], out, "--overwrite") == 0
     with pytest.raises(UserError, match="one of the shards"):
         merged(shards[1:], shards[1], "--overwrite")

@@ -122,6 +122,12 @@ class PassArithmetic:
         return bool(self.linear_kernels or self.attention or self.norms)
 
     @property
+    def lacks_kernels(self) -> bool:
+        """Whether a CPU has no kernel of ours for passes over a few rows, though they may be used."""
+        is_asked = self.use_kernels and self.device.type == "cpu"
+        return is_asked and not (self.linear_kernels or self.attention)
+
+    @property
     def kernel_names(self) -> dict[str, str]:
         """Names of the kernels in use, by what they compute."""
         return {

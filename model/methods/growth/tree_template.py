@@ -44,7 +44,8 @@ class TreeTemplate:
             if max(path) >= k:
                 raise ValueError(
                     f"tree template {self.name}: path {list(path)} uses rank {max(path)}; allowed: 0 to {k - 1} "
-                    f"(output_id_topk {k})"
+                    f"(output_id_topk {k}); give output_id_topk {1 + max(self.ranks)} or more, or another "
+                    "tree_version, such as auto"
                 )
 
     def within(self, budget: DraftBudget) -> TreeTemplate:
@@ -100,7 +101,7 @@ def read_rank_paths(file: Path, name: str) -> list[list[int]]:
         name: its name in errors.
 
     Raises:
-        ValueError: if the file cannot be read or parsed, or holds no list.
+        ValueError: if the file cannot be read or parsed, or holds no list, or an empty one.
     """
     if file.stat().st_size > MAX_BYTES:
         raise ValueError(
@@ -116,4 +117,6 @@ def read_rank_paths(file: Path, name: str) -> list[list[int]]:
             f"tree template {name}: got {type(paths).__name__}; allowed: a list of rank paths, "
             'or an object with a list under "paths"'
         )
+    if not paths:
+        raise ValueError(f"tree template {name}: got no paths; allowed: one rank path or more")
     return paths

@@ -13,6 +13,7 @@ import torch
 
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
+from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import read_meta, read_rows
 
@@ -289,3 +290,44 @@ def test_a_file_whose_sidecar_and_matrix_would_be_anothers_is_refused(
     again = AnswerLog(first, META)
     check_rows_and_state(again, first)
     again.close()
+
+
+@pytest.mark.parametrize("num_letters", [210, 246, 249, 300])
+def test_a_name_without_room_for_the_sidecar_s_is_refused_and_leaves_nothing(
+    num_letters: int, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"its name has \d+ bytes; .*--model-id"):
+        AnswerLog(tmp_path / f"{'a' * num_letters}.jsonl", META)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_longest_name_is_written(tmp_path: Path) -> None:
+    log = begun(tmp_path / f"{'a' * 199}.jsonl")
+    log.finish()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("content", [b"my diary\n", b"\xff\x00", b'{"question_id": 1}\n', b"[1"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_only_answer_files_are_overwritten(content: bytes, is_link: bool, tmp_path: Path) -> None:
+    theirs = file = tmp_path / "theirs.txt"
+    theirs.write_bytes(content)
+    if is_link:
+        file = tmp_path / "link.jsonl"
+        file.symlink_to(theirs)
+    with pytest.raises(UserError, match=r"overwrite: .* is no answer file; .* give another file"):
+        AnswerLog(file, META, overwrite=True)
+    assert theirs.read_bytes() == content
+
+
+def test_answers_are_overwritten_whatever_is_left_of_them(tmp_path: Path) -> None:
+    foreign, torn = tmp_path / "foreign.jsonl", tmp_path / "torn.jsonl"
+    foreign.write_text(
+        AnswerRow.of_question(Question(1, "qa", ("a",)), "x", [], "failed").to_json() + "\n{"
+    )
+    begun(torn).close()
+    torn.write_text('{"question_id": 1, "cat')  # the sidecar is there
+    (tmp_path / "empty.jsonl").touch()
+    for name in ("foreign", "torn", "empty"):
+        begun(tmp_path / f"{name}.jsonl", overwrite=True).close()
+        assert not (tmp_path / f"{name}.jsonl").read_bytes()

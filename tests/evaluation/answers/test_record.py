@@ -121,7 +121,11 @@ def test_a_rerun_needs_a_new_condition_and_needs_it_equal(flavour: None, tmp_pat
     values = RunRecord.read(one).values
     del values["flavour"]
     sidecar_path(one).write_text(json.dumps(values))
-    with pytest.raises(UserError, match=r"the sidecar of .* has no 'flavour'"):
+    with pytest.raises(UserError, match=r"has flavour 'plain', .* 'plum'"):  # an older sidecar
+        Replay((one, other), (answer_rows(ROWS), answer_rows(ROWS)), ModelOptions(), None)
+    del values["dtype"]
+    sidecar_path(one).write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"the sidecar of .* has no 'dtype'"):
         Replay((one, other), (answer_rows(ROWS), answer_rows(ROWS)), ModelOptions(), None)
 
 

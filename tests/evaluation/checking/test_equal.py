@@ -168,18 +168,37 @@ def test_missing_rows_on_either_side() -> None:
     assert comparison.num_questions == 3
 
 
-def test_a_question_that_failed_in_both_is_no_equality() -> None:
-    rows = [failed_row(1, "qa", "too long")]
-    cause = compare(rows, rows).differences[0].cause
-    assert cause == "the question failed in the first and the second file (too long and too long)"
+def test_a_question_that_failed_in_both_is_neither_equal_nor_different(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    failed = failed_row(1, "qa", "too long")
+    code, text, report = _run(tmp_path, [failed], [failed], capsys)
+    cause = "the question failed in the first and the second file (too long and too long)"
+    assert text == (
+        "Not comparable: 1 of 1 questions failed in both files, which have no answers there to compare; "
+        f"the first: question 1 (qa): {cause}"
+    )
+    assert (code, report["equal"], report["failed_in_both"]) == (2, None, [1])
+    assert report["differing_questions"] == 0
+    code, text, report = _run(tmp_path, [failed, *_rows(True)], [failed, *_rows(True)], capsys)
+    assert (code, report["equal"]) == (2, None)
+    assert "\nEqual: 3 questions, 12 turns (12 by token ids, 0 by text)" in text
+    code, text, report = _run(tmp_path, [failed, *_rows(True)], [failed, *_rows(True)[1:]], capsys)
+    assert (code, report["equal"], report["differing_question_ids"]) == (1, False, [81])
+    assert "First difference: question 81 (writing): the question is missing" in text
 
 
 def test_a_turn_that_raised_an_error_in_both_is_no_equality() -> None:
-    rows = [make_row(1, "qa", [2], 1.0, ["an answer", "ERROR"])]
-    [difference] = compare(rows, rows).differences
-    assert difference.turn == 1 and "'ERROR' in both files" in difference.cause
+    rows = [make_row(1, "qa", [2], 1.0, ["ERROR", "an answer"])]
+    found = compare(rows, rows)
+    assert not found.differences
+    [failure] = found.failures
+    assert failure.turn == 0 and "'ERROR' in both files" in failure.cause
+    other = [make_row(1, "qa", [2], 1.0, ["ERROR", "another answer"])]
+    [difference] = compare(rows, other).differences
+    assert difference.turn == 1, "a difference counts for more than a failure before it"
     rows[0]["choices"][0]["token_ids"] = [[5], [6]]  # a model may write that word
-    assert not compare(rows, rows).differences
+    assert not compare(rows, rows).failures
 
 
 @pytest.mark.parametrize("is_left", ["an empty list", "nothing"])
@@ -190,9 +209,9 @@ def test_answers_with_nothing_to_compare_are_no_equality(is_left: str) -> None:
             choice["turns"] = []
             if is_left == "nothing":
                 del choice["turns"]
-    causes = {it.cause for it in compare(rows, rows).differences}
+    causes = {it.cause for it in compare(rows, rows).failures}
     assert causes == {"neither file has a turn to compare"}
-    assert len(compare(rows, rows).differences) == 3
+    assert len(compare(rows, rows).failures) == 3
 
 
 def test_token_ids_are_compared_where_texts_were_taken_out() -> None:

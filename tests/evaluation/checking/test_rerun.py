@@ -75,6 +75,28 @@ def test_a_wrong_token_is_a_bug(
     assert "1 bugs and other differences in 2 questions: 50.0%, 95% [1.3%, 98.7%]" in lines
 
 
+def test_the_run_s_penalty_and_system_prompt_count(
+    tiny_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    short = "--threads 1 --warmup 0 --max-new-tokens 16 --question-end 1 --dtype bfloat16"
+    given = ["--model-path", tiny_model, *short.split(), "--system-prompt", "Be brief."]
+    assert run("vanilla", given, tmp_path / "plain.jsonl") == 0
+    for name in ("vanilla", "recycling"):
+        assert run("vanilla", [*given, "--repetition-penalty", 3], tmp_path / f"{name}.jsonl") == 0
+    tokens = [
+        read_rows(tmp_path / f"{name}.jsonl")[0]["choices"][0]["token_ids"][0]
+        for name in ("vanilla", "plain")
+    ]
+    place = next(i for i, (one, other) in enumerate(zip(*tokens, strict=False)) if one != other)
+    rows = read_rows(tmp_path / "recycling.jsonl")
+    rows[0]["choices"][0]["token_ids"][0][place] = tokens[1][place]
+    write_rows(tmp_path / "recycling.jsonl", rows)
+    assert main(_words(tmp_path, tiny_model)) == 1
+    (verdict,) = json.loads(capsys.readouterr().out.splitlines()[-1])["judged"]["verdicts"]
+    penalised, likeliest = verdict["logits"]
+    assert verdict["position"] == place and penalised > likeliest, "scores are those of the run"
+
+
 def test_a_model_in_a_pickle_judges_where_it_is_allowed(
     tiny_model: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -104,9 +104,10 @@ def test_all_methods_pass_the_command(
 ) -> None:
     monkeypatch.setattr(sampling_check, "SETTINGS", SETTINGS[-1:])
     assert main(["--num-samples", str(FEW)]) == 0
-    *_, last = capsys.readouterr().out.splitlines()
-    report = json.loads(last)
+    said = capsys.readouterr()
+    report = json.loads(said.out.splitlines()[-1])
     assert report["passed"] is True
+    assert f"{len(METHODS)}/{len(METHODS)}" in said.err, "no progress was shown"
     methods = [check["method"] for check in report["checks"]]
     assert methods == list(METHODS)
 

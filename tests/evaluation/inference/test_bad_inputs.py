@@ -91,7 +91,7 @@ CASES = (
     Case("questions are a folder", "--question-file {}", ("question file", "directory")),
     Case("questions empty", FILE, ("q.jsonl", "empty", "one JSON object a line"), {"q.jsonl": ""}),
     Case("line not JSON", FILE, ("line 2", "not JSON"), {"q.jsonl": json.dumps(GOOD) + "\n{oops"}),
-    Case("line no object", FILE, ("line 1", "list", "JSON object"), _questions([1])),
+    Case("line no object", FILE, ("item 1", "int", "JSON object"), _questions([1])),
     *(
         Case(f"question without {key}", FILE, ("line 2", key), _questions(GOOD, _without(key)))
         for key in GOOD
@@ -107,7 +107,9 @@ CASES = (
     ),
     Case("id of a wrong type", FILE, ("line 1", "1.5"), _questions({**GOOD, "question_id": 1.5})),
     Case("ids twice", FILE, ("line 2", "question_id 1", "twice"), _questions(GOOD, GOOD)),
-    Case("not UTF-8", FILE, ("q.jsonl", "utf-8"), {"q.jsonl": json.dumps(GOOD).encode() + b"\xff"}),
+    Case("not UTF-8", FILE, ("q.jsonl", "UTF-8"), {"q.jsonl": json.dumps(GOOD).encode() + b"\xff"}),
+    Case("packed", FILE, ("q.jsonl", "gzip", "unpack"), {"q.jsonl": b"\x1f\x8b\x08\x00"}),
+    Case("category map", "--category-map qa", ("category_map", "'qa'", "OLD=NEW")),
     Case("begin negative", "--question-begin -1", ("question_begin", "-1", "0 or more")),
     Case("begin past end", "--question-begin 4 --question-end 2", ("question_begin 4", "none")),
     Case("begin past all", "--question-begin 999", ("question_begin 999", "none of the 30")),
@@ -120,6 +122,7 @@ CASES = (
     Case("tree path empty", TREE, ("[]", "non-empty"), _tree([[0], []])),
     Case("tree not JSON", TREE, ("tree.json", "JSON"), {"tree.json": "0 1"}),
     Case("tree no list", TREE, ("tree.json", "list of rank paths"), _tree({"path": [[0]]})),
+    Case("tree without paths", TREE, ("tree.json", "got no paths"), _tree({"paths": []})),
     Case("k is 0", "--output-id-topk 0", ("output_id_topk", "got 0", "1 or more")),
     Case("k is negative", "--output-id-topk -3", ("output_id_topk", "got -3", "1 or more")),
     Case("k past the vocabulary", "--output-id-topk 8193", ("output_id_topk", "8193", "8192")),

@@ -120,7 +120,7 @@ def test_a_question_that_fails_leaves_a_row_and_the_others_alone(word: str) -> N
         3: None,
     }
     (failed,) = (row for row in found if row.error)
-    assert failed.choices == []
+    assert [choice.turns for choice in failed.choices] == [["2 tokens"]]
 
 
 def test_what_did_not_fit_is_asked_again_alone() -> None:

@@ -51,6 +51,10 @@ CHANGED: dict[str, Any] = dict(
     temperature=0.5,
     top_k=5,
     top_p=0.25,
+    min_p=0.1,
+    repetition_penalty=1.25,
+    stop=("STOP", "a b"),
+    system_prompt="Be brief.",
     seed=11,
     dtype="float64",
     device="cuda:1",
@@ -124,6 +128,8 @@ def to_argv(config: Any) -> list[str]:
             continue
         if isinstance(value, bool):
             argv.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, tuple):
+            argv += [flag, *value]
         else:
             argv += [flag, str(value)]
     return argv

@@ -19,6 +19,7 @@ from evaluation import compare
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
 from evaluation.inference import interleaved
+from evaluation.inference.config import DecodingOptions
 from evaluation.inference.entrants import entrant_of, entrants_of
 from evaluation.inference.interleaved import in_turn
 from evaluation.inference.method import MethodAnswerer
@@ -27,7 +28,7 @@ from evaluation.questions import questions
 from evaluation.questions.questions import DATA_FOLDER
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter
-from model.commands.model_options import DEMO_MODEL, SamplingOptions
+from model.commands.model_options import DEMO_MODEL
 from model.engine.target import TargetModel
 from tests.evaluation.conftest import QUESTIONS, figures, read_meta, read_rows, run, write_rows
 
@@ -286,7 +287,7 @@ def test_a_referee_ends_with_the_models_context_as_our_methods_do(name: str) -> 
     )
     target = TargetModel(LlamaForCausalLM(config).eval())
     prompt = list(range(1, 29))
-    sampling = SamplingOptions(max_new_tokens=16)
+    sampling = DecodingOptions(max_new_tokens=16)
     config, vanilla = entrant_of(name).config, entrant_of("vanilla")
     drafter = make_drafter(vanilla.method, vanilla.config, 64, target.device, {})
     ours = MethodAnswerer(target, drafter, sampling, frozenset()).answer(prompt).token_ids
@@ -329,3 +330,9 @@ def test_options_that_cannot_be_are_refused_before_the_weights_load(
     monkeypatch.setattr(interleaved, "load_target", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(UserError, match=says):
         compare.main([*options, *more])
+
+
+def test_a_quotation_that_does_not_end_is_refused() -> None:
+    for words in ('pld "--match latest', "generate-pld '"):
+        with pytest.raises(UserError, match=r"methods: got .*No closing quotation; close the"):
+            entrants_of(["vanilla", words], str(DEMO_MODEL))

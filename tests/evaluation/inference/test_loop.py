@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.answers.log import AnswerLog
+from evaluation.answers.row import AnswerRow
 from evaluation.eval import Answerer, Turn, answer_questions, reorg_answer_file, run_eval
 from evaluation.questions.conversation import Message
 from evaluation.questions.questions import DATA_FOLDER, Question
@@ -71,7 +72,9 @@ class Letters:
     name = "letters"
     stop_ids: frozenset[int] = frozenset()
 
-    def prompt_ids(self, history: Sequence[Message], user: str) -> list[int]:
+    def prompt_ids(
+        self, history: Sequence[Message], user: str, system: str | None = None
+    ) -> list[int]:
         said = [f"{message.user}>{message.assistant}|" for message in history]
         return [ord(letter) for letter in "".join(said) + user]
 
@@ -116,6 +119,14 @@ def test_a_question_that_fails_is_recorded_with_its_cause_and_the_run_goes_on(
     assert set(rows[1]) == {*ROW_KEYS, "error"}
     assert rows[1]["choices"] == []
     assert "question 2 failed: RuntimeError: no idea" in capsys.readouterr().err
+
+
+def test_a_second_turn_that_fails_leaves_the_first_one_s_answer(tmp_path: Path) -> None:
+    assert answer(Spy("one>3 tokens|two"), tmp_path / "a.jsonl", num_warmup=0) == 1
+    first, *_ = read_rows(tmp_path / "a.jsonl")
+    assert first["error"].startswith("RuntimeError") and AnswerRow(first).is_failed
+    (choice,) = first["choices"]
+    assert choice["turns"] == ["3 tokens"] and choice["new_tokens"] == [3]
 
 
 def test_a_resumed_run_skips_what_is_answered_and_still_counts_what_failed(tmp_path: Path) -> None:

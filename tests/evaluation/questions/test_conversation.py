@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.questions.conversation import Message, choose_conversation
+from evaluation.questions.conversation import (
+    ChatTemplateConversation,
+    Message,
+    check_system,
+    choose_conversation,
+)
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import DEMO_MODEL
 
@@ -161,3 +166,29 @@ def test_a_template_that_makes_no_prompt_is_refused(
     tokenizer.chat_template = text or tokenizer.chat_template
     with pytest.raises(UserError, match=f"conv_template: {says}.*; give another one"):
         choose_conversation(template, "any", tokenizer)
+
+
+def test_a_system_prompt_stands_where_the_template_has_its_place(demo_tokenizer: Any) -> None:
+    for template in ("tokenizer", "vicuna_v1.1", "llama-2"):
+        conversation = choose_conversation(template, "any", demo_tokenizer)
+        check_system(conversation, "any")
+        plain, given = (conversation.prompt([], "Who?", system) for system in (None, "Be brief."))
+        assert "Be brief." in given and given.index("Be brief.") < given.index("Who?")
+        assert "Be brief." not in plain, "the next prompt has the template's own again"
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% for one in messages %}{{ raise_exception('no system role') }}{% endfor %}", "no sys"),
+        ("{{ messages[-1]['content'] }}", "leaves it out"),
+    ],
+)
+def test_a_template_without_a_system_role_is_refused_where_one_is_asked_for(
+    template: str, says: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    tokenizer.chat_template = template
+    conversation = ChatTemplateConversation(tokenizer)
+    with pytest.raises(UserError, match=f"system_prompt: tokenizer, .*{says}.*--conv-template"):
+        check_system(conversation, "any")

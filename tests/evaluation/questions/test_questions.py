@@ -6,9 +6,11 @@ import json
 import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from evaluation.questions.questions import (
+    PLACEHOLDER,
     Question,
     load_questions,
     question_file_of,
@@ -74,6 +76,88 @@ def test_blank_lines_windows_line_ends_and_further_keys_do_no_harm(tmp_path: Pat
     ]
 
 
+FORMS = {
+    "EAGLE": {"question_id": 7, "category": "", "turns": ["Who?"], "reference": ["I."]},
+    "FastChat": {"question_id": 7, "text": "Who?", "category": "generic"},
+    "HumanEval": {"task_id": "Some/7", "prompt": "def f():", "entry_point": "f", "test": "x"},
+    "ShareGPT": {
+        "id": "a_7",
+        "conversations": [
+            {"from": "system", "value": "Be short."},
+            {"from": "human", "value": "Who?"},
+            {"from": "gpt", "value": "I."},
+            {"from": "human", "value": "Why?"},
+        ],
+    },
+    "ShareGPT without ids": {"conversations": [{"from": "user", "value": "Who?"}]},
+}
+READ = {
+    "EAGLE": Question(7, "uncategorised", ("Who?",)),
+    "FastChat": Question(7, "generic", ("Who?",)),
+    "HumanEval": Question("Some/7", "code", ("def f():",)),
+    "ShareGPT": Question("a_7", "uncategorised", ("Who?", "Why?"), "Be short."),
+    "ShareGPT without ids": Question(1, "uncategorised", ("Who?",)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("is_list", [False, True])
+def test_forms_of_others_are_read(form: str, is_list: bool, tmp_path: Path) -> None:
+    file = tmp_path / "q.json"
+    file.write_text(json.dumps([FORMS[form]] if is_list else FORMS[form], indent=is_list or None))
+    assert load_questions(file) == [READ[form]]
+
+
+def test_categories_are_called_otherwise_on_demand(file: Path) -> None:
+    assert {it.category for it in load_questions(file, renames=["qa=rag", "x=y"])} == {"rag"}
+
+
+def test_conversations_without_a_question_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = [{"id": "b", "conversations": []}]
+    file = write_rows(tmp_path / "q.jsonl", [*empty, FORMS["ShareGPT"], *empty])
+    assert load_questions(file) == [READ["ShareGPT"]]
+    assert "q.jsonl: 2 conversations without a message of the user are left out" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(file: Path) -> None:
+    questions = load_questions(file)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert load_questions(file) == questions
+
+
+def test_a_placeholder_is_no_question(tmp_path: Path) -> None:
+    row = {**ROWS[0], "turns": [f"{PLACEHOLDER} FROM SOMEWHERE"]}
+    with pytest.raises(UserError, match=r"line 1: got a placeholder; .*prepare_data\.py"):
+        load_questions(write_rows(tmp_path / "q.jsonl", [row]))
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_parquet(_: Path) -> pd.DataFrame:
+        raise ImportError
+
+    monkeypatch.setattr(pd, "read_parquet", read_parquet)
+    (tmp_path / "q.parquet").write_bytes(b"PAR1 and more")
+    with pytest.raises(UserError, match=r"is Parquet, which needs pyarrow; pip install pyarrow"):
+        load_questions(tmp_path / "q.parquet")
+
+
+def test_parquet_of_speed_bench_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    rows = [row | {"sub_category": "x", "src_id": None} for row in ROWS]
+    pd.DataFrame(rows).to_parquet(tmp_path / "q.parquet")
+    expected = [Question(row["question_id"], "qa", tuple(row["turns"])) for row in ROWS]
+    assert load_questions(tmp_path / "q.parquet") == expected
+    (tmp_path / "q.parquet").write_bytes(b"PAR1 and more")
+    with pytest.raises(UserError, match="cannot be read as Parquet"):
+        load_questions(tmp_path / "q.parquet")
+
+
 def test_a_number_and_its_text_are_two_ids(tmp_path: Path) -> None:
     rows = [{**ROWS[0], "question_id": 1}, {**ROWS[0], "question_id": "1"}]
     questions = load_questions(write_rows(tmp_path / "question.jsonl", rows))
@@ -104,6 +188,7 @@ def test_a_benchmark_that_was_not_fetched_names_the_command(
         ('{"question_id": 1, "category": "qa", "turns": ["\\ud800"]}', "surrogate"),
         ('{"question_id": 1, "category": "\\udc00", "turns": ["a"]}', "surrogate"),
         ("[" * 100_000, "is not JSON"),
+        ('{"question_id": 1, "category": "qa", "turns": ["a"], "system": ["b"]}', "system: got"),
         ('{"question_id": ' + "1" * 10_000 + "}", "is not JSON"),
     ],
 )

@@ -111,6 +111,18 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return out.read_text(encoding="utf-8")
 
 
+def test_the_page_prints_and_is_dark_where_readers_want_it(page: str) -> None:
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    screen = style.partition("@media screen and (prefers-color-scheme: dark) {")[2].partition(
+        "\n}"
+    )[0]
+    names = set(re.findall(r"--([a-z]+):", style.partition("}")[0]))
+    assert names == set(re.findall(r"--([a-z]+):", screen)), "each colour has a dark one"
+    assert "figure svg { display: block" in style and "background: #fff; }" in style
+    printed = style.partition("@media print {")[2]
+    assert "h1, h2, h3, dl { break-after: avoid; }" in printed
+
+
 def _table_page() -> str:
     """A page with one table whose figures sort otherwise than their texts."""
     figures = ((1.5, "b"), (10.25, "a"), (float("nan"), "d"), (-2.0, "c"))

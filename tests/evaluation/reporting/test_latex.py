@@ -126,6 +126,26 @@ def test_the_leaderboard_is_whole(written: str) -> None:
     assert "Why these differ from ours" in written
 
 
+def test_tables_have_labels(written: str) -> None:
+    places = range(1, written.count(r"\caption{") + 1)
+    labels = re.findall(r"\\label\{(.*)\}", written)
+    assert labels == [f"tab:speculative-decoding-{place}" for place in places]
+
+
+def test_files_are_named_without_the_folders_of_a_machine(tmp_path: Path) -> None:
+    folder = tmp_path / "my answers"
+    for name in ("vanilla", "pld"):
+        row = make_row(1, "qa", [2], 1.0) | {"model_id": name}
+        write_answers(folder / f"{name}.jsonl", [row, row | {"question_id": name}])
+    (folder / "empty.jsonl").touch()
+    out = tmp_path / "table.tex"
+    assert main([str(folder), "--latex", str(out)]) == 0
+    written = out.read_text(encoding="utf-8")
+    assert "Left out: empty.jsonl holds no answers" in written
+    assert "missing in pld.jsonl" in written
+    assert str(tmp_path).split("/")[-1] not in written
+
+
 def test_it_compiles(tmp_path: Path, written: str) -> None:
     _compile(tmp_path, latex_text([_hostile_table()]))
     _compile(tmp_path, written)

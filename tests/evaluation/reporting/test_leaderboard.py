@@ -6,6 +6,7 @@ Run: pytest tests/evaluation/reporting/test_leaderboard.py
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -147,8 +148,13 @@ def test_other_conditions_are_another_group(
     answers: Path, key: str, value: object, capsys: Capture
 ) -> None:
     lone = _write(answers.parent, "pld", {"writing": 6.0, "qa": 8.0}, **{key: value})
+    text, report = _run(capsys, answers, lone, "--no-published")
+    (reason,) = report["left_out"]
+    assert f"has no baseline 'vanilla' among pld ({lone});" in reason
+    assert f"- Left out: {reason}" in text
+    assert len(report["measured"]) == 3
     with pytest.raises(UserError, match="has no baseline 'vanilla' among pld"):
-        main([str(answers), str(lone)])
+        main([str(lone)])
     base = _write(answers.parent, "vanilla", {"writing": 3.0, "qa": 4.0}, **{key: value})
     text, report = _run(capsys, answers, lone, base, "--no-published")
     assert text.count("as Spec-Bench counts\n") == 2
@@ -170,7 +176,7 @@ def test_code_stands_beside_spec_bench_and_each_question_file_by_itself(
     folders = [tmp_path / name for name in ("as-published", "mbpp", "of-mine")]
     text, report = _run(capsys, *folders[:2], "--no-published")
     assert report["measured"][0]["code"] == 1.25
-    assert "Spec-Bench, a question file of its own (as-published);" in text
+    assert "; a question file of its own (as-published);" in text
     _, report = _run(capsys, folders[0], folders[2], "--no-published")
     rows = {(row["question_file"], row["method"]): row for row in report["measured"]}
     assert rows["as-published", "pld"]["overall"] == 2.0
@@ -377,8 +383,6 @@ def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
         [make_row(1, "qa", [1], 1.0)],
         META | {"method": "vanilla", "options": {"a": 2}},
     )
-    _write(tmp_path / "bench", "recycling", {"code": 5.0}, bench_name="mbpp")
-    spec_bench = [answers / name for name in ("vanilla.jsonl", "recycling.jsonl")]
     vanilla = answers / "vanilla.jsonl"
     for words, complaint in (
         ([tmp_path / "empty"], "no answer files"),
@@ -388,7 +392,6 @@ def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
             r"has no baseline 'medusa' among pld \(.*pld.jsonl\), rec.* vanilla \(",
         ),
         ([tmp_path / "twice"], r"has 2 baselines: vanilla \(a=1\), vanilla \(a=2\)"),
-        ([*spec_bench, tmp_path / "bench"], "answers to mbpp, which the baseline vanilla lacks"),
         ([answers, "--published-device", "H999"], "no published figures for the device 'H999'"),
         ([answers, "--csv", vanilla], "is one of the files to read"),
         ([answers, "--csv", tmp_path / "a", "--json", tmp_path / "a"], "is to be written twice"),
@@ -399,6 +402,118 @@ def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=complaint) as caught:
             main([str(word) for word in words])
         assert "\n" not in str(caught.value)
+
+
+BAD_FILES = {"empty.jsonl": "", "no-json.jsonl": "one\n", "no-answers.jsonl": '{"step": 1}\n'}
+
+
+def test_a_bad_file_of_a_folder_is_a_line_of_every_format(
+    answers: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    for name, content in BAD_FILES.items():
+        (answers / name).write_text(content)
+    out = tmp_path / "report"
+    assert main([str(answers), "--out", str(out), "--no-published"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("WARNING: left out: ") == 3
+    assert len(json.loads(captured.out.splitlines()[-1])["measured"]) == 3
+    for file, _ in FILES.values():
+        if file in (
+            "spec-bench.csv",
+            "questions.csv",
+        ):  # columns of others, and nothing but questions
+            continue
+        text = (out / file).read_text(encoding="utf-8")
+        assert all(name in text for name in BAD_FILES), f"{file} should name the files left out"
+    with pytest.raises(UserError, match=r"empty\.jsonl holds no answers"):
+        main([str(answers / "pld.jsonl"), str(answers / "empty.jsonl")])
+
+
+def test_a_folder_without_any_answers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UserError, match=r"empty\.jsonl holds no answers"):
+        main([str(tmp_path)])
+
+
+def test_a_method_that_cannot_be_compared_is_left_out_alone(answers: Path, capsys: Capture) -> None:
+    write_answers(
+        answers / "texts.jsonl",
+        [{"question_id": 1, "category": "writing", "choices": [{"turns": ["some text"]}]}],
+        META | {"method": "suffix"},
+    )
+    bench = _write(answers.parent / "bench", "recycling", {"code": 5.0}, bench_name="mbpp")
+    _, report = _run(capsys, answers, bench, "--no-published")
+    assert [row["method"] for row in report["measured"]] == ["pld", "vanilla"]
+    reasons = report["left_out"]
+    assert any("answers to mbpp, which the baseline vanilla lacks" in it for it in reasons)
+    assert any("no question has figures in both" in it and "texts.jsonl" in it for it in reasons)
+
+
+NAMES_OF_COLUMNS = (
+    *(
+        "model",
+        "device",
+        "method",
+        "runs",
+        "questions",
+        "commit",
+        "verdict",
+        "exact_speedup",
+        "kind",
+    ),
+    *(
+        "overall",
+        "is_lossless",
+        "note",
+        "source",
+        "speed_std",
+        "speed",
+        "Models",
+        "Overall",
+        "Code",
+    ),
+)
+
+
+def test_categories_of_any_name_overwrite_no_column(tmp_path: Path, capsys: Capture) -> None:
+    _write(tmp_path, "vanilla", dict.fromkeys(NAMES_OF_COLUMNS, 2.0))
+    _write(tmp_path, "pld", dict.fromkeys(NAMES_OF_COLUMNS, 6.0), accepted=2)
+    text, report = _run(capsys, tmp_path, "--out", tmp_path / "report")
+    pld, vanilla = report["measured"]
+    for row, method, speedup in ((pld, "pld", 3.0), (vanilla, "vanilla", 1.0)):
+        assert (row["model"], row["device"], row["method"]) == ("models/tiny", "cpu", method)
+        assert (row["runs"], row["questions"]) == (1, len(NAMES_OF_COLUMNS))
+        assert row["overall"] == row["exact_speedup"] == row["overall (category)"] == speedup
+        for name in NAMES_OF_COLUMNS:
+            if name != "overall":
+                assert speedup in (row.get(name), row.get(f"task {name}")), name
+    table = pd.read_csv(tmp_path / "report" / "leaderboard.csv")
+    assert table["kind"].tolist()[:2] == ["measured"] * 2
+    assert table["task kind"].tolist()[:2] == [3.0, 1.0]
+    assert all(f"{name} (category)" in text for name in ("Models", "Overall", "Code", "overall"))
+
+
+def test_a_spreadsheet_computes_nothing_of_what_others_wrote(tmp_path: Path) -> None:
+    names = ("=1+1", "+1", "-1.0", "@SUM(A1)", "a\nb")
+    for name in names:
+        row = make_row(1, "=qa", [2], 1.0) | {"model_id": name}
+        write_answers(tmp_path / f"{names.index(name)}.jsonl", [row])
+    out = tmp_path / "report"
+    assert main([str(tmp_path), "--base", str(tmp_path / "0.jsonl"), "--out", str(out)]) == 0
+    for file in ("leaderboard.csv", "spec-bench.csv", "questions.csv"):
+        text = (out / file).read_text(encoding="utf-8")
+        table = pd.read_csv(StringIO(text))
+        column = "Models" if file == "spec-bench.csv" else "method"
+        methods = set(table[column].dropna()[:5])
+        assert methods <= {"'=1+1", "'+1", "'-1.0", "'@SUM(A1)", "a b", *table[column][5:]}
+        assert text.count("\n") == len(table) + 1, "a line a row"
+        assert not any(name.startswith("=") for name in table.columns)
+        assert not re.search(r"(^|,)\"?[=+@]", text, re.MULTILINE)
+
+
+def test_figures_of_a_csv_stay_figures() -> None:
+    text = tables.csv_of(pd.DataFrame({"a": [-1.0, 2.5], "b": ["-", "=x"]}))
+    assert text == "a,b\n-1.0,-\n2.5,'=x\n"
 
 
 def test_published_files_may_be_missing(tmp_path: Path) -> None:
@@ -452,3 +567,16 @@ def test_all_files_are_written_though_the_reader_leaves(
         main([str(file), "--out", str(out), "--no-published"])
     suffixes = {path.suffix for path in out.iterdir()}
     assert suffixes >= {".md", ".csv", ".json", ".html"}
+
+
+def test_tables_are_shown_though_a_file_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [make_row(1, "qa", [1] * 4, 1.0)]
+    answers = write_answers(tmp_path / "a.jsonl", rows, {"method": "vanilla"})
+    files = ["--csv", str(tmp_path / "missing" / "a.csv"), "--json", str(tmp_path / "a.json")]
+    with pytest.raises(UserError, match=r"cannot write .*a\.csv"):
+        main([str(answers), "--no-published", *files])
+    said = capsys.readouterr()
+    assert "Vanilla" in said.out and json.loads(said.out.splitlines()[-1])
+    assert "a.json" in said.err and (tmp_path / "a.json").exists(), "the others are written"

@@ -138,13 +138,13 @@ def test_speedups_and_intervals_are_those_of_the_table(answers: Path) -> None:
     assert [it.get_text() for it in axes.get_yticklabels()] == ["QA", "Code", "Overall"]
 
 
-def test_histogram_leaves_out_code_and_failures(answers: Path) -> None:
+def test_histogram_leaves_out_failures_but_no_code_of_ones_own(answers: Path) -> None:
     hot, cold = _pictures(answers)["accept-lengths"].figure.axes
     bars = next(it for it in hot.containers if isinstance(it, BarContainer))
-    assert [bar.get_height() for bar in bars] == [25.0, 50.0, 25.0]
-    name = "Token Recycling (b: memory kept across questions):\nmean 2.00"
+    assert [bar.get_height() for bar in bars] == [62.5, 25.0, 12.5]
+    name = "Token Recycling (b: memory kept across questions):\nmean 1.50"
     assert hot.get_title(loc="left") == name
-    assert cold.get_title(loc="left").endswith("mean 2.00")
+    assert cold.get_title(loc="left").endswith("mean 1.60")
 
 
 def test_warm_up_runs_over_the_questions_in_order(answers: Path) -> None:

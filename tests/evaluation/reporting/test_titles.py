@@ -14,8 +14,9 @@ import pytest
 from evaluation.inference.referees import REFEREES
 from evaluation.reporting.notes import group_caption, group_notes
 from evaluation.reporting.titles import (
-    OPTION_WORDS,
+    BUILT_IN_WORDS,
     REFEREE_TITLES,
+    RUN_WORDS,
     benchmark_title,
     entry_titles,
     group_facts,
@@ -37,6 +38,12 @@ def _groups(folder: Path, *metas: dict[str, Any]) -> list[Group]:
         for place, meta in enumerate(metas)
     ]
     return group_answers([load_answers(path) for path in paths])
+
+
+def test_a_question_file_of_ones_own_is_named(tmp_path: Path) -> None:
+    named = {"question_file_sha256": "f" * 64, "question_file_name": "mine.jsonl"}
+    (group,) = _groups(tmp_path, named | {"method": "vanilla"})
+    assert group_facts([group])[0]["Questions asked"] == "mine.jsonl"
 
 
 def test_every_title_is_of_a_method_and_a_new_method_is_its_own() -> None:
@@ -68,13 +75,25 @@ def test_words_of_an_option_belong_to_its_method() -> None:
         "trees of 3 levels, at most 4 drafted tokens a step"
     )
     assert options_text({"depth": 3}, "pld") == options_text({"depth": 3}) == "depth 3"
+    theirs = {"threshold": 0.3, "match": 0.5, "start": "hot", "policy": 2, "shuffle": 4}
+    assert options_text(theirs, "mine.drafter:Mine") == (
+        "threshold 0.3, match 0.5, start hot, policy 2, questions shuffled with seed 4"
+    )
 
 
-def test_options_that_are_not_set_or_leave_nothing_out_are_left_out() -> None:
-    options = {"top_k": 0, "top_p": 1.0, "policy": None, "tree_version": "auto", "match": "{}"}
-    assert options_text(options) == "tree sized to the device, {} match continued"
-    assert options_text({"top_p": 0.9}) == "top p 0.9"
-    assert all(words.count("{}") <= 1 for words in OPTION_WORDS.values())
+def test_values_of_options_are_words_and_no_places_of_a_machine() -> None:
+    seeded = [{"harvest_prompt": True}, {"harvest_prompt": False}]
+    assert [options_text(it, "recycling") for it in seeded] == [
+        "memory seeded from the prompt",
+        "memory not seeded from the prompt",
+    ]
+    assert options_text({"heads": "/home/me/models/org/heads"}, "eagle") == "heads of org/heads"
+
+
+def test_options_that_are_not_set_are_left_out() -> None:
+    options = {"policy": None, "tree_version": "auto", "match": "{}"}
+    assert options_text(options, "recycling") == "tree sized to the device, {} match continued"
+    assert all(words.count("{}") <= 1 for words in (RUN_WORDS | BUILT_IN_WORDS).values())
 
 
 def test_what_a_paper_describes_is_told_from_what_this_project_made_of_it(tmp_path: Path) -> None:
@@ -119,8 +138,9 @@ def test_usual_and_unknown_conditions_are_left_out(tmp_path: Path) -> None:
     usual = {
         **{"threads": 1, "max_new_tokens": 48, "temperature": 0.0, "compile": False},
         **{"kernels": "auto", "num_choices": 1, "num_workers": None, "conv_template": "tokenizer"},
-        **{"top_k": 0, "top_p": 1.0, "shuffle": None, "question_end": 12},
-        **{"sdpa_backends": None, "graphs": None},
+        **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "stop": []},
+        **{"system_prompt": None, "seed": 0, "shuffle": None, "question_end": 12},
+        **{"sdpa_backends": None, "graphs": None, "lacks_kernels": False},
     }
     (group,) = _groups(tmp_path, {"method": "vanilla"} | usual)
     (facts,) = group_facts([group])
@@ -132,6 +152,24 @@ def test_usual_and_unknown_conditions_are_left_out(tmp_path: Path) -> None:
     (group,) = _groups(tmp_path, {"method": "vanilla"} | usual | other)
     words = "compiled passes, kernels launched one by one, kernels off, attention flash+math"
     assert words in group_caption(group_facts([group])[0])
+
+
+def test_answers_drawn_in_another_way_or_by_other_kernels_are_another_group(
+    tmp_path: Path,
+) -> None:
+    drawn = {"method": "vanilla", "temperature": 0.7}
+    others = [{"top_k": 1}, {"top_p": 0.1}, {"seed": 4}, {"lacks_kernels": True}]
+    others += [{"min_p": 0.2}, {"repetition_penalty": 1.1}, {"stop": ["\n"]}]
+    others += [{"system_prompt": text + "a" * 60} for text in ("Be\nbrief ", "a")]
+    groups = _groups(tmp_path, drawn, *(drawn | other for other in others))
+    found = [set(group_caption(facts).split(", ")) for facts in group_facts(groups)]
+    assert len(found) == 1 + len(others)
+    for words in (
+        *("from the 1 likeliest tokens", "from the likeliest tokens of probability 0.1"),
+        *("seed 4", "torch's own kernels", "repetition penalty 1.1", r"answers end after ['\n']"),
+        *("probability or more", "system prompt: Be brief aaa"),
+    ):
+        assert sum(any(words in part for part in parts) for parts in found) == 1, words
 
 
 def test_records_of_other_writers_may_say_anything(tmp_path: Path) -> None:

@@ -187,13 +187,26 @@ def test_only_occurring_tasks_are_listed_in_order() -> None:
     ]
 
 
-def test_overall_leaves_code_out_unless_it_is_all() -> None:
-    rows = [make_row(1, "qa", [2, 2], 1.0), make_row(2, "code", [8], 1.0)]
-    figures = _figures(rows, rows)
-    assert figures.loc["overall", "questions"] == 1
+def test_overall_leaves_code_out_beside_all_tasks_of_spec_bench_alone() -> None:
+    categories = ("writing", *SPEC_BENCH_TASKS[1:])
+    rows = [make_row(9, "code", [8], 1.0)]
+    rows += [make_row(place, name, [2, 2], 1.0) for place, name in enumerate(categories)]
+    figures = _figures(rows, rows[:-1])
+    assert figures.loc["overall", "questions"] == 5
     assert figures.loc["overall", "tokens_per_second"] == 4.0
-    code = _figures(rows[1:], rows[1:])
+    assert figures.loc["overall", "base_tokens_per_second"] == 4.0, "by the tasks of both sides"
+    code = _figures(rows[:1], rows[:1])
     assert code.loc["overall"].equals(code.loc["code"])
+    own = _figures(rows[:2], rows[:2])
+    assert own.loc["overall", "questions"] == 2
+    assert own.loc["overall", "tokens_per_second"] == 6.0
+
+
+def test_a_category_called_overall_is_a_task_of_its_own() -> None:
+    rows = [make_row(1, "overall", [2], 1.0), make_row(2, "mine", [4], 1.0)]
+    figures = _figures(rows, rows)
+    assert list(figures.index) == ["mine", "overall (category)", "overall"]
+    assert figures["tokens_per_second"].tolist() == [4.0, 2.0, 3.0]
 
 
 def test_exact_figures_leave_out_what_is_not_sound_on_both_sides() -> None:
@@ -237,7 +250,7 @@ def test_a_row_without_time_is_left_out_of_both_rulers(seconds: float) -> None:
     assert overall[["speedup", "exact_speedup"]].tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("key", ["wall_time", "accept_lengths", "new_tokens"])
+@pytest.mark.parametrize("key", ["wall_time", "new_tokens"])
 def test_files_without_counters_are_refused(key: str) -> None:
     good, bare = make_row(7, "qa", [2], 1.0), make_row(7, "qa", [2], 1.0)
     del bare["choices"][0][key]
@@ -254,7 +267,7 @@ def test_files_of_different_questions_are_refused() -> None:
 
 
 def test_a_baseline_without_tokens_gives_no_ratio() -> None:
-    rows, base_rows = [make_row(1, "qa", [2], 1.0)], [make_row(1, "qa", [], 1.0)]
+    rows, base_rows = [make_row(1, "qa", [2], 1.0)], [make_row(1, "qa", [], 1.0, [""])]
     overall = _figures(rows, base_rows).loc["overall"]
     assert overall[["speedup", "exact_speedup"]].isna().all()
 

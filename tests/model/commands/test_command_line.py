@@ -6,6 +6,8 @@ Run: pytest tests/model/commands/test_command_line.py
 from __future__ import annotations
 
 import ast
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -125,3 +127,33 @@ def test_every_option_says_what_it_is_for() -> None:
     for file, call in calls:
         keywords = {keyword.arg for keyword in call.keywords}  # None: `**options`
         assert keywords & {"help", None}, f"{file}:{call.lineno}: an option without help"
+
+
+def test_output_that_the_terminal_cannot_show_is_shown_as_escapes() -> None:
+    code = "import model.commands.command_line as c; c.run_command(lambda _: print('2\\xd7') or 0)"
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=ascii_only, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"2\\xd7\n", b"")
+
+
+def test_ctrl_c_during_imports_is_no_traceback(tmp_path: Path) -> None:
+    interrupt = "import os, signal\nsignal.raise_signal(signal.SIGINT)\n"
+    (tmp_path / "pandas.py").write_text(interrupt)
+    take = "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    take += "os.execv(sys.executable, [sys.executable, '-m', 'evaluation.speed'])"
+    done = subprocess.run(
+        [sys.executable, "-c", take],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+def test_a_program_that_imports_the_harness_keeps_its_ctrl_c() -> None:
+    code = "import signal; before = signal.getsignal(2); import evaluation, scripts; "
+    code += "assert signal.getsignal(2) == before"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

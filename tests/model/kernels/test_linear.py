@@ -212,13 +212,14 @@ def test_models_that_it_fits_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     assert not TargetModel(known(LLAMA).build()).linear_kernels, "a small model uses kernels"
     monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
     target = TargetModel(known(LLAMA).build())
-    assert target.linear_kernels.name == "few-rows"
+    assert target.linear_kernels.name == "few-rows" and not target.lacks_kernels
     assert not target.linear_kernels.is_reference(1) and not target.is_reference(1)
     off = TargetModel(known(LLAMA).build(), use_kernels=False)
-    assert not off.linear_kernels and off.is_reference(1)
+    assert not off.linear_kernels and off.is_reference(1) and not off.lacks_kernels
     assert not TargetModel(known(LLAMA).build().double()).linear_kernels
     monkeypatch.setattr(module, "short_pass_kernel", lambda: None)
-    assert TargetModel(known(LLAMA).build()).linear_kernels.name == "as-they-are"
+    without = TargetModel(known(LLAMA).build())
+    assert without.linear_kernels.name == "as-they-are" and without.lacks_kernels
 
 
 @needs_kernel

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,6 +118,13 @@ from evaluation.reporting.titles import method_title, options_text
 print(method_title("echo"), options_text({"length": 2}, "echo"), "torch" in sys.modules)
 """
     assert run(installed, "-c", code).stdout == "Echo 2 guesses a step False\n"
+
+
+def test_a_package_may_mean_something_else_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_other_packages", lambda: {"echo": CLASS})
+    for found in (["an", "echo"], {"echo": "an echo"}):
+        monkeypatch.setattr(registry, "_module_of", lambda *_, f=found: SimpleNamespace(WORDS=f))
+        assert registry.words_of("echo").title == "echo"
 
 
 def test_a_chat_takes_it(installed: Path) -> None:

@@ -67,7 +67,9 @@ def test_a_bad_template_names_the_wrong_path(paths: Any, text: str) -> None:
 
 
 def test_a_rank_beyond_k_names_the_path(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"path \[7\] uses rank 7; allowed: 0 to 6"):
+    with pytest.raises(
+        ValueError, match=r"path \[7\] uses rank 7; .* give output_id_topk 8 or more"
+    ):
         RecyclingConfig(output_id_topk=7)
     file = tmp_path / "two.json"
     file.write_text("[[0], [1], [0, 1]]", encoding="utf-8")
