@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
-from evaluation.answers.provenance import file_hash
 from model.api.gguf import check_packages, read, read_weights
 from model.commands import known_models
 from model.commands.command_line import (
@@ -29,6 +28,7 @@ from model.commands.command_line import (
     run_command,
     user_errors,
 )
+from model.commands.files import file_hash
 from model.commands.known_models import KnownModel
 from scripts.download_data import NetworkError
 

@@ -67,15 +67,6 @@ def check_weights(
         )
 
 
-def file_hash(file: Path) -> str:
-    """Return the sha256 of a file, by which runs tell question files apart."""
-    digest = hashlib.sha256()
-    with file.open("rb") as content:
-        while chunk := content.read(2**20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def git_commit() -> str | None:
     """Return this checkout's commit, with "-dirty" if tracked files differ; None outside a checkout."""
     folder = Path(__file__).resolve().parent

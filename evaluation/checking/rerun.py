@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.answers.differences import Difference
-from evaluation.answers.provenance import check_weights, file_hash
+from evaluation.answers.provenance import check_weights
 from evaluation.answers.record import UNKNOWN, RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
 from evaluation.checking.tie_or_bug import Judge, Judgement
@@ -20,6 +20,7 @@ from evaluation.questions.conversation import Conversation, Message, choose_conv
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from evaluation.scoring.intervals import proportion_interval
 from model.commands.command_line import UserError, user_errors
+from model.commands.files import file_hash
 from model.commands.loading import check_model, load_target
 from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation.answers.log import AnswerLog
-from evaluation.answers.provenance import file_hash, git_commit, model_fingerprint, versions
+from evaluation.answers.provenance import git_commit, model_fingerprint, versions
 from evaluation.answers.record import RunRecord, recorded_options, sidecar_path
 from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.inference.method import Setup
@@ -29,7 +29,7 @@ from evaluation.questions.conversation import Conversation, check_system, choose
 from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from model.budget.threads import use_fastest_threads
 from model.commands.command_line import UserError, user_errors
-from model.commands.files import refuse_outputs
+from model.commands.files import file_hash, refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory
 from model.engine.drafter import Drafter

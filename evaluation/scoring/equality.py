@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evaluation.answers.differences import compare_answers
-from evaluation.answers.provenance import file_hash
 from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow
-from model.commands.files import write_whole
+from model.commands.files import file_hash, write_whole
 
 WIDE_DTYPES = ("float32", "float64")
 

@@ -5,6 +5,7 @@ After a crash a file written here is the old one or all of the new one (`model.m
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -129,3 +130,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {ascii(key)[:60]} is there twice")
         found[key] = value
     return found
+
+
+def file_hash(file: Path) -> str:
+    """Return the sha256 of a file, which tells files apart."""
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while chunk := content.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
