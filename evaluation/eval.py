@@ -95,8 +95,7 @@ def run_eval(
     questions = load_questions(Path(question_file), question_begin, question_end)
     name_or_path = getattr(model.config, "_name_or_path", "")
     conversation = choose_conversation("auto", name_or_path, tokenizer)
-    if any(question.system is not None for question in questions):
-        check_system(conversation, name_or_path)
+    check_system(conversation, questions, name_or_path)
     meta = {
         "model_id": model_id,
         "model_path": name_or_path,

@@ -139,6 +139,10 @@ class Options:
             if not isinstance(given, os.PathLike):
                 raise ValueError(f"{item.name}: got {given!r}; allowed: a text")
             value = os.fspath(given)
+        elif types == {"tuple", "str"}:
+            if not isinstance(given, list | tuple) or not all(isinstance(it, str) for it in given):
+                raise ValueError(f"{item.name}: got {given!r}; allowed: a tuple of texts")
+            value = tuple(given)
         if value is not given:
             object.__setattr__(self, item.name, value)  # the dataclass is frozen
         return value

@@ -30,7 +30,7 @@ WITH_TRANSFORMERS = {
     *("model.compiled.target", "model.engine.passes.static_cache", "model.compiled.graphs"),
     *("model.kernels.attention", "model.kernels.registered", "model.kernels.packed_attention"),
     "model.methods.sps.draft_model",
-    *("model.api.base_decoder", "model.api.decoder", "model.api.custom_generate"),
+    *("model.api.decoder", "model.api.custom_generate"),
     *("model.api.checkpoint_settings", "model.api.accelerate", "model.api.prepared_call"),
     *("model.api.prepared", "model.api.gguf", "model.api.loading", "model.api.tokenizer"),
     *("model.api.rows", "model.api.stop_strings"),

@@ -85,7 +85,6 @@ class DecodingOptions(SamplingOptions):
 
     def _check(self) -> None:
         SamplingOptions._check(self)  # slots: the class that super() knows is another one
-        object.__setattr__(self, "stop", tuple(self.stop))  # of a list; the dataclass is frozen
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p: got {self.min_p}; allowed: 0 to 1")
         if self.temperature == 0 and self.min_p:

@@ -115,8 +115,7 @@ def check_asked(run: RunConfig) -> Asked:
     conversation = choose_conversation(
         run.answers.conv_template, run.model.model_path, model.tokenizer
     )
-    if any(question.system is not None for question in questions):
-        check_system(conversation, run.model.model_path)
+    check_system(conversation, questions, run.model.model_path)
     model_name = Path(run.model.model_path).resolve().name
     return Asked(question_file, questions, model, conversation, model_name)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fastchat.conversation import conv_templates, get_conv_template
 
+from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line
 from model.options import unknown_name
 
@@ -158,12 +159,16 @@ def _tried(conversation: Conversation, model_path: str) -> Conversation:
     return conversation
 
 
-def check_system(conversation: Conversation, model_path: str) -> None:
-    """Refuse a template without a place for a system prompt, which it would drop, or refuse at every question.
+def check_system(
+    conversation: Conversation, questions: Sequence[Question], model_path: str
+) -> None:
+    """Refuse a template that drops system prompts, or fails with them, if a question has one.
 
     Raises:
         UserError: in such a case.
     """
+    if all(question.system is None for question in questions):
+        return
     why = "leaves it out"
     try:
         if SYSTEM in conversation.prompt([], "Who?", SYSTEM):

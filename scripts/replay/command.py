@@ -22,7 +22,12 @@ from pathlib import Path
 
 from evaluation.answers.provenance import check_weights, git_commit, model_fingerprint
 from evaluation.inference.config import AnswerOptions, QuestionOptions
-from evaluation.questions.conversation import Conversation, Message, choose_conversation
+from evaluation.questions.conversation import (
+    Conversation,
+    Message,
+    check_system,
+    choose_conversation,
+)
 from evaluation.questions.questions import Question
 from evaluation.reporting.tables import figure_text, json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, user_errors
@@ -86,6 +91,7 @@ def record(args: argparse.Namespace) -> tuple[Recording, TargetModel]:
     conversation = choose_conversation(
         AnswerOptions().conv_template, options.model_path, model.tokenizer
     )
+    check_system(conversation, questions, options.model_path)
     target = load_target(options, model)
     if not 2 <= args.top_k <= target.vocab_size:
         raise UserError(f"top_k: got {args.top_k}; allowed: 2 to {target.vocab_size}")

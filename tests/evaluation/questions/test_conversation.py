@@ -15,6 +15,7 @@ from evaluation.questions.conversation import (
     check_system,
     choose_conversation,
 )
+from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import DEMO_MODEL
 
@@ -168,10 +169,13 @@ def test_a_template_that_makes_no_prompt_is_refused(
         choose_conversation(template, "any", tokenizer)
 
 
+ASKED = Question(1, "qa", ("Who?",), "Be brief.")
+
+
 def test_a_system_prompt_stands_where_the_template_has_its_place(demo_tokenizer: Any) -> None:
     for template in ("tokenizer", "vicuna_v1.1", "llama-2"):
         conversation = choose_conversation(template, "any", demo_tokenizer)
-        check_system(conversation, "any")
+        check_system(conversation, [ASKED], "any")
         plain, given = (conversation.prompt([], "Who?", system) for system in (None, "Be brief."))
         assert "Be brief." in given and given.index("Be brief.") < given.index("Who?")
         assert "Be brief." not in plain, "the next prompt has the template's own again"
@@ -190,5 +194,6 @@ def test_a_template_without_a_system_role_is_refused_where_one_is_asked_for(
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
     tokenizer.chat_template = template
     conversation = ChatTemplateConversation(tokenizer)
+    check_system(conversation, [Question(1, "qa", ("Who?",))], "any")
     with pytest.raises(UserError, match=f"system_prompt: tokenizer, .*{says}.*--conv-template"):
-        check_system(conversation, "any")
+        check_system(conversation, [ASKED], "any")
