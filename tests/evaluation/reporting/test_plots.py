@@ -141,10 +141,10 @@ def test_speedups_and_intervals_are_those_of_the_table(answers: Path) -> None:
 def test_histogram_leaves_out_failures_but_no_code_of_ones_own(answers: Path) -> None:
     hot, cold = _pictures(answers)["accept-lengths"].figure.axes
     bars = next(it for it in hot.containers if isinstance(it, BarContainer))
-    assert [bar.get_height() for bar in bars] == [62.5, 25.0, 12.5]
-    name = "Token Recycling (b: memory kept across questions):\nmean 1.50"
+    assert [bar.get_height() for bar in bars] == pytest.approx([1300 / 28, 1000 / 28, 500 / 28])
+    name = "Token Recycling (b: memory kept across questions):\nmean 1.71"
     assert hot.get_title(loc="left") == name
-    assert cold.get_title(loc="left").endswith("mean 1.60")
+    assert cold.get_title(loc="left").endswith("mean 1.75")
 
 
 def test_warm_up_runs_over_the_questions_in_order(answers: Path) -> None:

@@ -18,7 +18,7 @@ from scripts.results.pack import pack
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 
 # Pages whose every table with decimals is made from stored files.
-OF_FIGURES = ("README.md", "docs/benchmarks.md", "docs/field.md", "docs/batches.md")
+OF_FIGURES = ("README.md", "docs/benchmarks.md", "docs/field.md")
 # What is stored, all together.
 MOST_BYTES = 25 * 2**20
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
