@@ -69,6 +69,7 @@ CHANGED: dict[str, Any] = dict(
     trust_remote_code=True,
     allow_pickle=True,
     conv_template="raw",
+    category_map=("math=math_reasoning",),
     warmup=0,
 )
 CHANGED_RUN = RunConfig.of(CHANGED)
