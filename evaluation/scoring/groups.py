@@ -172,15 +172,17 @@ class Group(NamedTuple):
 
     def verdict(self, row: Measured, name: str) -> SpeedVerdict:
         """Return the verdict on a row's overall speed-up, given the difference of two runs of one method."""
+        return SpeedVerdict.IMPOSSIBLE if self.is_impossible(row) else self.pair_verdict(row, name)
+
+    def pair_verdict(self, row: Measured, name: str) -> SpeedVerdict:
+        """Return the same for figures over another entry than the baseline, whose steps may be the slower ones."""
         if row.equality.is_broken:
             return SpeedVerdict.NOT_LOSSLESS
-        if self.is_impossible(row):
-            return SpeedVerdict.IMPOSSIBLE
         return speed_verdict(row.figures.interval(OVERALL, name), self.floor_interval(name))
 
     def is_impossible(self, row: Measured) -> bool:
         """Whether a row's speed-up is larger than acceptance allows, over plain decoding by the same program."""
-        if row.entry is self.baseline or not is_plain(self.baseline):
+        if row.equality.is_broken or row.entry is self.baseline or not is_plain(self.baseline):
             return False
         (base,) = (one for one in self.rows if one.entry is self.baseline)
         mat, base_mat = (

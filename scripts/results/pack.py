@@ -55,11 +55,12 @@ def unpacked(path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def groups_of(path: Path) -> list[Group]:
-    """Return the groups of a pack's answers, measured.
+def groups_of(path: Path) -> tuple[list[Group], str]:
+    """Return the groups of a pack's answers, measured, and the folder that stands before their files' names.
 
     Raises:
         UserError: if it is no pack, or its answers cannot be compared.
     """
     with unpacked(path) as folder:
-        return group_answers([load_answers(file) for file in sorted(folder.rglob("*.jsonl"))])
+        files = [load_answers(file) for file in sorted(folder.rglob("*.jsonl"))]
+        return group_answers(files), f"{folder}/"

@@ -67,14 +67,17 @@ def tasks(packs: Sequence[Path]) -> str:
 
 def report(packs: Sequence[Path]) -> str:
     """Return the leaderboard's tables and notes of each group."""
-    parts = []
-    for group in _groups(packs):
-        parts.append(group_caption(group_facts([group])[0]))
-        parts += [f"**{alarm}**" for alarm in alarms([group])]
-        for table in group_tables(group):
-            parts += [table.caption, table.markdown]
-        parts.append("\n".join(f"- {note}" for note in group_notes(group, None)))
-    return "\n\n".join(filter(None, parts))
+    texts = []
+    for groups, folder in map(groups_of, packs):
+        parts = []
+        for group in groups:
+            parts.append(group_caption(group_facts([group])[0]))
+            parts += [f"**{alarm}**" for alarm in alarms([group])]
+            for table in group_tables(group):
+                parts += [table.caption, table.markdown]
+            parts.append("\n".join(f"- {note}" for note in group_notes(group, None)))
+        texts.append("\n\n".join(filter(None, parts)).replace(folder, ""))
+    return "\n\n".join(texts)
 
 
 def batches(packs: Sequence[Path]) -> str:
@@ -111,7 +114,7 @@ TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
 
 
 def _groups(packs: Sequence[Path]) -> list[Group]:
-    return [group for path in packs for group in groups_of(path)]
+    return [group for path in packs for group in groups_of(path)[0]]
 
 
 def _by_title(group: Group) -> dict[str, Measured]:
@@ -145,11 +148,15 @@ def _conditions(group: Group) -> str:
     counts = group.rows[0].figures.mean.drop(index=OVERALL)["questions"].sum()
     num_runs = max(row.figures.num_runs for row in group.rows)
     runs = f" x {num_runs} runs" if num_runs > 1 else ""
-    others = sum(row.equality.num_differing for row in group.rows)
-    compared = sum(row.equality.num_compared for row in group.rows)
+    titles = entry_titles(group)
+    differing = ", ".join(
+        f"{titles[row.entry.label].long} {row.equality}"
+        for row in group.rows
+        if row.equality.num_differing
+    )
     return (
         f"{counts:.0f} questions of {facts['bench']}{runs}, at most {facts['max_new_tokens']} new tokens, "
-        f"{facts['device']}, commit {facts['commit']}; {others} of {compared} answers differ from vanilla's"
+        f"{facts['device']}, commit {facts['commit']}; answers other than vanilla's: {differing or 'none'}"
     )
 
 

@@ -244,6 +244,22 @@ def test_files_are_named_or_given_as_paths(tmp_path: Path, capsys: Capture) -> N
         main(["--file-path", folder, "--jsonfile1", "README.md", "--jsonfile2", path])
 
 
+def test_several_files_are_compared_with_the_first_one(tmp_path: Path, capsys: Capture) -> None:
+    rows = [make_row(number, "qa", [1], 1.0, ["one", "two"]) for number in range(5)]
+    other = copy.deepcopy(rows)
+    other[3]["choices"][0]["turns"][0] += " and more"
+    paths = [str(write_answers(tmp_path / f"{name}.jsonl", rows)) for name in "abc"]
+    wrong = str(write_answers(tmp_path / "wrong.jsonl", other))
+    assert main(["--jsonfile1", paths[0], "--jsonfile2", *paths[1:]]) == 0
+    line, last = capsys.readouterr().out.splitlines()
+    assert line == f"Equal to a.jsonl: 2 of 2 files, {2 * 2 * len(rows)} turns"
+    assert json.loads(last)["equal"] is True and len(json.loads(last)["files"]) == 2
+    assert main(["--jsonfile1", paths[0], "--jsonfile2", wrong, *paths[1:]]) == 1
+    first, second, *_, line, last = capsys.readouterr().out.splitlines()
+    assert (first, line.split(", ")[0]) == (f"{wrong}:", "Equal to a.jsonl: 2 of 3 files")
+    assert second.startswith("Not equal: 1 of ") and json.loads(last)["equal"] is False
+
+
 def test_options_without_an_effect_are_refused_before_the_verdict(
     tmp_path: Path, capsys: Capture
 ) -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from evaluation.checking.tie_or_bug import TIE, Judge, Judgement
 from evaluation.equal import main
+from evaluation.speed import main as speed
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import read_rows, run, write_rows
 
@@ -63,7 +64,7 @@ def test_a_wrong_token_is_a_bug(
     answers: Path, tiny_model: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     folder = _change(answers, tmp_path, _wrong_token)
-    assert main(_words(folder, tiny_model)) == 1
+    assert main(_words(folder, tiny_model, "--keep-verdict")) == 1
     *lines, last = capsys.readouterr().out.splitlines()
     judged = json.loads(last)["judged"]
     assert (judged["ties"], judged["bugs_and_others"]) == (0, 1)
@@ -73,6 +74,18 @@ def test_a_wrong_token_is_a_bug(
     assert max(verdict["worst_errors"]) <= 3 * verdict["noise"], "the engine itself is right"
     assert any("BUG: tokens" in line for line in lines)
     assert "1 bugs and other differences in 2 questions: 50.0%, 95% [1.3%, 98.7%]" in lines
+    # Tables read what was kept: the row is not lossless, in half precision too.
+    speed(
+        [
+            "--file-path",
+            str(folder / "recycling.jsonl"),
+            "--base-path",
+            str(folder / "vanilla.jsonl"),
+        ]
+    )
+    assert "NOT LOSSLESS: answers other than the baseline's: 1 of 2 (0 near-ties, 1 bugs)" in (
+        capsys.readouterr().out
+    )
 
 
 def test_the_run_s_penalty_and_system_prompt_count(

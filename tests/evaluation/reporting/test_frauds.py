@@ -159,3 +159,13 @@ def test_methods_are_compared_with_each_other_too(tmp_path: Path, capsys: Captur
     assert "Each method over the next one" in texts[".md"]
     questions = (tmp_path / "report" / "questions.csv").read_text().splitlines()
     assert len(questions) == 1 + 3 * 12 and "base_seconds" in questions[0]
+
+
+def test_a_pair_may_be_further_apart_than_acceptance(tmp_path: Path, capsys: Capture) -> None:
+    _write(tmp_path, "vanilla")
+    _write(tmp_path, "pld", 1.2, accepted=2)
+    _write(tmp_path, "recycling", 0.6, accepted=4)  # large trees, dear steps
+    report, _ = _report(tmp_path, capsys)
+    (pair,) = report["pairs"]
+    assert (pair["Models"], pair["Verdict"]) == ("Prompt lookup (PLD)", "faster")
+    assert not report["alarms"]
