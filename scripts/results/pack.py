@@ -49,10 +49,20 @@ def unpacked(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             with tarfile.open(path, mode="r:xz") as archive:
-                archive.extractall(folder, filter="data")
-        except (OSError, tarfile.TarError) as error:
+                for member in archive:
+                    _extract(archive, member, Path(folder))
+        except (OSError, tarfile.TarError, EOFError) as error:
             raise UserError(f"{path}: is no pack of answer files ({error})") from error
         yield Path(folder)
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write a file of an archive below a folder; by hand, since older Pythons have no safe way of their own."""
+    target, content = folder / member.name, archive.extractfile(member)
+    if content is None or ".." in target.parts or not target.is_relative_to(folder):
+        raise tarfile.TarError(f"{member.name} is no file below it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content.read())
 
 
 def groups_of(path: Path) -> tuple[list[Group], str]:

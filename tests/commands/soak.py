@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from evaluation.inference.config import QuestionOptions, RunConfig
+from evaluation.inference.config import DecodingOptions, QuestionOptions, RunConfig
 from evaluation.inference.entrants import Entrant, entrants_of
 from evaluation.inference.method import Setup, eos_ids, method_answerer, stop_of
 from evaluation.inference.plan import Asked, check_asked
@@ -164,7 +164,7 @@ def check_entrant(entrant: Entrant, model: CheckedModel) -> None:
         UserError: with the reason.
     """
     if isinstance(entrant.method, Referee):
-        entrant.method.check(temperature=0.0, batch_size=1)
+        entrant.method.check(DecodingOptions(), batch_size=1)
     draft_model = getattr(entrant.config, "draft_model", None)
     if model.vocab_size is None:
         return

@@ -5,8 +5,10 @@ Run: pytest tests/scripts/results
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,14 @@ def test_a_pack_holds_the_files_and_nothing_else_byte_for_byte(tmp_path: Path) -
     assert found == ["pld.jsonl", "pld.meta.json", "vanilla.jsonl", "vanilla.meta.json"]
     for file in (tmp_path / "out").iterdir():
         assert file.read_bytes() == (tmp_path / "one" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../out.jsonl", "/out.jsonl"])
+def test_a_pack_writes_nothing_outside_its_folder(name: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "bad.tar.xz", "w:xz") as archive:
+        archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(UserError, match="is no file below it"):
+        main(["unpack", str(tmp_path / "bad.tar.xz"), str(tmp_path / "out")])
 
 
 def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
