@@ -52,7 +52,6 @@ class Retrieved(NamedTuple):
     """The nodes that retrieval added to a draft."""
 
     state: int  # of the text with the draft's root
-    num_chosen: int  # chosen nodes
     end: int  # the node of the draft that the last path ends in; the root's if there is none
     depth: int  # of that node in the draft
 
@@ -133,7 +132,7 @@ class Automaton:
                 end, path = 0, self._between(place.start, place.node)
                 for token in path:
                     end = tree.child(end, token)
-        return Retrieved(state, len(chosen), end, len(path))
+        return Retrieved(state, end, len(path))
 
     def _known(self, state: int) -> int:
         """Return a text's state; the root if nodes were forgotten since."""

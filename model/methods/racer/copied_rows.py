@@ -1,10 +1,10 @@
 """Copied logits: the likeliest tokens after the last occurrence of each token, and a tree from them.
 
-The tree has no template. Every node has a breadth, its largest number of children, and passes a
-share of it on: the first child gets half (under the nodes of depth 1: all) of its parent's breadth,
-each further child half of what the one before it got, and none less than 1. Nodes are expanded level
-by level until the number of nodes is used up, so that the tree is wide where tokens are likely and
-as deep as the number allows.
+The tree has no template. Every node has a breadth, its largest number of children, and passes a share of it on:
+the first child gets half of its parent's breadth (under the root: all), each further child half of what the one
+before it got, and none less than 1 (paper, equation 3). Nodes are expanded level by level, in the draft itself,
+until it has all the nodes that it may have: a guess that is there already costs nothing, and is expanded too. So
+the tree is wide where tokens are likely and as deep as the number allows.
 
 Shapes: R rows, k tokens of a row.
 """
@@ -41,33 +41,32 @@ class CopiedRows:
     def grow(
         self, tree: PathTree, top: int, num_nodes: int, max_depth: int, is_chain: bool
     ) -> None:
-        """Add a tree of guesses to a draft.
+        """Add guesses to a draft.
 
         Args:
             tree: the draft.
             top: the node of the draft that the guesses follow.
-            num_nodes: nodes of the tree of guesses, `top` included. Nodes that the draft has already
-                and repeated tokens of a row count, too.
+            num_nodes: most nodes of the draft, its root included.
             max_depth: depth of the deepest node allowed, counted from `top`.
             is_chain: whether only the likeliest token follows each node.
         """
-        tokens, parents, depths = [tree.tokens[top]], [-1], [0]
-        breadths = [1 if is_chain else self._k]
-        leaves = []
-        for node, token in enumerate(tokens):  # grows meanwhile
-            depth = depths[node] + 1
-            room = num_nodes - len(tokens)
-            if room <= 0 or depth > max_depth or token >= self._vocab_size:
-                leaves.append(node)
+        queue = [(top, 1 if is_chain else self._k, 0)]  # node, breadth, depth
+        reached = {top}  # a token may be in a row more than once: its first place counts
+        for node, breadth, depth in queue:  # grows meanwhile
+            token = tree.tokens[node]
+            if depth == max_depth or token >= self._vocab_size:
                 continue
-            breadth = breadths[node]
-            share = breadth if depth == 2 else breadth >> 1
-            row = self._rows.get(token, self._empty)[: min(breadth, room)]
-            tokens += row
-            parents += [node] * len(row)
-            depths += [depth] * len(row)
-            breadths += [max(1, share >> place) for place in range(len(row))]
-        _add_paths(tree, top, tokens, parents, leaves)
+            share = breadth if depth == 0 else breadth >> 1
+            row = self._rows.get(token, self._empty)[:breadth]
+            for place, guess in enumerate(row):
+                child = tree.find(node, guess)
+                if child is None:
+                    if len(tree.tokens) >= num_nodes:
+                        continue
+                    child = tree.child(node, guess)
+                if child not in reached:
+                    reached.add(child)
+                    queue.append((child, max(1, share >> place), depth + 1))
 
     def clear(self) -> None:
         self._rows.clear()
@@ -89,18 +88,3 @@ class CopiedRows:
         check_ids(state, self._vocab_size)
         written = state.any(dim=1).nonzero().flatten()
         self._rows = dict(zip(written.tolist(), state[written].tolist(), strict=True))
-
-
-def _add_paths(
-    tree: PathTree, top: int, tokens: Sequence[int], parents: Sequence[int], leaves: Sequence[int]
-) -> None:
-    """Add the paths to the leaves in this order: where nodes merge, order decides which comes first."""
-    places = [top, *[-1] * (len(tokens) - 1)]  # in the draft
-    for leaf in leaves:
-        path, node = [], leaf
-        while places[node] < 0:
-            path.append(node)
-            node = parents[node]
-        for below in reversed(path):
-            places[below] = tree.child(places[node], tokens[below])
-            node = below

@@ -4,11 +4,11 @@ An automaton holds the n-grams of prompts and answers with their counts. The con
 suffix of the text that it knows are drafted first, the most frequent ones if there are too many. The
 rest of the nodes goes to a tree of copied logits: the likeliest tokens after each token when it was
 last read, as in Token Recycling, but with a breadth that is halved along the tree instead of a
-template. Both trees hang from the same root and are merged.
+template. It grows from the same root into the retrieved paths, until the draft is full.
 
 Source: Z. Zhang et al., RACER: Retrieval-Augmented Contextual Rapid Speculative Decoding, arXiv
-2604.14885, and its code, github.com/hkr04/RACER (n -> `ngram`; capacity of the automaton ->
-`max_nodes`; breadth of the root -> `max_breadth`; draft size C, root included -> `num_nodes` + 1).
+2604.14885, and its code, github.com/hkr04/RACER at 1ef37ab (n -> `ngram`; capacity of the automaton -> `max_nodes`;
+breadth of the root -> `max_breadth`; draft size C, root included -> `num_nodes` + 1).
 
 Shapes: C prompt tokens in a chunk, V vocabulary.
 """
@@ -102,7 +102,7 @@ class RacerDrafter(Drafter):
         if self.config.max_breadth:
             # Only a chain goes on where retrieval ended.
             end, begun = (retrieved.end, retrieved.depth) if is_chain else (0, 0)
-            self._rows.grow(tree, end, size - retrieved.num_chosen, depth - begun, is_chain)
+            self._rows.grow(tree, end, size, depth - begun, is_chain)
         return DraftTree.from_lists(*tree.flat())
 
     def observe(self, step: VerifiedStep) -> None:

@@ -10,12 +10,15 @@ class PathTree:
         self.tokens = [root]  # of the nodes in the order in which they were added
         self._children: list[dict[int, int]] = [{}]
 
+    def find(self, node: int, token: int) -> int | None:
+        """Return the child of a node with this token, None if there is none."""
+        return self._children[node].get(token)
+
     def child(self, node: int, token: int) -> int:
         """Return the child of a node with this token, added if there is none."""
-        children = self._children[node]
-        found = children.get(token)
+        found = self.find(node, token)
         if found is None:
-            found = children[token] = len(self.tokens)
+            found = self._children[node][token] = len(self.tokens)
             self.tokens.append(token)
             self._children.append({})
         return found

@@ -38,17 +38,18 @@ def grown(
 ROWS = {token: [4 * token - 2 + place for place in range(4)] for token in range(1, 25)}
 
 
-def test_breadth_is_halved_along_siblings_and_below_all_but_the_first_level() -> None:
+def test_breadth_is_halved_along_siblings_and_along_paths() -> None:
     copied = rows_of(4, ROWS)
-    # Breadths: root 4; its children 2, 1, 1, 1.
+    # Breadths: root 4; its children 4, 2, 1, 1.
     level1 = {(2,), (3,), (4,), (5,)}
-    # At depth 1 the first child keeps the breadth: 2 gives 6 (2) and 7 (1); the others one each.
-    level2 = {(2, 6), (2, 7), (3, 10), (4, 14), (5, 18)}
-    # At depth 2 it is halved again: 6 (2) gives 22 (1) and 23 (1).
-    level3 = {(2, 6, 22), (2, 6, 23), (2, 7, 26), (3, 10, 38), (4, 14, 54), (5, 18, 70)}
+    # Below it is halved: 2 gives 6 (2), 7, 8 and 9 (1 each); 3 gives 10 and 11; the others one each.
+    level2 = {(2, 6), (2, 7), (2, 8), (2, 9), (3, 10), (3, 11), (4, 14), (5, 18)}
+    level3 = {(2, 6, 22), (2, 6, 23), (2, 7, 26), (2, 8, 30), (2, 9, 34), (3, 10, 38)}
+    level3 |= {(3, 11, 42), (4, 14, 54)}
     assert grown(copied, 5) == level1
-    assert grown(copied, 10) == level1 | level2
-    assert grown(copied, 16) == level1 | level2 | level3
+    assert grown(copied, 13) == level1 | level2
+    # 21 nodes are the tree of the paper's figure 9.
+    assert grown(copied, 21) == level1 | level2 | level3
     assert grown(copied, 99, depth=2) == level1 | level2
     assert grown(copied, 99, depth=0) == set()
     assert grown(copied, 0) == set()
@@ -64,10 +65,21 @@ def test_a_chain_takes_the_likeliest_token_every_time() -> None:
     assert grown(rows_of(4, ROWS), 4, is_chain=True) == {(2,), (2, 6), (2, 6, 22)}
 
 
-def test_an_unread_token_is_followed_by_token_0_and_repeats_count() -> None:
+def test_an_unread_token_is_followed_by_token_0_and_repeats_cost_nothing() -> None:
     copied = rows_of(4, {1: [7, 8, 9, 9]})
-    # 7 has breadth 2 and no row: twice 0, one node; the second 9 merges with the first.
-    assert grown(copied, 7) == {(7,), (8,), (9,), (7, 0)}
+    # Of each of 7, 8 and 9 a 0 follows, however often it stands in the row; the second 9 is the first.
+    level2 = {(7,), (8,), (9,), (7, 0), (8, 0), (9, 0)}
+    assert grown(copied, 7) == level2
+    assert grown(copied, 9) == level2 | {(7, 0, 0), (8, 0, 0)}
+
+
+def test_what_the_draft_has_already_costs_nothing_and_is_expanded() -> None:
+    tree = PathTree(1)
+    end = tree.child(tree.child(0, 2), 6)
+    tree.child(end, 50)
+    rows_of(4, ROWS).grow(tree, 0, 8, 99, is_chain=False)
+    # 1, 2, 6 and 50 are there; 3, 4 and 5 follow 1, and then 7 follows 2, beside 6.
+    assert sorted(tree.tokens) == [1, 2, 3, 4, 5, 6, 7, 50]
 
 
 def test_a_later_row_replaces_an_earlier_one_and_tokens_past_the_vocabulary_have_none() -> None:

@@ -63,34 +63,37 @@ def test_a_trace_of_the_authors_code() -> None:
     drafter.observe_prompt(read, logits_of([rows[token] for token in read]))
 
     # The state is that of the empty suffix, and a match of one token (root -> 1) is too short: all 7
-    # nodes are TokenBin's. 1 has 2 and 7, with a breadth of 1 each; 2 is followed by 8; 7 and 8 were
-    # never read, so 0 follows. Paths 1 2 8 0 and 1 7 0 0 are merged in this order, and of siblings the
-    # newest comes first.
+    # nodes are TokenBin's. 1 has 2 and 7, with breadths of 2 and 1; 2 is followed by 8 and 5; 7, 8 and 5
+    # were never read, so 0 follows: below 7 and, as the seventh node, below 8. Of siblings the newest
+    # comes first.
     tree = drafter.propose([1], ROOMY)
-    assert shape(tree) == ([1, 7, 2, 0, 8, 0, 0], [-1, 0, 0, 1, 2, 3, 4])
+    assert shape(tree) == ([1, 7, 2, 0, 5, 8, 0], [-1, 0, 0, 1, 2, 2, 5])
 
-    # 2 is accepted. Of the three rows of token 0, that of the last node in the tree's order stays. The
+    # 2 is accepted. Of the two rows of token 0, that of the last node in the tree's order stays. The
     # n-grams 9 1 2 and 3 9 1 are counted, and the state goes to 1 2.
-    after_0 = [[0, 1], [0, 2], [0, 11]]
-    step = verified(tree, [2, 3], [[2, 7], [10, 11], [3, 8], after_0[0], [5, 4], *after_0[1:]])
+    step = verified(tree, [2, 3], [[2, 7], [10, 11], [3, 8], [0, 2], [4, 9], [5, 4], [0, 5]])
     drafter.observe(step)
 
-    # 1 2 3 matches, and by the link of 1 2 also 2 3, which 1 and 9 followed. The two states and their
-    # two children are 4 of 7 nodes, so TokenBin has 3: the root, 9 (there already) and 6.
+    # 1 2 3 matches, and by the link of 1 2 also 2 3, which 1 and 9 followed. TokenBin grows into that: 9
+    # is there, 6 is new; 9 is followed by 1 and 6, and 6, never read, by 0.
     tree = drafter.propose([3], ROOMY)
-    assert shape(tree) == ([3, 6, 1, 9], [-1, 0, 0, 0])
+    assert shape(tree) == ([3, 6, 1, 9, 0, 6, 1], [-1, 0, 0, 0, 1, 3, 3])
 
     # 1 is accepted. No n-gram is longer than 1 2 3, and touch_prefix has set its link to the root, so
     # the state is that of 1, though 2 3 1 is in the trie.
-    drafter.observe(verified(tree, [1, 2], [[1, 9], [6, 6], [2, 0], [4, 4]]))
+    rows_now = {3: [1, 9], 6: [6, 6], 1: [2, 0], 9: [4, 4], 0: [0, 1]}
+    tokens = tree.token_ids.tolist()
+    drafter.observe(verified(tree, [1, 2], [rows_now[token] for token in tokens]))
 
-    # So the match is 1 2 and not 3 1 2: 3 and 4 followed. TokenBin has 4 nodes: the root, 3 and 8, and
-    # 1 after 3, as in the row of the last step.
+    # So the match is 1 2 and not 3 1 2: 3 and 4 followed. TokenBin adds 8 after 2; 3 is followed by 1
+    # and 9, and 8 by 5, the newest rows.
     tree = drafter.propose([2], ROOMY)
-    assert shape(tree) == ([2, 8, 3, 4, 1], [-1, 0, 0, 0, 2])
+    assert shape(tree) == ([2, 8, 3, 4, 5, 9, 1], [-1, 0, 0, 0, 1, 2, 2])
 
     # Nothing is accepted: trans_tokens is not called, and 1 2 goes on with 7.
-    drafter.observe(verified(tree, [7], [[7, 3], [1, 1], [1, 9], [5, 5], [2, 3]]))
+    rows_now |= {2: [7, 3], 8: [1, 1], 4: [5, 5], 1: [2, 3], 5: [0, 1]}
+    tokens = tree.token_ids.tolist()
+    drafter.observe(verified(tree, [7], [rows_now[token] for token in tokens]))
     tree = drafter.propose([7], ROOMY)
     # No state has 7 below it, so only TokenBin drafts, and the state stays at 1 2. 11 was never
     # read; 0 follows it. 10 and 11 come from the row of 7, and 0 is followed by 0: the newest row.
@@ -101,9 +104,9 @@ def test_a_row_is_that_of_the_last_node_with_the_token() -> None:
     drafter = drafter_of(num_nodes=6, ngram=0, max_breadth=2)
     drafter.start([5])
     tree = drafter.propose([5], ROOMY)
-    # No row is there: 0 and 0 follow, below each of them 0, and below these 0: seven nodes, merged to four.
-    assert shape(tree) == ([5, 0, 0, 0], [-1, 0, 1, 2])
-    drafter.observe(verified(tree, [0, 9], [[0, 3], [1, 1], [2, 2], [4, 6]]))
+    # No row is there: 0 follows, and 0 after it, which are one node a level: a chain of seven.
+    assert shape(tree) == ([5, *[0] * 6], [-1, 0, 1, 2, 3, 4, 5])
+    drafter.observe(verified(tree, [0, 9], [[0, 3], *[[1, 1]] * 5, [4, 6]]))
     tokens, _ = shape(drafter.propose([0], ROOMY))
     assert tokens[1:3] == [6, 4], "the deepest node was last, accepted or not"
 
@@ -115,9 +118,8 @@ def test_a_chain_goes_on_from_retrieval_with_the_likeliest_tokens() -> None:
     tree = drafter.propose([1], DraftBudget(50))
     drafter.observe(verified(tree, [2], [[2, 7]] * tree.topology.num_nodes))
     tree = drafter.propose([2], DraftBudget(50, chain_only=True))
-    # 1 2 was followed by 3 (two nodes with the match), and five nodes are left, 3 included: 3 is followed
-    # by 4, and 4, never read, by 0; the last step says that 2 follows 0 and 2.
-    assert shape(tree) == ([2, 3, 4, 0, 2, 2], [-1, 0, 1, 2, 3, 4])
+    # 1 2 was followed by 3, 3 by 4, and 4, never read, by 0; the last step says that 2 follows 0 and 2.
+    assert shape(tree) == ([2, 3, 4, 0, 2, 2, 2], [-1, 0, 1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize("options", [{"ngram": 0}, {"max_breadth": 0}, {"num_nodes": 1}, {}])
@@ -154,7 +156,7 @@ def test_n_grams_and_rows_live_across_texts_until_reset() -> None:
     assert hot[0][1:3] == [7, 2]
     drafter.reset()
     drafter.start([1])
-    assert shape(drafter.propose([1], ROOMY))[0] == [1, 0, 0, 0]
+    assert shape(drafter.propose([1], ROOMY))[0] == [1, *[0] * 6]
     assert drafter.is_hot and not drafter_of(start="cold").is_hot
 
 
