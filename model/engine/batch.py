@@ -154,9 +154,7 @@ class Batch:
             self.target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun=0
         )
         prepared = drafter.for_target(self.target)
-        if (
-            self._budget is None
-        ):  # else a drafter that chooses its nodes by its own text's costs is not asked to
+        if self._budget is None:  # else nodes are chosen among those of all texts
             drafter = prepared
         cache = self._passes.new_cache(rows_for(prompt_ids, request, drafter), cache)
         self._places[key] = _Place(Text(self.target, drafter, prompt_ids, request, cache))
