@@ -24,6 +24,8 @@ PAGE = 256
 class _RefereeBatch(BatchAnswerer):
     """Prompts that are answered together once all are asked; `settings` are further arguments of `generate`."""
 
+    num_waiting = 1  # prompts asked together, for each one that shares a pass
+
     def __init__(
         self,
         target: TargetModel,
@@ -32,7 +34,7 @@ class _RefereeBatch(BatchAnswerer):
         size: int,
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.size, self._settings = size, settings
+        self.size, self._num_shared, self._settings = self.num_waiting * size, size, settings
         self._target, self._max_new_tokens, self._eos_ids = target, max_new_tokens, eos_ids
         self._asked: dict[int, list[int]] = {}
 
@@ -132,16 +134,7 @@ class ContinuousBatch(_RefereeBatch):
     Time is counted from the first text's begin on: what transformers does before and after is left out.
     """
 
-    def __init__(
-        self,
-        target: TargetModel,
-        max_new_tokens: int,
-        eos_ids: Collection[int],
-        size: int,
-        settings: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        super().__init__(target, max_new_tokens, eos_ids, QUEUED_BATCHES * size, settings)
-        self._num_shared = size
+    num_waiting = QUEUED_BATCHES
 
     def _answers(self, prompts: Sequence[list[int]]) -> list[Turn]:
         from transformers import ContinuousBatchingConfig, GenerationConfig
