@@ -23,6 +23,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,9 +104,11 @@ class GroupReport(NamedTuple):
     facts: dict[str, str]
     tables: list[Table]
     notes: list[str]
+    pairs: Table  # of the tables, each method over the next one
 
 
-class Leaderboard(NamedTuple):
+@dataclass(frozen=True)
+class Leaderboard:
     """Everything that the leaderboard shows; `published` is None if published figures are not wanted."""
 
     groups: list[Group]
@@ -113,15 +117,16 @@ class Leaderboard(NamedTuple):
     left_out: list[str]  # why a file, a method or a group is not there, a line each
     paths: list[Path]  # the files that were read
 
-    @property
+    # Every format shows it, and pairs of methods are measured for it.
+    @cached_property
     def parts(self) -> list[GroupReport]:
         """The facts, tables and notes of each group."""
-        return [
-            GroupReport(
-                facts, group_tables(group), group_notes(group, baseline_of(group, self.published))
-            )
-            for group, facts in zip(self.groups, group_facts(self.groups), strict=True)
-        ]
+        parts = []
+        for group, facts in zip(self.groups, group_facts(self.groups), strict=True):
+            pairs = pairs_table(group)
+            notes = group_notes(group, baseline_of(group, self.published))
+            parts.append(GroupReport(facts, group_tables(group, pairs), notes, pairs))
+        return parts
 
     @property
     def measured(self) -> list[dict[str, Any]]:
@@ -165,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     groups = group_answers(answers, options.base, left_out)
     board = Leaderboard(groups, published, benchmarks, left_out, paths)
     writers = {
-        "markdown": lambda board: _text(board) + "\n",
+        "markdown": lambda board: text_of(board) + "\n",
         "latex": _latex,
         "csv": lambda board: csv_text(board.measured, board.published_records, board.left_out),
         "questions_csv": lambda board: questions_csv(board.groups),
@@ -184,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path, failure in failures.items():
         if failure is None:
             print(f"wrote {path}", file=sys.stderr)
-    print(_text(board))
+    print(text_of(board))
     print(_json(board), end="")
     for failure in filter(None, failures.values()):
         raise failure
@@ -200,7 +205,7 @@ def _failure(path: Path, content: str) -> UserError | None:
     return None
 
 
-def _text(board: Leaderboard) -> str:
+def text_of(board: Leaderboard) -> str:
     """Return the tables of all groups, each with caption and notes, and below them the published ones."""
     parts = [f"**{alarm}**" for alarm in alarms(board.groups)]
     for part in board.parts:
@@ -248,7 +253,7 @@ def _json(board: Leaderboard) -> str:
     report = {
         "alarms": alarms(board.groups),
         "measured": board.measured,
-        "pairs": [record for group in board.groups for record in pairs_table(group).records],
+        "pairs": [record for part in board.parts for record in part.pairs.records],
         "notes": [note for part in board.parts for note in part.notes],
         "left_out": board.left_out,
         "published": board.published_records,

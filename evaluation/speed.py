@@ -22,8 +22,8 @@ import pandas as pd
 from evaluation.reporting.options import add_category_options, check_limit, given_categories
 from evaluation.reporting.speed_tables import RULERS, drafting_report, drafting_text, ruler_table
 from evaluation.reporting.tables import json_line
-from evaluation.scoring.comparable import differing_conditions, load_answers
-from evaluation.scoring.equality import Equality, equality_of, read_ties
+from evaluation.scoring.comparable import differing_conditions, equality_of_files, load_answers
+from evaluation.scoring.equality import Equality
 from evaluation.scoring.figures import (
     COUNTS,
     EXACT_FIGURES,
@@ -83,12 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path, base in pairs
     ]
     figures = measure_runs(runs, pairs[0])
-    equality = Equality()
-    for path, base in pairs:
-        one, other, num_ties = files[path], files[base], read_ties(path, base)
-        equality = equality.plus(
-            equality_of(one.rows, one.record, other.rows, other.record, num_ties)
-        )
+    equality = equality_of_files((files[path], files[base]) for path, base in pairs)
     if equality.is_broken:
         broken = f"not lossless: {equality} questions have other answers than the baseline's"
         warnings.append(broken)

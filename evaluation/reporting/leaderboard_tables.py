@@ -46,9 +46,9 @@ def baseline_of(group: Group, published: pd.DataFrame | None) -> PublishedBaseli
     return published_baseline(published, facts["model"])
 
 
-def group_tables(group: Group) -> list[Table]:
-    """Return a group's tables: as Spec-Bench counts, exact figures, pairs, and acceptance of drafts."""
-    further = (pairs_table(group), drafting_table(group))
+def group_tables(group: Group, pairs: Table) -> list[Table]:
+    """Return a group's tables: as Spec-Bench counts, exact figures, its `pairs_table`, and acceptance of drafts."""
+    further = (pairs, drafting_table(group))
     return [group_table(group), exact_table(group), *(table for table in further if table.rows)]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from evaluation.answers.answer_file import read_lines
@@ -242,7 +242,7 @@ def _measure(
     parts: list[RunFigures] = []
     notes: list[str] = []
     gaps: list[PrefillGap] = []
-    equality = Equality()
+    answers: list[tuple[AnswerFile, AnswerFile]] = []
     # The group's own benchmark last: where MBPP is beside it, code is MBPP's.
     for bench in sorted(entry.runs, key=lambda name: name == group_bench):
         pairs = list(_pairs(entry.runs[bench], baseline, bench))
@@ -253,10 +253,8 @@ def _measure(
         parts.append(figures if bench == group_bench else figures.only(CODE))
         notes += [note for file, base in pairs for note in _notes(file, base)]
         gaps += filter(None, (_prefill_gap(file, base) for file, base in pairs))
-        if entry is not baseline:
-            for file, base in pairs:
-                equality = equality.plus(_equality(file, base))
-    return Measured(entry, RunFigures.joined(parts), equality, notes, gaps)
+        answers += pairs if entry is not baseline else []
+    return Measured(entry, RunFigures.joined(parts), equality_of_files(answers), notes, gaps)
 
 
 def neighbours(group: Group) -> list[tuple[Measured, Entry]]:
@@ -273,9 +271,14 @@ def neighbours(group: Group) -> list[tuple[Measured, Entry]]:
     return found
 
 
-def _equality(file: AnswerFile, base: AnswerFile) -> Equality:
-    num_ties = read_ties(file.path, base.path)
-    return equality_of(file.rows, file.record, base.rows, base.record, num_ties)
+def equality_of_files(pairs: Iterable[tuple[AnswerFile, AnswerFile]]) -> Equality:
+    """Compare the answers of files with those of their baselines, all together."""
+    equality = Equality()
+    for file, base in pairs:
+        num_ties = read_ties(file.path, base.path)
+        found = equality_of(file.rows, file.record, base.rows, base.record, num_ties)
+        equality = equality.plus(found)
+    return equality
 
 
 def _prefill_gap(file: AnswerFile, base: AnswerFile) -> PrefillGap | None:

@@ -14,7 +14,6 @@ from evaluation.scoring.groups import Group
 from model.commands.command_line import UserError
 from model.commands.files import write_whole
 
-ENDING = ".tar.xz"
 KEPT = ("*.jsonl", "*.meta.json", "*.equal.json")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from evaluation.leaderboard import Leaderboard, text_of
 from evaluation.reporting.benchmark_reports import read_benchmark
-from evaluation.reporting.leaderboard_tables import batch_tables, group_tables
-from evaluation.reporting.notes import alarms, group_caption, group_notes
+from evaluation.reporting.leaderboard_tables import batch_tables
+from evaluation.reporting.notes import alarms
 from evaluation.reporting.tables import bounds_text, figure_text, markdown_table
-from evaluation.reporting.titles import entry_titles, group_facts, task_title
+from evaluation.reporting.titles import entry_titles, task_title
 from evaluation.scoring.figures import CODE, OVERALL
 from evaluation.scoring.groups import Group, Measured
 from model.commands.known_models import KNOWN_MODELS, MODELS_FOLDER
@@ -69,14 +70,8 @@ def report(packs: Sequence[Path]) -> str:
     """Return the leaderboard's tables and notes of each group."""
     texts = []
     for groups, folder in map(groups_of, packs):
-        parts = []
-        for group in groups:
-            parts.append(group_caption(group_facts([group])[0]))
-            parts += [f"**{alarm}**" for alarm in alarms([group])]
-            for table in group_tables(group):
-                parts += [table.caption, table.markdown]
-            parts.append("\n".join(f"- {note}" for note in group_notes(group, None)))
-        texts.append("\n\n".join(filter(None, parts)).replace(folder, ""))
+        board = Leaderboard(groups, published=None, benchmarks=[], left_out=[], paths=[])
+        texts.append(text_of(board).replace(folder, ""))
     return "\n\n".join(texts)
 
 
