@@ -20,8 +20,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_rgb
 
 from evaluation.leaderboard import main
+from evaluation.reporting.chart_style import COLORS, GREY
 from evaluation.reporting.html_page import ASSETS, Section, page_text
 from evaluation.reporting.tables import Cell, Table, figure_cell
 from evaluation.reporting.titles import REFEREE_TITLES
@@ -121,6 +123,38 @@ def test_the_page_prints_and_is_dark_where_readers_want_it(page: str) -> None:
     assert "figure svg { display: block" in style and "background: #fff; }" in style
     printed = style.partition("@media print {")[2]
     assert "h1, h2, h3, dl { break-after: avoid; }" in printed
+
+
+def _in_the_dark(color: str, amount: float) -> tuple[float, float, float]:
+    """A picture's colour after `invert(amount) hue-rotate(180deg)` (CSS Filter Effects 1), each part of 1."""
+    red, green, blue = (amount + (1 - 2 * amount) * part for part in to_rgb(color))
+    luma = 0.213 * red + 0.715 * green + 0.072 * blue
+    red, green, blue = (min(1, max(0, 2 * luma - part)) for part in (red, green, blue))
+    return red, green, blue
+
+
+def _contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """The contrast ratio of WCAG 2."""
+    lights = [
+        sum(
+            weight * (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+            for weight, part in zip((0.2126, 0.7152, 0.0722), color, strict=True)
+        )
+        for color in (one, other)
+    ]
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+def test_pictures_are_dark_on_the_dark_page(page: str) -> None:
+    screen = page.partition("@media screen and (prefers-color-scheme: dark) {")[2]
+    rule = re.search(r"figure svg \{ filter: invert\((.*)\) hue-rotate\(180deg\); \}", screen)
+    paper = re.search(r"--paper: (#\w+);", screen)
+    assert rule and paper
+    behind = to_rgb(paper[1])
+    assert _in_the_dark("white", float(rule[1])) == pytest.approx(behind, abs=0.02)
+    assert _contrast(_in_the_dark("black", float(rule[1])), behind) > 7, "texts"
+    for color in (*COLORS, GREY):
+        assert _contrast(_in_the_dark(color, float(rule[1])), behind) > 3, color
 
 
 def _table_page() -> str:
