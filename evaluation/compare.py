@@ -1,10 +1,11 @@
-"""Compare methods on one loaded model: every question is answered by every method in turn.
+"""Compare methods on one loaded model, and servers: every question is answered by each in turn.
 
 Times are then ratios within the run, whatever the machine does meanwhile. The baseline, vanilla,
 answers twice: what its two entrants differ by, the run cannot tell apart. Each method writes the answer
 file that its inference command would write; evaluation.leaderboard makes the tables.
 
-Several benchmarks are answered one after the other.
+Several benchmarks are answered one after the other. An OpenAI-compatible server is named by its address; of
+servers alone the first is the baseline. `--batch-size` is the number of questions that each has at a time.
 
 Run:
     python -m evaluation.compare --methods vanilla recycling-auto hybrid --max-new-tokens 128
@@ -43,6 +44,8 @@ examples:
   python -m evaluation.compare --bench-name spec_bench mbpp --num-questions 60 --max-new-tokens 128
   python -m evaluation.compare --batch-size 8 --methods vanilla hybrid generate generate-batch \\
       --max-new-tokens 128 --out answers
+  python -m evaluation.compare --methods vanilla hybrid http://127.0.0.1:8000 --max-new-tokens 128 --out answers
+  python -m evaluation.compare --methods http://127.0.0.1:8000 http://127.0.0.1:8001 --out answers
   python -m evaluation.leaderboard answers
 """
 
@@ -61,7 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=DEFAULT_METHODS,
         metavar="METHOD",
         help='methods, NAME-auto (automatic number of nodes), methods with options ("pld --match latest"), '
-        "package.module:DrafterClass, and transformers' generate, generate-pld, generate-assisted, generate-batch "
+        "package.module:DrafterClass, addresses of OpenAI-compatible servers (with --served-model, --api-key-env, "
+        "--timeout), and transformers' generate, generate-pld, generate-assisted, generate-batch "
         f"(default: {' '.join(DEFAULT_METHODS)})",
     )
     group.add_argument(

@@ -28,6 +28,10 @@ from model.options import resolved
 UNKNOWN = "unknown"
 # The sidecar's role of a second run of the baseline.
 NOISE_FLOOR = "noise floor"
+# The role of the first of several servers: the others are measured against it.
+BASELINE = "baseline"
+# The key of a sidecar whose answers came from a server, which does not say how it decodes.
+SERVED = "is_served"
 # The default of a condition that all our sidecars have.
 NO_DEFAULT = object()
 
@@ -144,6 +148,7 @@ class RunRecord:
     end_time = JsonKey[float | None](None)
     shard = JsonKey[str | None](None)  # I/N
     interleaved_run = JsonKey[str | None](None)  # common to files that were answered in turn
+    is_served = JsonKey[bool](False)  # whether a server answered, of whose device nothing is known
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:

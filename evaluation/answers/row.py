@@ -123,6 +123,16 @@ class Choice:
     prompt_tokens = JsonKey[list[int]]([], *NUMBERS)
     prefill_time = JsonKey[list[float]]([], *NUMBERS)
     cpu_time = JsonKey[list[float]]([math.nan], *NUMBERS)  # of the process, prompt and answer
+    # What a client saw of a server, in seconds and tokens of every turn.
+    time_to_first_token = JsonKey[list[float]]([], *NUMBERS)
+    cached_tokens = JsonKey[list[int]]([], *NUMBERS)  # of the prompt, from a prefix cache
+    # [name, arguments] of every call of every turn, arguments as generated.
+    tool_calls = JsonKey[list[list[list[str]]]](
+        [],
+        _list_of(_list_of(_list_of(_is_text))),
+        "a list of calls [name, arguments] for each turn",
+    )
+    reasoning = JsonKey[list[str]]([], _list_of(_is_text), "a list of texts")
     token_ids = JsonKey[list[list[int]]](
         [],
         lambda value: value is None or _list_of(_list_of(_is_integer))(value),

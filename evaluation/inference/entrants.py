@@ -1,7 +1,8 @@
-"""Entrants of a comparison: methods with options, and transformers' own ways to decode as referees.
+"""Entrants of a comparison: methods with options, servers, and transformers' own ways to decode as referees.
 
 An entrant is named as its inference command spells it, without what all have in common: "pld",
-"recycling --tree-version 2.2.2". NAME-auto is the method with its automatic number of nodes.
+"recycling --tree-version 2.2.2". NAME-auto is the method with its automatic number of nodes. An address
+such as http://127.0.0.1:8000 is an OpenAI-compatible server.
 """
 
 from __future__ import annotations
@@ -15,36 +16,39 @@ from typing import Any
 
 from evaluation.inference.command import parse
 from evaluation.inference.config import RunConfig
+from evaluation.inference.endpoint.config import EndpointConfig, EndpointMethod, is_address
 from evaluation.inference.referees import ASSISTED, REFEREES, Referee
-from model.commands.command_line import UserError, user_errors
+from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.model_options import DEMO_MODEL
+from model.commands.options import add_options, config_of
 from model.methods.registry import METHODS, Method, find_method
 from model.options import unknown_name
 
 AUTO = "-auto"
 BASELINE = "vanilla"
-# The baseline once more: what the two differ by, the run cannot tell apart.
-AGAIN = f"{BASELINE}-again"
 DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
 
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A method or referee with its options."""
+    """A method, server or referee with its options."""
 
     words: str  # as it was named
-    method: Method | Referee
+    method: Method | Referee | EndpointMethod
     config: Any
+    # Whether it is the baseline once more: what the two differ by, the run cannot tell apart.
+    is_again: bool = False
 
     @property
     def label(self) -> str:
         """Its words as part of a file's name: "recycling-tree-version-2.2.2"."""
-        return re.sub(r"[^\w.]+", "-", self.words).strip("-")
+        words = f"{self.words}-again" if self.is_again else self.words
+        return re.sub(r"[^\w.]+", "-", words).strip("-")
 
     @property
-    def is_again(self) -> bool:
-        """Whether it is the baseline once more, which measures what the run cannot tell apart."""
-        return self.words == AGAIN
+    def is_served(self) -> bool:
+        """Whether a server answers."""
+        return isinstance(self.method, EndpointMethod)
 
 
 def entrants_of(
@@ -60,13 +64,14 @@ def entrants_of(
         model_path: the target model.
         draft_model: what entrants draft with that need a model and name none; with the demo model
             there is one by default.
-        needs_baseline: whether the baseline must be among them.
+        needs_baseline: whether the baseline must be among them; of servers alone it is the first.
 
     Raises:
         UserError: if a method or an option is unknown or not allowed, an entrant is there twice, or
             the draft model is missing or for nothing.
     """
-    if needs_baseline and BASELINE not in words:
+    are_servers = all(is_address(one) for one in words)
+    if needs_baseline and BASELINE not in words and not are_servers:
         raise UserError(
             f"methods: got {' '.join(words)}; {BASELINE}, the baseline, must be among them"
         )
@@ -100,6 +105,9 @@ def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = 
         UserError: if the method or an option is unknown or not allowed, or heads are missing.
     """
     name, *options = _split(words)
+    if is_address(name):
+        config = _endpoint_config(name, options)
+        return Entrant(words, EndpointMethod(config.base_url), config)
     if name in REFEREES:
         if options:
             raise UserError(f"methods: got {words!r}; {name} takes no options")
@@ -126,8 +134,14 @@ def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = 
 
 
 def baseline_again(entrants: Sequence[Entrant]) -> Entrant:
-    """Return the baseline as a second entrant, which measures what the run cannot tell apart."""
-    return replace(next(one for one in entrants if one.words == BASELINE), words=AGAIN)
+    """Return the baseline, which comes first, as a second entrant that measures what the run cannot tell apart."""
+    return replace(entrants[0], is_again=True)
+
+
+def _endpoint_config(address: str, options: Sequence[str]) -> EndpointConfig:
+    parser = OptionParser(prog=address)
+    add_options(parser, EndpointConfig, ("served_model", "api_key_env", "timeout"))
+    return config_of(EndpointConfig, vars(parser.parse_args(options)) | {"base_url": address})
 
 
 def _method_of(name: str) -> Method:
@@ -153,6 +167,8 @@ def _split(words: str) -> list[str]:
 def _needs_draft_model(words: str) -> bool:
     """Whether an entrant drafts with a model that its words do not name."""
     name, *options = _split(words)
+    if is_address(name):
+        return False
     if name in REFEREES:
         return REFEREES[name].drafts_with_model
     return not _names("--draft-model", options) and (

@@ -1,4 +1,5 @@
-"""A comparison: one loaded model, every question, or as many as a batch holds, answered by every entrant in turn.
+"""A comparison: one loaded model and any servers, every question, or as many as a batch holds, answered by every
+entrant in turn.
 
 Wall-clock figures of separate processes drift with the machine. Here a slow minute slows all
 entrants, the baseline included, and ratios stay. Every entrant has its own memory, answer file and
@@ -19,9 +20,12 @@ import shortuuid
 import torch
 
 from evaluation.answers.log import AnswerLog
-from evaluation.answers.record import NOISE_FLOOR
+from evaluation.answers.record import BASELINE, NOISE_FLOOR
 from evaluation.answers.row import AnswerRow
 from evaluation.inference.config import RunConfig
+from evaluation.inference.endpoint.answers import EndpointAnswerer
+from evaluation.inference.endpoint.config import EndpointMethod
+from evaluation.inference.endpoint.plan import EndpointPlan, prepare_endpoint
 from evaluation.inference.entrants import Entrant, baseline_again
 from evaluation.inference.loop import Finished, record, report
 from evaluation.inference.method import (
@@ -31,10 +35,18 @@ from evaluation.inference.method import (
     print_notes,
     stop_of,
 )
-from evaluation.inference.plan import Asked, Plan, check_asked, model_answers, prepare
+from evaluation.inference.plan import (
+    Asked,
+    Plan,
+    asked_questions,
+    check_asked,
+    model_answers,
+    prepare,
+)
 from evaluation.inference.question import Answerer
 from evaluation.inference.referees import BATCHES, Referee, RefereeAnswerer, generate_settings
 from evaluation.inference.rows import rows_of, warm_up
+from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel, load_target
 from model.commands.model_options import ModelOptions
@@ -42,6 +54,7 @@ from model.engine.target import TargetModel
 
 T = TypeVar("T")
 Memory = dict[str, torch.Tensor] | None
+AnyPlan = Plan | EndpointPlan
 
 
 def in_turn(entrants: Sequence[T], num_parts: int) -> Iterator[tuple[int, T]]:
@@ -79,80 +92,108 @@ def compare_methods(
     for entrant in entrants:
         if isinstance(entrant.method, Referee):
             entrant.method.check(run.sampling, run.answers.batch_size)
-    asked = check_asked(run)
-    start = f"{folder or model_answers(run.questions)}/{name or asked.model_name}"
+    has_model = not all(entrant.is_served for entrant in entrants)
+    asked = check_asked(run) if has_model else None
+    question_file, questions = (
+        (asked.question_file, asked.questions) if asked else asked_questions(run)
+    )
+    folder = str(folder or model_answers(run.questions))
+    name = name or (asked.model_name if asked else "served")
     together = {
         "interleaved_with": [entrant.label for entrant in entrants],
         "interleaved_run": shortuuid.uuid(),
     }
-    runs: list[list[Plan]] = []
+    runs: list[list[AnyPlan]] = []
     with ExitStack() as logs:
         for number in range(1, num_runs + 1):
             suffix = "" if num_runs == 1 else f"-run-{number}"
             runs.append([])
             for entrant in entrants:
-                plan = _plan(asked, entrant, run, start, suffix, together)
+                role = _role(entrant, entrants)
+                about = together | ({"role": role} if role else {})
+                file = _answer_file(asked, entrant, run, f"{folder}/{name}", suffix)
+                plan: AnyPlan
+                if entrant.is_served:
+                    plan = prepare_endpoint(
+                        entrant.config, run, questions, question_file, file, about
+                    )
+                else:
+                    assert asked is not None, "a method needs a model"
+                    plan = _plan(asked, entrant, run, file, about)
                 logs.callback(plan.log.close)
                 runs[-1].append(plan)
         plans = [plan for plans in runs for plan in plans]
         if not all(plan.is_answered for plan in plans):
-            _answer(asked, runs, load)
+            _answer(asked, questions, runs, load)
         for plan in plans:
             plan.log.finish()
         return report([plan.log for plan in plans])
 
 
-def _plan(
-    asked: Asked,
-    entrant: Entrant,
-    run: RunConfig,
-    start: str,
-    suffix: str,
-    together: Mapping[str, Any],
-) -> Plan:
-    dtype = str(asked.model.dtype).removeprefix("torch.")
+def _role(entrant: Entrant, entrants: Sequence[Entrant]) -> str | None:
+    """Return what an entrant's file is in the comparison beside one of several methods."""
+    if entrant.is_again:
+        return NOISE_FLOOR
+    return BASELINE if entrant.is_served and entrant is entrants[0] else None
+
+
+def _answer_file(
+    asked: Asked | None, entrant: Entrant, run: RunConfig, start: str, suffix: str
+) -> Path:
+    is_local = asked is not None and not entrant.is_served
+    dtype = [str(asked.model.dtype).removeprefix("torch.")] if asked and is_local else []
     size = run.answers.batch_size
     facts = [f"temp-{run.sampling.temperature}", str(run.sampling.max_new_tokens)]
     facts += [f"batch-{size}"] * (size > 1)
-    file = "-".join((start, entrant.label, dtype, *facts)) + suffix
-    answers = replace(run.answers, model_id=Path(file).name, answer_file=f"{file}.jsonl")
-    role = {"role": NOISE_FLOOR} if entrant.is_again else {}
+    return Path("-".join((start, entrant.label, *dtype, *facts)) + f"{suffix}.jsonl")
+
+
+def _plan(
+    asked: Asked, entrant: Entrant, run: RunConfig, file: Path, about: Mapping[str, Any]
+) -> Plan:
+    assert not isinstance(entrant.method, EndpointMethod), "it has a plan of its own"
+    model_id = file.name.removesuffix(".jsonl")
+    answers = replace(run.answers, model_id=model_id, answer_file=str(file))
     return prepare(
         asked,
         entrant.method,
         replace(run, answers=answers),
         entrant.config,
-        circumstances={**together, **role},
+        circumstances=about,
     )
 
 
 def _answer(
-    asked: Asked,
-    runs: Sequence[Sequence[Plan]],
+    asked: Asked | None,
+    questions: Sequence[Question],
+    runs: Sequence[Sequence[AnyPlan]],
     load: Callable[[ModelOptions, CheckedModel], TargetModel],
 ) -> None:
-    """Load the model and answer the questions that the logs lack."""
-    plans = [plan for plans in runs for plan in plans]
+    """Load the model, if a method decodes with one, and answer the questions that the logs lack."""
+    every = [plan for plans in runs for plan in plans]
+    plans = [plan for plan in every if isinstance(plan, Plan)]
     for of_run in runs:
         _warn_of_earlier_answers(of_run)
     # Before the weights load: one may be missing.
     memories = {plan.setup.model_id: plan.memory() for plan in plans if not plan.is_answered}
-    target = load(plans[0].setup.run.model, asked.model)
-    _settle_threads(plans, target)
-    for plan in plans:
-        plan.note_kernels(target)
-    num_rows = len(asked.questions) * len(plans)
-    num_done = sum(len(plan.questions) - len(plan.log.remaining(plan.questions)) for plan in plans)
-    record(_finished(asked, runs, target, memories), num_rows, num_done)
+    target = None
+    if asked:
+        target = load(plans[0].setup.run.model, asked.model)
+        _settle_threads(plans, target)
+        for plan in plans:
+            plan.note_kernels(target)
+    num_rows = len(questions) * len(every)
+    num_done = sum(len(questions) - len(plan.log.remaining(questions)) for plan in every)
+    record(_finished(questions, runs, target, memories), num_rows, num_done)
 
 
-def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
+def _warn_of_earlier_answers(plans: Sequence[AnyPlan]) -> None:
     """Warn if some entrants have more answers than others: these were not measured in turn."""
     done = [len(plan.log.done) for plan in plans]
-    most = min(done) + plans[0].setup.run.answers.batch_size
+    most = min(done) + _batch_size(plans[0])
     if max(done) > most:
         ahead = [
-            plan.setup.model_id for plan, count in zip(plans, done, strict=True) if count > most
+            plan.log.file.stem for plan, count in zip(plans, done, strict=True) if count > most
         ]
         print(
             f"WARNING: answers of {', '.join(ahead)} are there already, and were not measured in turn with "
@@ -173,26 +214,27 @@ def _settle_threads(plans: Sequence[Plan], target: TargetModel) -> None:
         plan.note_threads()
 
 
+def _batch_size(plan: AnyPlan) -> int:
+    run = plan.setup.run if isinstance(plan, Plan) else plan.run
+    return run.answers.batch_size
+
+
 def _finished(
-    asked: Asked,
-    runs: Sequence[Sequence[Plan]],
-    target: TargetModel,
+    questions: Sequence[Question],
+    runs: Sequence[Sequence[AnyPlan]],
+    target: TargetModel | None,
     memories: Mapping[str, Memory],
 ) -> Iterator[tuple[AnswerLog, Finished]]:
     """Yield every missing row with its log, run by run, each with drafters of its own.
 
     An entrant answers as many questions in turn as it has under way; where its batch then stands still, the texts
-    that have not ended go on in its next turn.
+    that have not ended go on in its next turn. A server's have ended by then.
     """
-    size = runs[0][0].setup.run.answers.batch_size
-    parts = [
-        asked.questions[begin : begin + size] for begin in range(0, len(asked.questions), size)
-    ]
+    size = _batch_size(runs[0][0])
+    parts = [questions[begin : begin + size] for begin in range(0, len(questions), size)]
     for plans in runs:
         entrants = [
-            (plan, *_ready(plan, target, memories[plan.setup.model_id]))
-            for plan in plans
-            if not plan.is_answered
+            (plan, *_ready(plan, target, memories)) for plan in plans if not plan.is_answered
         ]
         # A run whose answers are all there has no entrant left.
         for index, (plan, answerer, rows) in in_turn(entrants, len(parts) * bool(entrants)):
@@ -200,12 +242,17 @@ def _finished(
                 yield plan.log, Finished(row, answerer.memory())
 
 
-def _ready(plan: Plan, target: TargetModel, memory: Memory) -> tuple[Answerer, Iterator[AnswerRow]]:
+def _ready(
+    plan: AnyPlan, target: TargetModel | None, memories: Mapping[str, Memory]
+) -> tuple[Answerer | EndpointAnswerer, Iterator[AnswerRow]]:
     """Return an entrant after warm-up, with the memory of its earlier answers, and its rows to come.
 
     Its file is begun.
     """
-    setup = plan.setup
+    if isinstance(plan, EndpointPlan):
+        return plan.ready(in_parts=True)
+    assert target is not None, "a method needs a model"
+    setup, memory = plan.setup, memories[plan.setup.model_id]
     answerer: Answerer
     if isinstance(setup.method, Referee):
         limit, ends = setup.run.sampling.max_new_tokens, eos_ids(setup, target)

@@ -96,6 +96,22 @@ class Plan:
 
 def check_asked(run: RunConfig) -> Asked:
     """Load the questions and check the model before the weights load."""
+    question_file, questions = asked_questions(run)
+    model = check_run_model(run)
+    conversation = choose_conversation(
+        run.answers.conv_template, run.model.model_path, model.tokenizer
+    )
+    check_system(conversation, questions, run.model.model_path)
+    model_name = Path(run.model.model_path).resolve().name
+    return Asked(question_file, questions, model, conversation, model_name)
+
+
+def asked_questions(run: RunConfig) -> tuple[Path, Sequence[Question]]:
+    """Return the question file of a run, and the questions that it asks, in their order.
+
+    Raises:
+        UserError: if there are none.
+    """
     question_file = question_file_of(run.questions.bench_name, run.questions.question_file)
     asked = run.questions
     selected = load_questions(
@@ -111,13 +127,7 @@ def check_asked(run: RunConfig) -> Asked:
         raise UserError(
             f"shard: got {run.questions.shard}, which has none of the questions; give fewer shards"
         )
-    model = check_run_model(run)
-    conversation = choose_conversation(
-        run.answers.conv_template, run.model.model_path, model.tokenizer
-    )
-    check_system(conversation, questions, run.model.model_path)
-    model_name = Path(run.model.model_path).resolve().name
-    return Asked(question_file, questions, model, conversation, model_name)
+    return question_file, questions
 
 
 def prepare(

@@ -14,6 +14,7 @@ import pandas as pd
 from evaluation.answers.step_figures import PARTS, acceptance_rate, time_shares
 from evaluation.reporting.notes import difference_text, group_caption
 from evaluation.reporting.published import PublishedBaseline, published_baseline
+from evaluation.reporting.serving_table import serving_table
 from evaluation.reporting.tables import Cell, Table, csv_of, figure_cell
 from evaluation.reporting.titles import entry_titles, group_facts, method_title, task_title
 from evaluation.scoring.comparable import neighbours, paired_files
@@ -48,7 +49,13 @@ def baseline_of(group: Group, published: pd.DataFrame | None) -> PublishedBaseli
 
 def group_tables(group: Group, pairs: Table) -> list[Table]:
     """Return a group's tables: as Spec-Bench counts, exact figures, its `pairs_table`, and acceptance of drafts."""
-    further = (pairs, drafting_table(group))
+    titles = entry_titles(group)
+    served = {
+        titles[row.entry.label].short: [answer for file in row.entry.files for answer in file.rows]
+        for row in group.rows
+        if row.entry.files[0].is_served
+    }
+    further = (pairs, drafting_table(group), serving_table(served))
     return [group_table(group), exact_table(group), *(table for table in further if table.rows)]
 
 

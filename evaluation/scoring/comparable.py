@@ -3,7 +3,8 @@
 A group is everything measured on one model, device and dtype with the same threads, token limit and
 temperature, over one benchmark's questions; its entries are methods with their options; an entry's
 runs are the files that differ in nothing else. A second run of a method made in the same interleaved
-run is no entry: it measures the group's noise floor (`noise.py`).
+run is no entry: it measures the group's noise floor (`noise.py`). A server does not say how it decodes: it is in
+the group of what it was measured in turn with.
 
 Use:
     groups = group_answers([load_answers(path) for path in paths], base=None)
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from evaluation.answers.answer_file import read_lines
 from evaluation.answers.categories import Categories
-from evaluation.answers.record import NOISE_FLOOR, RunRecord, Use
+from evaluation.answers.record import BASELINE, NOISE_FLOOR, RunRecord, Use
 from evaluation.scoring.equality import Equality, equality_of, read_ties
 from evaluation.scoring.figures import (
     CODE,
@@ -119,16 +120,17 @@ def group_answers(
     Raises:
         UserError: if a group has no baseline or several, or files cannot be compared.
     """
+    found = _conditions(files)
     spec_bench = {
-        file.conditions: file.record.question_file for file in files if file.bench == SPEC_BENCH
+        found[file.path]: file.record.question_file for file in files if file.bench == SPEC_BENCH
     }
     arranged: dict[tuple[str, ...], dict[tuple[str, str, bool], Entry]] = {}
     for file in files:
         is_mbpp = file.bench == MBPP and file.is_code
         asked = (file.record.question_file, file.bench)
-        if is_mbpp and file.conditions in spec_bench:
-            asked = (spec_bench[file.conditions], SPEC_BENCH)
-        group = arranged.setdefault((*file.conditions, *asked), {})
+        if is_mbpp and found[file.path] in spec_bench:
+            asked = (spec_bench[found[file.path]], SPEC_BENCH)
+        group = arranged.setdefault((*found[file.path], *asked), {})
         key = (file.method, json.dumps(file.options, sort_keys=True), file.is_noise_floor)
         entry = group.setdefault(key, Entry(file.method, file.options))
         entry.runs.setdefault(file.bench, []).append(file)
@@ -144,6 +146,20 @@ def group_answers(
     if left_out is not None:
         left_out += reasons
     return groups
+
+
+def _conditions(files: Sequence[AnswerFile]) -> dict[Path, tuple[str, ...]]:
+    """Return the conditions of each file; a server's are a method's of its run, else the run's first file's."""
+    of_run: dict[str, tuple[str, ...]] = {}
+    for file in sorted(files, key=lambda file: (file.is_served, file.record.role != BASELINE)):
+        if run := file.record.interleaved_run:
+            of_run.setdefault(run, file.conditions)
+    return {
+        file.path: of_run.get(file.record.interleaved_run or "", file.conditions)
+        if file.is_served
+        else file.conditions
+        for file in files
+    }
 
 
 def _measured_group(
@@ -212,6 +228,8 @@ def _find_baseline(conditions: tuple[str, ...], entries: list[Entry], base: str 
             return entry
     name = PLAIN if base is None or base_path is not None else base
     found = [entry for entry in entries if _is_method(entry, name)]
+    if base is None and not found:  # the first of several servers
+        found = [entry for entry in entries if entry.files[0].record.role == BASELINE]
     if not found:
         methods = ", ".join(
             f"{entry.label} ({', '.join(str(file.path) for file in entry.files)})"

@@ -28,6 +28,7 @@ from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
+from model.methods.registry import Method
 from scripts.gpu_check.bench import EAGER, GRAPHS, Bench, Found
 
 BASELINE = "vanilla"
@@ -192,5 +193,5 @@ def _drafter(entrant: Entrant, target: TargetModel) -> Drafter:
     """Return a fresh drafter; plain decoding's for transformers' own ways to decode, which have none."""
     if isinstance(entrant.method, Referee):
         (entrant,) = entrants_of((BASELINE,), "")
-    assert not isinstance(entrant.method, Referee)
+    assert isinstance(entrant.method, Method)
     return make_drafter(entrant.method, entrant.config, target.vocab_size, target.device, {})

@@ -13,7 +13,6 @@ from typing import NamedTuple, cast
 import torch
 
 from evaluation.inference.entrants import entrant_of
-from evaluation.inference.referees import Referee
 from model.budget.paced import CostAwareDrafter
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter
@@ -22,6 +21,7 @@ from model.engine.loop import generate
 from model.engine.step import Generation
 from model.engine.target import TargetModel
 from model.engine.verification import InvalidLogitsError
+from model.methods.registry import Method
 from scripts.demo_model.corpus import find_loop
 from scripts.replay.recording import RecordedTurn, Source
 from scripts.replay.target import MissingRowError, ReplayTarget
@@ -75,7 +75,7 @@ def drafter_from(words: str, vocab_size: int) -> Drafter:
         UserError: if method or options are unknown, or the options are not allowed.
     """
     entrant = entrant_of(words)
-    if isinstance(entrant.method, Referee):
+    if not isinstance(entrant.method, Method):
         raise UserError(f"{words!r}: is no drafter; allowed: methods")
     return make_drafter(entrant.method, entrant.config, vocab_size, torch.device("cpu"), {})
 

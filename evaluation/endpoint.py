@@ -1,0 +1,112 @@
+"""Ask an OpenAI-compatible server a benchmark's questions, several at a time if wanted, into answer files.
+
+One file for each number of requests at a time; tables as of any method (evaluation.speed, leaderboard). To
+measure servers against each other or against a method, question by question in turn: evaluation.compare.
+
+Run:
+    python -m evaluation.endpoint --base-url http://127.0.0.1:8000 --concurrency 1 2 4 8
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from evaluation.answers.answer_file import read_answers
+from evaluation.answers.log import AnswerLog
+from evaluation.inference.config import (
+    AnswerOptions,
+    DecodingOptions,
+    QuestionOptions,
+    RunConfig,
+)
+from evaluation.inference.endpoint.config import EndpointConfig
+from evaluation.inference.endpoint.plan import EndpointPlan, prepare_endpoint
+from evaluation.inference.loop import Finished, record, report
+from evaluation.inference.plan import asked_questions, model_answers
+from evaluation.reporting.serving_table import serving_table
+from model.commands.command_line import OptionParser, UserError, run_command, user_errors
+from model.commands.options import add_options, config_of
+
+ANSWERS = ("overwrite", "num_choices", "warmup", "system_prompt")
+EXAMPLES = """\
+examples:
+  python -m evaluation.endpoint --base-url http://127.0.0.1:8000 --max-new-tokens 128
+  python -m evaluation.endpoint --base-url http://127.0.0.1:8000 --concurrency 1 2 4 8 --out answers
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = OptionParser(
+        prog="python -m evaluation.endpoint",
+        description="Answer questions with a server, into Spec-Bench's answer format.",
+        epilog=EXAMPLES,
+    )
+    group = parser.add_argument_group("server")
+    add_options(group, EndpointConfig)
+    group.add_argument(
+        "--concurrency",
+        nargs="+",
+        type=int,
+        default=[1],
+        metavar="N",
+        help="requests at a time; a file for each of several numbers (default: 1)",
+    )
+    group.add_argument(
+        "--out", metavar="DIR", help="folder of the files (default: data/BENCH/model_answer)"
+    )
+    group.add_argument(
+        "--model-id",
+        metavar="NAME",
+        help="what the names of the files begin with (default: served)",
+    )
+    add_options(parser.add_argument_group("questions"), QuestionOptions)
+    add_options(parser.add_argument_group("sampling"), DecodingOptions)
+    add_options(parser.add_argument_group("answers"), AnswerOptions, ANSWERS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask the questions and print what clients waited; return 1 if a question failed, else 0."""
+    given = vars(build_parser().parse_args(argv))
+    sizes, out = given.pop("concurrency"), given.pop("out")
+    name = given.pop("model_id") or "served"
+    config = config_of(EndpointConfig, given)
+    if min(sizes) < 1 or len(set(sizes)) < len(sizes):
+        raise UserError(
+            f"concurrency: got {' '.join(map(str, sizes))}; allowed: 1 or more, each once"
+        )
+    with user_errors():
+        run = RunConfig.of(given)
+    folder = Path(out or model_answers(run.questions))
+    logs: dict[int, AnswerLog] = {}
+    for size in sizes:
+        facts = [f"temp-{run.sampling.temperature}", str(run.sampling.max_new_tokens)]
+        file = folder / f"{'-'.join([name, *facts, *([f'batch-{size}'] * (size > 1))])}.jsonl"
+        sized = replace(run, answers=replace(run.answers, batch_size=size))
+        question_file, questions = asked_questions(sized)
+        plan = prepare_endpoint(config, sized, questions, question_file, file)
+        with closing(plan.log):
+            _answer(plan)
+            plan.log.finish()
+        logs[size] = plan.log
+    rows = {f"{config.base_url}, {size} at a time": read_answers(logs[size].file) for size in sizes}
+    table = serving_table(rows)
+    print("\n\n".join([table.caption, table.markdown, *table.notes]))
+    return report(list(logs.values()))
+
+
+def _answer(plan: EndpointPlan) -> None:
+    if plan.is_answered:
+        return
+    _, rows = plan.ready(in_parts=False)
+    num_done = len(plan.questions) - len(plan.log.remaining(plan.questions))
+    record(((plan.log, Finished(row, {})) for row in rows), len(plan.questions), num_done)
+
+
+if __name__ == "__main__":
+    run_command(main)

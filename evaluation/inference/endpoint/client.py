@@ -1,0 +1,238 @@
+"""One request to an OpenAI-compatible server, streamed and timed.
+
+Works with vLLM, SGLang, llama.cpp and `model.serve`. Token ids are asked for as vLLM gives them
+(`return_token_ids`); a server that refuses the key is asked without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from evaluation.inference.config import DecodingOptions
+from evaluation.inference.endpoint.config import EndpointConfig
+from evaluation.inference.endpoint.counters import read_counters
+from model.commands.command_line import UserError, first_line
+
+TOKEN_IDS = "return_token_ids"
+# Bytes of an error's text that are shown.
+LONGEST_CAUSE = 300
+Message = Mapping[str, Any]
+
+
+class EndpointError(Exception):
+    """A request failed; its text says why in one line."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """The answer to one request; times are seconds from its begin."""
+
+    wall_time: float = 0.0
+    text: str = ""
+    reasoning: str = ""
+    # [name, arguments] of each call, arguments as the text that was generated.
+    tool_calls: list[list[str]] = field(default_factory=list)
+    chunk_times: list[float] = field(default_factory=list)  # of every piece that arrived
+    token_ids: list[int] | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, from the server's prefix cache
+    new_tokens: int = 0
+    finish_reason: str | None = None
+    speculative: dict[str, Any] | None = None  # vLLM's `metrics.speculative_decoding`
+
+
+class Client:
+    """A server that was reached.
+
+    Attributes:
+        model: the name of the model there.
+        gives_token_ids: whether it takes `return_token_ids`.
+
+    Raises:
+        UserError: if it cannot be reached, or does not list the model.
+    """
+
+    def __init__(self, config: EndpointConfig) -> None:
+        self._httpx = _httpx()
+        self.url = config.base_url
+        key = config.api_key
+        self._http = self._httpx.Client(
+            base_url=config.base_url,
+            timeout=config.timeout,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            limits=self._httpx.Limits(max_connections=None),
+        )
+        self.model = self._model(config.served_model)
+        self.gives_token_ids = True
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters of drafting at /metrics; empty if there are none."""
+        try:
+            page = self._http.get("/metrics")
+        except self._httpx.HTTPError:
+            return {}
+        return read_counters(page.text) if page.status_code == 200 else {}
+
+    def reply(
+        self,
+        messages: Sequence[Message],
+        sampling: DecodingOptions,
+        seed: int | None = None,
+        tools: Sequence[Any] = (),
+    ) -> Reply:
+        """Ask for the next message of a conversation.
+
+        Raises:
+            EndpointError: if the server refuses, breaks off or cannot be understood.
+        """
+        body = {"model": self.model, "messages": list(messages), **_options(sampling, seed)}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= {"tools": list(tools)} if tools else {}
+        if self.gives_token_ids:
+            try:
+                return self._stream(body | {TOKEN_IDS: True})
+            except EndpointError as error:
+                if TOKEN_IDS not in str(error):
+                    raise
+                self.gives_token_ids = False
+        return self._stream(body)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the JSON answer to a request that is not streamed; errors as `reply`."""
+        try:
+            answer = self._http.post(path, json=body)
+        except self._httpx.HTTPError as error:
+            raise self._failure(error) from error
+        return _json(answer.text) if answer.status_code == 200 else self._refused(answer)
+
+    def _stream(self, body: Mapping[str, Any]) -> Reply:
+        reply, is_whole = Reply(), False
+        start = time.perf_counter()
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    self._refused(answer)
+                for line in answer.iter_lines():
+                    if line == "data: [DONE]":
+                        is_whole = True
+                    elif line.startswith("data:"):
+                        chunk = _json(line.removeprefix("data:"))
+                        if _add(chunk, reply):
+                            reply.chunk_times.append(time.perf_counter() - start)
+                            reply.wall_time = reply.chunk_times[-1]
+        except self._httpx.HTTPError as error:
+            raise self._failure(error) from error
+        if not is_whole or not reply.new_tokens:
+            lacks = "its usage" if is_whole else "data: [DONE]"
+            raise EndpointError(f"endpoint {self.url}: the stream ended without {lacks}")
+        reply.wall_time = reply.wall_time or time.perf_counter() - start
+        return reply
+
+    def _model(self, given: str | None) -> str:
+        try:
+            answer = self._http.get("/v1/models")
+        except self._httpx.HTTPError as error:
+            raise UserError(
+                f"{self._failure(error)}; start the server, or give another address"
+            ) from error
+        try:
+            names = [str(one["id"]) for one in answer.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"endpoint {self.url}: /v1/models answers {answer.status_code} without a list of models; give "
+                "the address of an OpenAI-compatible server, or its API key (--api-key-env)"
+            ) from None
+        if given is None and len(names) != 1:
+            raise UserError(
+                f"served_model: got none; {self.url} has {', '.join(names) or 'no model'}; name one"
+            )
+        if given is not None and given not in names:
+            raise UserError(
+                f"served_model: got {given}; {self.url} has {', '.join(names) or 'no model'}"
+            )
+        return given or names[0]
+
+    def _refused(self, answer: Any) -> Any:
+        cause = " ".join(answer.text.split())[:LONGEST_CAUSE]
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # of another form than OpenAI's
+            cause = str(answer.json()["error"]["message"])[:LONGEST_CAUSE]
+        raise EndpointError(f"endpoint {self.url}: HTTP {answer.status_code}: {cause}")
+
+    def _failure(self, error: Exception) -> EndpointError:
+        what = "no answer in time" if isinstance(error, self._httpx.TimeoutException) else ""
+        return EndpointError(f"endpoint {self.url}: {what or first_line(error)}")
+
+
+def _httpx() -> ModuleType:
+    try:
+        import httpx  # imported late: an extra
+    except ImportError:
+        raise UserError("endpoints need httpx, which is not installed; pip install httpx") from None
+    return httpx
+
+
+def _options(sampling: DecodingOptions, seed: int | None) -> dict[str, Any]:
+    """Return a run's options as the keys of a request; those with a default only where they have another value."""
+    keys = {
+        "top_p": (sampling.top_p, 1.0),
+        "top_k": (sampling.top_k, 0),
+        "min_p": (sampling.min_p, 0.0),
+        "repetition_penalty": (sampling.repetition_penalty, 1.0),
+        "stop": (list(sampling.stop), []),
+        "seed": (seed if sampling.temperature else None, None),
+    }
+    given = {key: value for key, (value, default) in keys.items() if value != default}
+    return {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature, **given}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise EndpointError(f"the server sent no JSON: {text[:LONGEST_CAUSE]!r}") from None
+
+
+def _add(chunk: Any, reply: Reply) -> bool:
+    """Add a piece of a stream to the reply; return whether it held a part of the answer."""
+    if error := chunk.get("error"):
+        cause = error.get("message", error) if isinstance(error, dict) else error
+        raise EndpointError(f"the stream broke off: {str(cause)[:LONGEST_CAUSE]}")
+    if usage := chunk.get("usage"):
+        reply.prompt_tokens, reply.new_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    if spec := (chunk.get("metrics") or {}).get("speculative_decoding"):
+        reply.speculative = spec
+    return any([_add_choice(choice, reply) for choice in chunk.get("choices") or ()])
+
+
+def _add_choice(choice: Mapping[str, Any], reply: Reply) -> bool:
+    delta = choice.get("delta") or {}
+    reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+    ids = choice.get("token_ids")
+    if ids:
+        reply.token_ids = [*(reply.token_ids or ()), *ids]
+    text = delta.get("content") or ""
+    thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    reply.text += text
+    reply.reasoning += thought
+    calls = list(_calls(delta))
+    for index, name, arguments in calls:
+        while len(reply.tool_calls) <= index:
+            reply.tool_calls.append(["", ""])
+        reply.tool_calls[index][0] += name
+        reply.tool_calls[index][1] += arguments
+    return bool(ids or text or thought or calls)
+
+
+def _calls(delta: Mapping[str, Any]) -> Iterator[tuple[int, str, str]]:
+    for place, call in enumerate(delta.get("tool_calls") or ()):
+        function = call.get("function") or {}
+        index = call.get("index", place)
+        yield index, function.get("name") or "", function.get("arguments") or ""
