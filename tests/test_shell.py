@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
 import torch
+
+from evaluation import compare
+from model.commands.command_line import UserError
+from scripts import download_model
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = (
@@ -58,6 +64,35 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
     return refused
 
 
+def commands_of(folder: Path, **settings: str) -> dict[str, list[str]]:
+    """Run eval.sh with commands that answer nothing; return the words that each was given, by its name."""
+    python, log = folder / "python", folder / "commands"
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in
+    *" evaluation."* | *" scripts."*) printf '%s\037' "$@" >> {log}; echo >> {log} ;;
+    *) exec {sys.executable} "$@" ;;
+esac
+echo "1 answers in vanilla.jsonl"
+echo "1 answers in recycling.jsonl"
+"""
+    )
+    python.chmod(0o755)
+    done = run_eval(**{"PYTHON": str(python), "METHODS": "vanilla recycling", **settings})
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("\037")[1:-1] for line in log.read_text().splitlines()]
+    return {name.rpartition(".")[2]: words for name, *words in lines}
+
+
+def refusal_of_compare(folder: Path, **settings: str) -> str:
+    """Return how the comparison refuses, in this process, what eval.sh gives it."""
+    words = commands_of(folder, **{"DEVICES": "cpu", **settings})["compare"]
+    said = io.StringIO()
+    with redirect_stderr(said), pytest.raises((UserError, SystemExit)) as refused:
+        compare.main(words)
+    return said.getvalue() or f"error: {refused.value}"
+
+
 def no_compiler(empty: Path) -> dict[str, str]:
     """Settings of a machine without a C++ compiler, where nothing was built before."""
     return {"CXX": "no-such-compiler", "TORCH_EXTENSIONS_DIR": str(empty)}
@@ -85,24 +120,21 @@ def test_an_argument_is_refused(argument: str) -> None:
 
 
 @pytest.mark.parametrize("methods", ["recycling pld", "vanilla_", "recycling"])
-def test_methods_without_the_baseline_are_refused(methods: str) -> None:
-    done = run_eval(METHODS=methods)
-    assert done.returncode == 2
-    assert refusal(done).startswith("error: methods: got ")
-    assert "vanilla" in refusal(done)
+def test_methods_without_the_baseline_are_refused(methods: str, tmp_path: Path) -> None:
+    refused = refusal_of_compare(tmp_path, METHODS=methods)
+    assert refused.startswith("error: methods: got ") and "vanilla" in refused
 
 
 @pytest.mark.parametrize("method", ["sps", "sps-auto"])
-def test_sps_without_a_draft_model_is_refused(method: str) -> None:
-    done = run_eval(METHODS=f"vanilla {method}", MODEL_PATH="/nowhere")
-    assert done.returncode == 2
-    assert refusal(done).startswith("error: draft_model: got none")
+def test_sps_without_a_draft_model_is_refused(method: str, tmp_path: Path) -> None:
+    settings = {"METHODS": f"vanilla {method}", "MODEL_PATH": "/nowhere"}
+    assert refusal_of_compare(tmp_path, **settings).startswith("error: draft_model: got none")
 
 
-def test_rest_without_a_datastore_is_refused() -> None:
-    done = run_eval(METHODS="vanilla rest", MODEL_PATH=str(ROOT / "data/demo/model"))
-    assert done.returncode == 2
-    assert refusal(done).startswith("error: datastore: got none; give a file; build one with")
+def test_rest_without_a_datastore_is_refused(tmp_path: Path) -> None:
+    settings = {"METHODS": "vanilla rest", "MODEL_PATH": str(ROOT / "data/demo/model")}
+    refused = refusal_of_compare(tmp_path, **settings)
+    assert refused.startswith("error: datastore: got none; give a file; build one with")
 
 
 def test_a_datastore_that_no_method_drafts_from_is_refused() -> None:
@@ -111,17 +143,27 @@ def test_a_datastore_that_no_method_drafts_from_is_refused() -> None:
     assert refusal(done).startswith("error: DATASTORE: got /nowhere; only rest")
 
 
-def test_a_draft_model_that_no_method_drafts_with_is_refused() -> None:
-    done = run_eval(METHODS="vanilla pld", DRAFT_MODEL="/nowhere")
-    assert done.returncode == 2
-    assert refusal(done).startswith("error: draft_model: got /nowhere; only sps")
+def test_a_draft_model_that_no_method_drafts_with_is_refused(tmp_path: Path) -> None:
+    refused = refusal_of_compare(tmp_path, METHODS="vanilla pld", DRAFT_MODEL="/nowhere")
+    assert refused.startswith("error: draft_model: got /nowhere; only sps")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("RUNS", value) for value in ("0", "-1", "2.5", "two", "1 2")),
+        *(("BATCH_SIZE", value) for value in ("0", "two")),
+    ],
+)
+def test_a_number_that_is_none_is_refused(name: str, value: str, tmp_path: Path) -> None:
+    refused = refusal_of_compare(tmp_path, METHODS="vanilla", **{name: value})
+    option = name.lower().replace("_", "-")
+    assert refused.startswith((f"error: {name.lower()}: got", f"error: argument --{option}"))
 
 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        *(("RUNS", value, "") for value in ("0", "-1", "2.5", "two", "1 2")),
-        *(("BATCH_SIZE", value, "") for value in ("0", "two")),
         *(("OVERWRITE", value, "allowed: 1, or 0") for value in ("yes", "true", "2")),
         *(("COMPILE", "yes", "allowed: 1, or 0"), ("ALLOW_PICKLE", "2", "allowed: 1, or 0")),
         *(("GRAPHS", value, "allowed: auto, off") for value in ("on", "1", "auto off")),
@@ -132,11 +174,8 @@ def test_a_draft_model_that_no_method_drafts_with_is_refused() -> None:
 )
 def test_a_wrong_setting_is_refused_before_anything_runs(name: str, value: str, says: str) -> None:
     done = run_eval(METHODS="vanilla", MAX_NEW_TOKENS="1", **{name: value})
-    option = name.lower().replace("_", "-")
     assert done.returncode == 2
-    assert refusal(done).startswith(
-        (f"error: {name}: got", f"error: {name.lower()}: got", f"error: argument --{option}")
-    )
+    assert refusal(done).startswith(f"error: {name}: got")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -147,11 +186,11 @@ def test_every_benchmark_is_there_before_the_first_is_answered() -> None:
     assert "nosuch" in refusal(done)
 
 
-def test_a_model_name_that_is_not_known_is_refused() -> None:
-    done = run_eval(METHODS="vanilla", MAX_NEW_TOKENS="1", MODEL_PATH="nosuch")
-    assert done.returncode == 2
-    assert "error: model: got 'nosuch'; allowed: smollm2-135m;" in done.stderr
-    assert "==" not in done.stdout + done.stderr, "no method should have run"
+def test_a_model_name_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    commands = commands_of(tmp_path, MODEL_PATH="nosuch", DEVICES="cpu")
+    assert next(iter(commands)) == "download_model", "before any method runs"
+    with pytest.raises(UserError, match="model: got 'nosuch'; allowed: smollm2-135m;"):
+        download_model.main(commands["download_model"])
 
 
 def test_without_a_compiler_the_default_leaves_out_what_needs_one(tmp_path: Path) -> None:
@@ -176,26 +215,6 @@ def test_without_a_compiler_a_method_that_was_given_is_refused(tmp_path: Path) -
     assert done.returncode == 2
     assert "left out" not in done.stderr
     assert "install g++" in refusal(done)
-
-
-def commands_of(folder: Path, **settings: str) -> dict[str, list[str]]:
-    """Run eval.sh with commands that answer nothing; return the words that each was given, by its name."""
-    python, log = folder / "python", folder / "commands"
-    python.write_text(
-        f"""#!/bin/sh
-case "$*" in
-    *" evaluation."*) echo "$2 $*" >> {log} ;;
-    *) exec {sys.executable} "$@" ;;
-esac
-echo "1 answers in vanilla.jsonl"
-echo "1 answers in recycling.jsonl"
-"""
-    )
-    python.chmod(0o755)
-    done = run_eval(PYTHON=str(python), METHODS="vanilla recycling", **settings)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in log.read_text().splitlines()]
-    return {name.removeprefix("evaluation."): words for name, *words in lines}
 
 
 def test_settings_reach_the_commands(tmp_path: Path) -> None:
@@ -223,10 +242,8 @@ def test_graphs_cannot_be_off_where_passes_are_compiled() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpus_that_are_not_there_are_refused() -> None:
-    done = run_eval(METHODS="vanilla", MAX_NEW_TOKENS="1", DEVICES="0")
-    assert done.returncode == 2
-    assert "device: got 'cuda'" in done.stderr
+def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    assert "device: got 'cuda'" in refusal_of_compare(tmp_path, METHODS="vanilla", DEVICES="0")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU that torch can use")
