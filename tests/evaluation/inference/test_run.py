@@ -43,26 +43,32 @@ EOS = 2
 LIMIT = 24
 
 
+class Runs(dict[str, Path]):
+    """An answer file of every method, made when it is first asked for."""
+
+    def __init__(self, model: Path, folder: Path, *more: object) -> None:
+        super().__init__()
+        self._model, self._folder, self._more = model, folder, more
+
+    def __missing__(self, method: str) -> Path:
+        file = self[method] = self._folder / f"{method}.jsonl"
+        short = f"--threads 1 --warmup 0 --max-new-tokens {LIMIT} --question-end {QUESTIONS}"
+        options = [*short.split(), *required_options(method, self._model), *self._more]
+        assert run(method, ["--model-path", self._model, *options], file) == 0
+        return file
+
+
 @pytest.fixture(scope="module")
 def greedy(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """An answer file of every method, greedy."""
-    return _runs(tiny_model, tmp_path_factory.mktemp("greedy"))
+    return Runs(tiny_model, tmp_path_factory.mktemp("greedy"))
 
 
 @pytest.fixture(scope="module")
 def sampled(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """An answer file of every method, sampling two choices."""
     folder = tmp_path_factory.mktemp("sampled")
-    return _runs(tiny_model, folder, *SAMPLING, "--num-choices", 2, "--question-end", 3)
-
-
-def _runs(model: Path, folder: Path, *more: object) -> dict[str, Path]:
-    short = f"--threads 1 --warmup 0 --max-new-tokens {LIMIT} --question-end {QUESTIONS}"
-    files = {method: folder / f"{method}.jsonl" for method in METHODS}
-    for method, file in files.items():
-        options = ["--model-path", model, *short.split(), *required_options(method, model)]
-        assert run(method, options, file, *more) == 0
-    return files
+    return Runs(tiny_model, folder, *SAMPLING, "--num-choices", 2, "--question-end", 3)
 
 
 def steps_of(file: Path) -> dict[Any, list[list[Any]]]:
@@ -272,12 +278,12 @@ def test_a_resumed_hot_run_is_the_run_that_was_cut(
     assert meta["question_end"] == QUESTIONS
 
 
-@pytest.mark.usefixtures("no_weights")
 def test_a_run_that_was_broken_off_after_its_last_answer_is_finished(
-    greedy: dict[str, Path], options: list[str], tmp_path: Path
+    greedy: dict[str, Path], options: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     file = tmp_path / "answers.jsonl"
     file.write_bytes(greedy["pld"].read_bytes())
+    request.getfixturevalue("no_weights")
     meta = read_meta(greedy["pld"]) | {"end_time": None}
     file.with_suffix(".meta.json").write_text(json.dumps(meta))
     assert run("pld", options, file) == 0
@@ -286,9 +292,11 @@ def test_a_run_that_was_broken_off_after_its_last_answer_is_finished(
 
 
 def test_a_finished_run_is_left_as_it_is(
-    greedy: dict[str, Path], options: list[str], tiny_model: Path, no_weights: None
+    greedy: dict[str, Path], options: list[str], tiny_model: Path, request: pytest.FixtureRequest
 ) -> None:
-    for method, file in greedy.items():
+    done = {method: greedy[method] for method in METHODS}
+    request.getfixturevalue("no_weights")
+    for method, file in done.items():
         files = (file, file.with_suffix(".meta.json"))
         before = [part.read_bytes() for part in files]
         given = [*options, *required_options(method, tiny_model)]
