@@ -59,7 +59,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def options(tiny_model: Path) -> list[str]:
     """Options of a short run of the tiny model on the first demo questions."""
     short = "--threads 1 --warmup 0 --max-new-tokens 24 --question-end"

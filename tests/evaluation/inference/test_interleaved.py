@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ METHODS = ("vanilla", "recycling", "pld --match latest", "lookahead-auto", "gene
 STEPS = ("token_ids", "accept_lengths", "turns")
 
 
-def compared(options: list[str], folder: Path, *more: object) -> int:
+def compared(options: Sequence[str], folder: Path, *more: object) -> int:
     """Run a comparison of METHODS in this process; return its exit code."""
     return compare.main([*options, "--methods", *METHODS, "--out", str(folder), *map(str, more)])
 
@@ -49,11 +50,12 @@ def files_of(folder: Path, run_name: str = "") -> dict[str, Path]:
     }
 
 
-@pytest.fixture
-def uncut(options: list[str], tmp_path: Path) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def uncut(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The files of a comparison that nobody interrupted."""
-    assert compared(options, tmp_path / "uncut") == 0
-    return files_of(tmp_path / "uncut")
+    folder = tmp_path_factory.mktemp("uncut")
+    assert compared(options, folder) == 0
+    return files_of(folder)
 
 
 def steps_of(file: Path) -> Any:
@@ -164,7 +166,8 @@ def test_a_method_that_joins_later_is_said_to_be_alone(
 def test_runs_begin_anew_each_time(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert compared(options, tmp_path, "--runs", 2) == 0
+    few = (*options, "--question-end", "2")
+    assert compared(few, tmp_path, "--runs", 2) == 0
     first, second = files_of(tmp_path, "-run-1"), files_of(tmp_path, "-run-2")
     assert set(first) == set(second) and len(first) == len(METHODS) + 1
     assert steps_of(first["recycling"]) == steps_of(second["recycling"])
@@ -173,7 +176,7 @@ def test_runs_begin_anew_each_time(
         write_rows(file, [])
         shutil.rmtree(file.with_suffix(".state"), ignore_errors=True)
     capsys.readouterr()
-    assert compared(options, tmp_path, "--runs", 2) == 0
+    assert compared(few, tmp_path, "--runs", 2) == 0
     assert "WARNING" not in capsys.readouterr().err, "a run that is done does not join another"
     assert ended == {entrant: read_meta(file)["end_time"] for entrant, file in first.items()}
 
