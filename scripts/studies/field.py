@@ -63,6 +63,7 @@ ENTRANTS = (
     Entrant("racer", "racer", "--num-nodes {n}"),
     Entrant("goose", "goose", "--num-nodes {n} --max-extended-chain {n}"),
     Entrant("goose, hot", "goose --start hot", "--num-nodes {n} --max-extended-chain {n}"),
+    Entrant("cacheback", "cacheback", "--num-nodes {n}"),
     Entrant("medusa", "medusa --heads {medusa}", "--num-nodes {n}"),
     Entrant("hydra", "hydra --heads {hydra}", "--num-nodes {n}"),
     Entrant("eagle", "eagle --heads {eagle}", "--num-nodes {n}"),

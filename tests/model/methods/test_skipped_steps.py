@@ -27,6 +27,7 @@ COPYING: list[tuple[str, dict[str, Any]]] = [
     ("racer", {"ngram": 5}),
     ("logitspec", {}),
     ("goose", {}),
+    ("cacheback", {}),
     ("hybrid", {"budget": "fixed"}),
 ]
 

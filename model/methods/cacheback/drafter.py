@@ -1,0 +1,155 @@
+"""Cacheback: nothing but a table of n-grams drafts, and the least recently used ones make room.
+
+An n-gram of the text is a leader and the tokens after it, a follower. The followers of the text's end are drafted,
+the newest first, then those of each follower's end, and so on, level by level, until the draft is full. A
+second, frozen table answers beside the first: that of the text begins empty.
+
+Source: Z. Ma, I. Gim and L. Zhong, Cacheback: Speculative Decoding With Nothing But Cache, EMNLP 2025, arXiv
+2511.21699 (LL -> `leader_length`, FL -> `follower_length`, LC -> `leaders`, FC -> `followers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ...engine.budget import MAX_DRAFT, DraftBudget
+from ...engine.drafter import Drafter, Needs, VerifiedStep
+from ...engine.tree import DraftTree
+from ...options import STARTS, Options, option
+from ..growth.memory import check_size, wrong_tensors
+from .lru_table import LruTable, Tokens
+
+NGRAMS = "ngrams"
+
+
+@dataclass(frozen=True, slots=True)
+class CachebackConfig(Options):
+    num_nodes: int = option(63, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
+    leader_length: int = option(1, "tokens of the text's end that are looked up", least=1, most=16)
+    follower_length: int = option(3, "tokens kept after a leader", least=1, most=16)
+    leaders: int = option(256, "leaders kept; the one written longest ago makes room", least=1)
+    followers: int = option(4, "followers kept of each leader", least=1)
+    frozen: str | None = option(
+        None,
+        "a second table, which does not change: a file that --save-matrix of this method wrote",
+    )
+    start: str = option(
+        "hot", "hot: the table lives across questions; cold: cleared before each", choices=STARTS
+    )
+
+    def _check(self) -> None:
+        ngrams = self.leaders * self.followers
+        check_size("leaders, followers", ngrams, self.leader_length + self.follower_length)
+
+
+class CachebackDrafter(Drafter):
+    """Drafts the tree of followers."""
+
+    config_class = CachebackConfig
+
+    def __init__(self, config: CachebackConfig, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        self.max_nodes = 1 + config.num_nodes
+        self.needs = Needs(reads_rejected=False, cold_start=config.start == "cold")
+        self._table = self._new_table()
+        self._frozen = self._frozen_table(config.frozen) if config.frozen else None
+        self._end: Tokens = ()  # the text's last tokens, one less than an n-gram has
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        self._end = ()
+        self._extend(prompt_ids)
+
+    def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        """Return the tree of followers of followers; where only a chain is allowed, of the newest ones."""
+        config = self.config
+        tokens, parents, children = [context[-1]], [-1], dict[tuple[int, int], int]()
+        queue = [
+            (0, 0, tuple(context[-config.leader_length :]))
+        ]  # node, depth, the text's end there
+        reached = {0}
+        for node, depth, end in queue:  # grows meanwhile
+            followers = self._followers(end)
+            for follower in followers[:1] if budget.chain_only else followers:
+                last = node
+                for token in follower[: budget.max_depth - depth]:
+                    if (last, token) not in children:
+                        if len(tokens) == self.max_nodes:
+                            return DraftTree.from_lists(tokens, tuple(parents))
+                        children[last, token] = len(tokens)
+                        tokens.append(token)
+                        parents.append(last)
+                    last = children[last, token]
+                below = depth + len(follower)
+                if last not in reached and below < budget.max_depth:
+                    reached.add(last)
+                    queue.append((last, below, (*end, *follower)[-config.leader_length :]))
+        return DraftTree.from_lists(tokens, tuple(parents))
+
+    def observe(self, step: VerifiedStep) -> None:
+        self._extend(step.acceptance.tokens)
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        self._extend(tokens)
+
+    def reset(self) -> None:
+        self._table.clear()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the n-grams of the table, int32 [E, n]; not the frozen ones."""
+        return {NGRAMS: self._table.state()}
+
+    def load_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._load(self._table, tensors)
+
+    def describe(self) -> str:
+        frozen = "" if self._frozen is None else f", {len(self._frozen)} frozen"
+        return f"table of {len(self._table)} of {self.config.leaders} leaders{frozen}"
+
+    def _new_table(self) -> LruTable:
+        config = self.config
+        return LruTable(
+            config.leader_length, config.follower_length, config.leaders, config.followers
+        )
+
+    def _frozen_table(self, file: str) -> LruTable:
+        """Return the table of a file.
+
+        Raises:
+            ValueError: if it is no saved table that fits this drafter.
+        """
+        try:
+            tensors = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"frozen {file}: cannot be read: {error}") from error
+        table = self._new_table()
+        try:
+            self._load(table, tensors)
+        except ValueError as error:
+            raise ValueError(f"frozen {file}: {error}") from error
+        return table
+
+    def _load(self, table: LruTable, tensors: Mapping[str, torch.Tensor]) -> None:
+        if set(tensors) != {NGRAMS}:
+            raise ValueError(wrong_tensors(tensors, self.memory()))
+        table.load_state(tensors[NGRAMS], self.vocab_size)
+
+    def _followers(self, leader: Tokens) -> list[Tokens]:
+        found = self._table.followers(leader)
+        if self._frozen is None:
+            return found
+        return list(dict.fromkeys((*found, *self._frozen.followers(leader))))
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        """Append new tokens of the text, and write all n-grams that they complete."""
+        size = self.config.leader_length + self.config.follower_length
+        text = (*self._end, *tokens)
+        for end in range(size, len(text) + 1):
+            ngram = text[end - size : end]
+            if max(ngram) < self.vocab_size:  # some prompts' tokens have no logit
+                self._table.write(ngram)
+        self._end = text[1 - size :]
