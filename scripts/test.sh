@@ -34,7 +34,7 @@ if [ "${1:-}" = --transformers ]; then
     exec "$folder/bin/python" -m pytest "${parallel[@]}" "${tests[@]}" "$@"
 fi
 
-use_python "$IMPORTS, pytest, xdist, ruff, mypy, importlinter, setuptools, hypothesis, ray" -r requirements.txt -r requirements-test.txt
+use_python "$IMPORTS, pytest, xdist, ruff, mypy, importlinter, setuptools, hypothesis, ray, fastapi, uvicorn, prometheus_client, httpx" -r requirements.txt -r requirements-test.txt
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy

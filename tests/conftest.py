@@ -42,6 +42,7 @@ SLOW = (
     # other processes
     *("evaluation/inference/test_kill_and_resume.py", "evaluation/inference/test_workers.py"),
     *("simulated_device/test_workers.py", "model/chat/test_chat_process.py"),
+    "model/serve/test_command.py",
     *("test_package.py", "test_recipe.py", "test_shell.py"),
     "model/methods/test_other_packages.py",
 )

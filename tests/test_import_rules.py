@@ -37,6 +37,9 @@ WITH_TRANSFORMERS = {
     "model.commands.loading",
 }
 
+# What of the library is for command lines.
+COMMANDS = {"__main__.py", "chat", "commands", "serve"}
+
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
@@ -91,6 +94,15 @@ def test_only_commands_of_the_library_parse_arguments(graph: grimp.ImportGraph) 
     assert rooms == {"chat", "commands"}
 
 
+@pytest.mark.parametrize(
+    "package", ["fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client"]
+)
+def test_packages_of_the_server_are_imported_by_its_room_alone(
+    graph: grimp.ImportGraph, package: str
+) -> None:
+    assert all(name.startswith("model.serve.") for name in importers(graph, package))
+
+
 def test_progress_bars_come_from_one_place(graph: grimp.ImportGraph) -> None:
     assert {name for name in graph.find_modules_that_directly_import("tqdm")} == {
         "model.machine.progress"
@@ -104,14 +116,14 @@ def test_commands_of_the_library_alone_print() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
     }
-    assert printing == {"build.py", "chat", "commands"}
+    assert printing == {*COMMANDS, "build.py"}
 
 
 def test_errors_of_the_library_name_no_flag_of_a_command() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{constant.lineno}: {constant.value}"
         for file in (ROOT / "model").rglob("*.py")
-        if file.relative_to(ROOT / "model").parts[0] not in ("chat", "commands")
+        if file.relative_to(ROOT / "model").parts[0] not in COMMANDS
         for constant in _texts(ast.parse(file.read_text(encoding="utf-8")))
         if re.search(r"(?<!\S|/)\(?--[a-z]", constant.value)
     ]

@@ -93,6 +93,17 @@ class BatchInTurn:
         self._end_turn_if_empty()
         return events
 
+    def remove(self, key: Any) -> None:
+        """Give up a text under way; its rows are freed.
+
+        Raises:
+            RuntimeError: if another text has taken the turn.
+        """
+        with self._turns.stepping(self._turn):
+            self._batch.remove(key)
+        self._free.append(self._used.pop(key))
+        self._end_turn_if_empty()
+
     def close(self) -> None:
         """Give the turn back; no further step can be made. Texts under way go with the batch."""
         if self._turn is not None:

@@ -1,0 +1,122 @@
+"""The endpoints: reads requests within their limits, and answers them in JSON or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from .protocol import ChatRequest, CompletionRequest, Refusal, TextFields, parse_request
+from .service import Answering, Service
+
+JSON = "application/json"
+
+
+def make_app(service: Service) -> FastAPI:
+    """Return the application that serves a model; its thread is started by whoever runs it."""
+    app = FastAPI(openapi_url=None)
+
+    @app.exception_handler(Refusal)
+    async def refused(request: Request, refusal: Refusal) -> Response:
+        return JSONResponse(refusal.body(), refusal.status)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> Response:
+        said = f"{request.method} {request.url.path}: {error.detail}"
+        return JSONResponse(Refusal(said, error.status_code).body(), error.status_code)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200 if service.thread.is_alive() else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.thread.counters.page(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        _check_key(request, service.options.api_key)
+        return JSONResponse(service.models())
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await _answer(service, request, ChatRequest)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await _answer(service, request, CompletionRequest)
+
+    return app
+
+
+async def _answer(service: Service, request: Request, kind: type[TextFields]) -> Response:
+    options = service.options
+    _check_key(request, options.api_key)
+    # A page of a foreign site may send other types without asking.
+    if request.headers.get("content-type", "").partition(";")[0].strip() != JSON:
+        raise Refusal(f"content-type: allowed: {JSON}", 415)
+    deadline = time.monotonic() + options.request_seconds
+    try:
+        body = await asyncio.wait_for(
+            _body(request, options.max_body_bytes), options.request_seconds
+        )
+    except asyncio.TimeoutError:
+        raise Refusal(f"body: took longer than {options.request_seconds:g} s", 408) from None
+    asked = parse_request(kind, body)
+    answering = await service.begin(asked, deadline)
+    watcher = asyncio.create_task(_cancel_when_gone(request, answering))
+    if asked.stream:
+        return StreamingResponse(_watched(answering, watcher), media_type="text/event-stream")
+    try:
+        reading = asyncio.create_task(answering.whole())
+        await asyncio.wait({reading, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done():
+            reading.cancel()
+            return Response(status_code=499)  # nobody reads it
+        return JSONResponse(reading.result())
+    finally:
+        watcher.cancel()
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        Refusal: if it is larger than allowed; the rest is not read.
+    """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise Refusal(f"body: got more than {most} bytes; allowed: at most {most}", 413)
+    return bytes(body)
+
+
+async def _cancel_when_gone(request: Request, answering: Answering) -> None:
+    """Give an answer up when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    answering.cancel()
+
+
+async def _watched(answering: Answering, watcher: asyncio.Task[None]) -> AsyncIterator[str]:
+    try:
+        async for event in answering.events():
+            yield event
+    finally:
+        answering.cancel()
+        watcher.cancel()
+
+
+def _check_key(request: Request, key: str | None) -> None:
+    if not key:
+        return
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), key.encode()):
+        raise Refusal("authorization: allowed: Bearer and the key", 401, "invalid_api_key")

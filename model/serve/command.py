@@ -1,0 +1,180 @@
+"""The command that serves a model.
+
+Run:
+    python -m model.serve data/demo/model --port 8000
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from ..commands.command_line import LIBRARY, OptionParser, UserError, run_command, user_errors
+from ..commands.model_options import MODEL_PATHS, ModelOptions
+from ..commands.options import add_options, config_of
+from ..methods.registry import BUILT_IN, find_method
+from .options import KEY_VARIABLE, ServeOptions
+
+if TYPE_CHECKING:
+    from .service import Service
+
+# Of the extra `serve`, by the names of their modules.
+PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
+# The model options that the server uses, beside the model's path.
+MODEL_OPTIONS = (
+    *("dtype", "device", "threads", "kernels", "graphs"),
+    *("trust_remote_code", "allow_pickle"),
+)
+# Connections that wait to be accepted; uvicorn's own number.
+BACKLOG = 2048
+EXAMPLES = f"""\
+examples:
+  # the demo model, for clients of OpenAI's API at http://127.0.0.1:8000/v1
+  python -m {__package__} data/demo/model
+
+  # greedy where a request names no temperature; a method with an option of its own
+  python -m {__package__} data/demo/model --temperature 0 --method pld --num-pred-tokens 8
+"""
+
+
+class Asked(NamedTuple):
+    """What the command line asks for.
+
+    Attributes:
+        name: the model's in requests.
+        method: None: what pays on the device.
+        method_options: those of the method.
+    """
+
+    name: str
+    model: ModelOptions
+    serve: ServeOptions
+    method: str | None
+    method_options: dict[str, Any]
+
+
+def main() -> NoReturn:
+    """Run the command on sys.argv and exit."""
+    run_command(run)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C; return the exit code.
+
+    Raises:
+        UserError: if something given cannot be used; one line says why.
+    """
+    asked = parse(argv)
+    missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise UserError(f"serve: needs {', '.join(missing)}; pip install {' '.join(missing)}")
+    with listening_socket(asked.serve) as place:
+        service = load(asked)
+        return serve(service, place, asked)
+
+
+def parse(argv: Sequence[str] | None) -> Asked:
+    """Return what the command line asks for.
+
+    Raises:
+        UserError: if a value is not allowed.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    first = OptionParser(add_help=False)
+    first.add_argument("--method")
+    known, _ = first.parse_known_args(words)  # type: ignore[no-untyped-call]
+    name: str | None = known.method
+    with user_errors():
+        method = find_method(name) if name else None
+    parser = OptionParser(
+        prog=f"python -m {__package__}",
+        description="Serve a model to clients of OpenAI's API: for measuring, and for one's own machine.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("model_path", metavar="MODEL", help=f"the model: {MODEL_PATHS}")
+    add_options(parser, ServeOptions)
+    add_options(parser, ModelOptions, MODEL_OPTIONS)
+    parser.add_argument(
+        "--method",
+        metavar="NAME",
+        help=f"{', '.join(BUILT_IN)}, or package.module:DrafterClass (default: what pays on the "
+        "device, hybrid on a CPU and recycling on a GPU); --method NAME --help lists its options",
+    )
+    if method is not None:
+        add_options(parser.add_argument_group(f"options of {name}"), method.config_class)
+    given = vars(parser.parse_args(words))
+    given.setdefault("api_key", os.environ.get(KEY_VARIABLE) or None)
+    options = asdict(config_of(method.config_class, given)) if method else {}
+    model, serving = config_of(ModelOptions, given), config_of(ServeOptions, given)
+    return Asked(serving.served_model_name or given["model_path"], model, serving, name, options)
+
+
+def listening_socket(options: ServeOptions) -> socket.socket:
+    """Return a socket at the address; clients are refused until the server listens.
+
+    Raises:
+        UserError: if the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM
+        )[0]
+        place = socket.socket(family, kind, protocol)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(address)
+    except OSError as error:
+        raise UserError(
+            f"host, port: got {options.host}, {options.port}: {error.strerror}; give another port"
+        ) from error
+    return place
+
+
+def load(asked: Asked) -> Service:
+    """Load the model, and return what answers for it.
+
+    Raises:
+        UserError: if it cannot be loaded, or not with this method.
+    """
+    from ..api.decoder import SpeculativeDecoder
+    from ..commands.loading import check_model, load_target
+    from .service import Service
+
+    checked = check_model(asked.model)
+    target = load_target(asked.model, checked)
+    with user_errors():
+        decoder = SpeculativeDecoder(
+            target, checked.tokenizer, asked.method, **asked.method_options
+        )
+    return Service(decoder, asked.serve, asked.name)
+
+
+def serve(service: Service, place: socket.socket, asked: Asked) -> int:
+    """Answer requests until a signal comes, and then those under way; return the exit code."""
+    import uvicorn
+
+    from .app import make_app
+
+    config = uvicorn.Config(
+        make_app(service),
+        log_level="warning",
+        lifespan="off",
+        timeout_graceful_shutdown=asked.serve.shutdown_seconds,
+    )
+    # The server hands a signal on when it has ended. By then all is done.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    service.thread.start()
+    place.listen(BACKLOG)
+    host, port = place.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"{LIBRARY}: {asked.name} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+    uvicorn.Server(config).run(sockets=[place])
+    service.thread.close()
+    service.thread.join(asked.serve.shutdown_seconds)
+    return 0

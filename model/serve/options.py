@@ -1,0 +1,57 @@
+"""Options of the server: where it listens, and the limits of requests."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from ..options import Options, option, temperature_of
+
+LOCALHOST = "127.0.0.1"
+# Where a key may be given that is not to be seen in a list of processes.
+KEY_VARIABLE = "TOKEN_RECYCLING_API_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions(Options):
+    """Where the server listens, what it takes, and for how long."""
+
+    host: str = option(LOCALHOST, "address to listen at; any but this machine's own needs a key")
+    port: int = option(8000, "port to listen at; 0: a free one", least=0, most=65535)
+    served_model_name: str | None = option(
+        None, "the model's name in requests (default: MODEL as it is given)"
+    )
+    api_key: str | None = option(
+        None, f"key that requests must bring (default: that of {KEY_VARIABLE}, if it is set)"
+    )
+    batch_size: int = option(8, "most texts that share a pass; others wait", least=1)
+    max_queue: int = option(256, "most requests that wait; more are refused with 503", least=0)
+    max_new_tokens: int = option(
+        1024, "most new tokens of a request, and those of a chat that names no limit", least=1
+    )
+    max_prompt_tokens: int | None = option(
+        None, "most tokens of a prompt (default: the model's context)", least=1
+    )
+    max_body_bytes: int = option(2**20, "most bytes of a request", least=1)
+    request_seconds: int = option(600, "longest time of a request", least=1)
+    shutdown_seconds: int = option(
+        30, "time that requests under way have after SIGTERM or Ctrl-C", least=1
+    )
+    temperature: float = option(
+        1.0, "of requests that name none (OpenAI's default; 0: greedy decoding)"
+    )
+
+    def _check(self) -> None:
+        temperature_of(self.temperature)
+        if not self.api_key and not _is_loopback(self.host):
+            raise ValueError(
+                f"host: got {self.host} without a key, so that everyone there could ask; allowed: {LOCALHOST}, or "
+                f"any with api_key (or {KEY_VARIABLE} in the environment)"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False

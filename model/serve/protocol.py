@@ -1,0 +1,234 @@
+"""Requests of OpenAI's API, checked field by field, and errors in its form.
+
+A field that would change the answer and is not served is refused unless it has the value that changes nothing.
+`null` is a field left out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..options import temperature_of
+
+# Fields that change no token: for accounts, caches and logs of services.
+IGNORED = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "parallel_tool_calls", "request_id", "priority"),
+    )
+)
+# Fields that are not served, with the values that change nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": ({},),
+    "prompt_logprobs": (0,),
+    "stop_token_ids": ([],),
+}
+# As OpenAI's, where a completion names no limit.
+COMPLETION_TOKENS = 16
+
+Request = TypeVar("Request", bound="TextFields")
+StopString = Annotated[str, Field(min_length=1)]
+
+
+class Refusal(Exception):
+    """A request that is not answered: a line, which begins with the field that is wrong, and its status in HTTP.
+
+    Args:
+        message: the line.
+        status: in HTTP.
+        code: a word for programs.
+    """
+
+    def __init__(self, message: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self._code = status, code
+
+    def body(self) -> dict[str, Any]:
+        """Return OpenAI's error."""
+        field, colon, _ = str(self).partition(":")
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": str(self), "type": kind, "code": self._code}
+        return {"error": {**error, "param": field if colon and field.isidentifier() else None}}
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, values: Any) -> Any:
+        """Leave out what changes nothing."""
+        if not isinstance(values, dict):
+            return values
+        left = {}
+        for name, value in values.items():
+            allowed = NEUTRAL.get(name, ())
+            # 1 == True, which is no number here
+            if any(value == one and type(value) in (type(one), float) for one in allowed):
+                continue
+            if allowed and value is not None:
+                raise ValueError(f"{name}: is not served; allowed: {allowed[0]!r}, or left out")
+            if value is not None and name not in IGNORED:
+                left[name] = value
+        return left
+
+
+class StreamOptions(_Fields):
+    """What a stream tells beside the text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: usage in every chunk
+    include_obfuscation: bool = False  # OpenAI's padding, of which there is none
+
+
+class TextFields(_Fields):
+    """The fields that both kinds of requests have."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)  # vLLM's; -1 and 0 are all tokens
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: StopString | Annotated[list[StopString], Field(max_length=64)] = []
+    ignore_eos: bool = False  # vLLM's
+    return_token_ids: bool = False  # vLLM's
+
+    @property
+    def limit(self) -> int | None:
+        """Most new tokens; None if the request does not say."""
+        return self.max_tokens
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """Strings before which the text ends."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told for each token; None: no log-probability at all."""
+        raise NotImplementedError
+
+
+class TextPart(_Fields):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Fields):
+    """A message of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str | list[TextPart]
+
+
+class ChatRequest(TextFields):
+    """A request for the next answer of a chat."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+
+    @property
+    def limit(self) -> int | None:
+        """Most new tokens, by either name."""
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise Refusal("max_completion_tokens: differs from max_tokens; give one of them")
+        return both.pop() if both else None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """As of all requests."""
+        if self.top_logprobs and not self.logprobs:
+            raise Refusal("top_logprobs: needs logprobs: true")
+        return self.top_logprobs if self.logprobs else None
+
+
+class CompletionRequest(TextFields):
+    """A request to go on with a text."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def limit(self) -> int | None:
+        """Most new tokens; OpenAI's default where none is given."""
+        return self.max_tokens or COMPLETION_TOKENS
+
+    @property
+    def one_prompt(self) -> str | list[int]:
+        """The text or the token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise Refusal(
+                    f"prompt: got {len(prompt)} prompts; allowed: one a request; requests share passes"
+                )
+            return prompt[0]
+        return prompt  # type: ignore[return-value]
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """As of all requests."""
+        return self.logprobs
+
+
+def parse_request(kind: type[Request], body: bytes) -> Request:
+    """Return the request in a body of JSON.
+
+    Raises:
+        Refusal: names the first field that is wrong.
+    """
+    try:
+        request = kind.model_validate_json(body)
+        temperature_of(request.temperature or 0)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else "body"
+        raise Refusal(_line(field, first["type"], first["msg"], first["input"])) from error
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+    return request
+
+
+def _line(field: str, kind: str, message: str, given: Any) -> str:
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    if kind == "missing":
+        return f"{field}: is missing"
+    if kind == "extra_forbidden":
+        return (
+            f"{field}: is no field that is served here, and might change the answer; leave it out"
+        )
+    shown = repr(given)
+    return f"{field}: {message}; got {shown if len(shown) <= 60 else shown[:60] + '...'}"

@@ -1,0 +1,341 @@
+"""The server: its texts are those of the library, whatever else runs, and what is wrong is said in OpenAI's form.
+
+Run: pytest tests/model/serve/test_server.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
+
+from tests.model.api.test_decoder import decoder_for, demo
+from tests.model.serve.serving import NAME, Served, serving, wait_for
+
+TOPICS = ("the sea", "rain", "your name", "a boat and its people", "music", "bread")
+PROMPTS = [f"USER: Tell me about {topic}. ASSISTANT:" for topic in TOPICS]
+CHAT = [{"role": "user", "content": "Tell me about the sea."}]
+METRICS = ("drafts", "draft_tokens", "accepted_tokens")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(
+        batch_size=4, max_new_tokens=200, max_prompt_tokens=500, max_body_bytes=9000
+    ) as it:
+        yield it
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """Return the events of a stream, which ends as it should."""
+    *events, end, rest = text.split("\n\n")
+    assert end == "data: [DONE]" and rest == ""
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_answers_beside_each_other_are_those_of_generate(served: Served) -> None:
+    decoder = decoder_for("vanilla", *demo())
+    expected = [decoder.generate(prompt, max_new_tokens=30) for prompt in PROMPTS]
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        found = list(
+            pool.map(
+                lambda prompt: served.ask(prompt=prompt, max_tokens=30, return_token_ids=True),
+                PROMPTS,
+            )
+        )
+    for reply, one in zip(found, expected, strict=True):
+        body = reply.json()
+        (choice,) = body["choices"]
+        assert choice["text"] == one.text and choice["token_ids"] == one.token_ids
+        assert choice["finish_reason"] == {"eos": "stop", "length": "length"}[one.stop_reason or ""]
+        assert choice["prompt_token_ids"] == one.sequences[0, : -len(one.token_ids)].tolist()
+        assert body["usage"]["completion_tokens"] == len(one.token_ids)
+        assert body["usage"]["total_tokens"] == one.sequences.shape[1]
+        own = body["metrics"]["token_recycling"]
+        assert sum(own["accept_lengths"]) == len(one.token_ids)
+        assert len(own["accept_lengths"]) == own["num_steps"]
+
+
+def test_draws_with_a_seed_are_those_of_generate(served: Served) -> None:
+    decoder = decoder_for("vanilla", *demo())
+    words = {"temperature": 1.2, "top_k": 50, "top_p": 0.9}
+
+    def ask(index: int) -> str:
+        reply = served.ask(prompt=PROMPTS[index], max_tokens=15, seed=index, **words)
+        return reply.json()["choices"][0]["text"]
+
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        found = list(pool.map(ask, range(len(PROMPTS))))
+    assert found == [
+        decoder.generate(prompt, max_new_tokens=15, seed=index, **words).text
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    greedy = served.ask(prompt=PROMPTS[0], max_tokens=15).json()["choices"][0]["text"]
+    assert greedy != found[0], "an option without effect proves nothing"
+
+
+def test_a_request_without_a_temperature_is_sampled_as_openai_says(served: Served) -> None:
+    decoder = decoder_for("vanilla", *demo())
+    one = decoder.generate(PROMPTS[0], max_new_tokens=15, temperature=1.0, seed=3)
+    reply = served.ask(prompt=PROMPTS[0], max_tokens=15, seed=3, temperature=None)
+    assert reply.json()["choices"][0]["text"] == one.text
+
+
+def test_a_stream_is_the_answer_in_pieces(served: Served) -> None:
+    fields = {"messages": CHAT, "max_completion_tokens": 40, "return_token_ids": True}
+    path = "/v1/chat/completions"
+    whole = served.ask(path, **fields).json()
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    reply = served.ask(path, **fields, stream=True, stream_options=options)
+    *chunks, last = events_of(reply.text)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    message = whole["choices"][0]["message"]
+    assert "".join(delta["content"] for delta in deltas) == message["content"]
+    assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+    tokens = [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
+    assert tokens == whole["choices"][0]["token_ids"]
+    assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + [whole["choices"][0]["finish_reason"]]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and last["usage"] == whole["usage"]
+    assert (
+        last["choices"] == []
+        and sum(last["metrics"]["token_recycling"]["accept_lengths"]) == counts[-1]
+    )
+    bare = events_of(served.ask(path, **fields, stream=True).text)
+    assert all("usage" not in chunk and chunk["choices"] for chunk in bare)
+
+
+def test_a_chat_is_read_by_the_template(served: Served) -> None:
+    decoder = decoder_for("vanilla", *demo())
+    parts = [{"type": "text", "text": "Tell me "}, {"type": "text", "text": "about the sea."}]
+    system = {"role": "system", "content": "Be brief."}
+    for messages in ([system, *CHAT], [{"role": "user", "content": parts}]):
+        reply = served.ask("/v1/chat/completions", messages=messages, max_tokens=20)
+        content = reply.json()["choices"][0]["message"]["content"]
+        assert content == decoder.generate(messages, max_new_tokens=20).text
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_text_ends_before_a_stop_string(served: Served, is_stream: bool) -> None:
+    decoder = decoder_for("vanilla", *demo())
+    full = decoder.generate(PROMPTS[0], max_new_tokens=40)
+    middle = len(full.text) // 2
+    stop = full.text[middle : middle + 9]  # over several tokens
+    kept = full.text[: full.text.index(stop)]
+    fields = {"prompt": PROMPTS[0], "max_tokens": 40, "stop": ["@@@", stop]}
+    reply = served.ask(**fields, stream=is_stream, stream_options={"include_usage": True})
+    if is_stream:
+        *chunks, last = events_of(reply.text)
+        texts = [chunk["choices"][0]["text"] for chunk in chunks]
+        reason, usage = chunks[-1]["choices"][0]["finish_reason"], last["usage"]
+        assert "".join(texts) == kept
+    else:
+        body = reply.json()
+        reason, usage = body["choices"][0]["finish_reason"], body["usage"]
+        assert body["choices"][0]["text"] == kept
+    assert reason == "stop"
+    num = next(n for n in range(41) if stop in demo()[1].decode(full.token_ids[:n]))
+    assert usage["completion_tokens"] == num, "the token that completes the stop string counts"
+    missed = served.ask(prompt=PROMPTS[0], max_tokens=40, stop="@@@").json()
+    assert missed["choices"][0]["text"] == full.text
+
+
+def test_the_counters_are_the_sums_of_the_fields_of_responses(served: Served) -> None:
+    before = served.counters()
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        replies = list(
+            pool.map(lambda prompt: served.ask(prompt=prompt, max_tokens=25).json(), PROMPTS)
+        )
+    after = served.counters()
+
+    def delta(name: str) -> float:
+        return after.get(name, 0) - before.get(name, 0)
+
+    fields = [reply["metrics"]["speculative_decoding"] for reply in replies]
+    accepted = [one for field in fields for one in field["per_step_accepted"]]
+    assert delta("vllm:spec_decode_num_drafts_total") == len(accepted) > 0
+    assert delta("vllm:spec_decode_num_accepted_tokens_total") == sum(accepted) > 0
+    drafted = sum(field["num_draft_tokens"] for field in fields)
+    assert delta("vllm:spec_decode_num_draft_tokens_total") == drafted
+    for position in range(max(accepted)):
+        name = f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{position}]"
+        assert delta(name) == sum(one > position for one in accepted)
+    tokens = sum(reply["usage"]["completion_tokens"] for reply in replies)
+    assert delta("vllm:generation_tokens_total") == tokens
+    steps = sum(reply["metrics"]["token_recycling"]["num_steps"] for reply in replies)
+    assert delta("token_recycling:steps_total") == steps
+    assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
+
+
+def test_log_probabilities_are_those_of_the_model(served: Served) -> None:
+    model, tokenizer = demo()
+    fields = {"prompt": PROMPTS[1], "max_tokens": 12, "logprobs": 3, "return_token_ids": True}
+    choice = served.ask(**fields).json()["choices"][0]
+    plain = served.ask(prompt=PROMPTS[1], max_tokens=12).json()["choices"][0]
+    assert choice["text"] == plain["text"] and plain["logprobs"] is None
+    tokens, prompt = choice["token_ids"], choice["prompt_token_ids"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    rows = logits.log_softmax(-1)
+    found = choice["logprobs"]
+    expected = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+    assert found["token_logprobs"] == pytest.approx(expected, abs=1e-4)
+    assert found["tokens"] == [tokenizer.decode([token]) for token in tokens]
+    for top, row in zip(found["top_logprobs"], rows, strict=True):
+        assert list(top.values()) == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+    chat = {"messages": CHAT, "max_tokens": 5, "logprobs": True, "top_logprobs": 2}
+    content = served.ask("/v1/chat/completions", **chat).json()["choices"][0]["logprobs"]["content"]
+    assert [len(one["top_logprobs"]) for one in content] == [2] * len(content)
+    assert all(one["logprob"] == one["top_logprobs"][0]["logprob"] for one in content), "greedy"
+
+
+def test_the_model_is_listed_and_the_server_well(served: Served) -> None:
+    (model,) = served.client.get("/v1/models").json()["data"]
+    assert model["id"] == NAME and model["max_model_len"] == 3072
+    assert served.client.get("/health").status_code == 200
+
+
+def test_fields_that_change_nothing_are_taken(served: Served) -> None:
+    expected = served.ask(prompt=PROMPTS[0], max_tokens=9).json()["choices"]
+    harmless = {
+        **{"n": 1, "best_of": 1, "user": "me", "frequency_penalty": 0.0, "logit_bias": {}},
+        **{"presence_penalty": 0, "suffix": None, "stop": None, "top_k": -1, "tools": []},
+        **{"response_format": {"type": "text"}, "metadata": {"a": "b"}, "logprobs": None},
+    }
+    assert served.ask(prompt=[PROMPTS[0]], max_tokens=9, **harmless).json()["choices"] == expected
+    ids = demo()[1](PROMPTS[0]).input_ids
+    assert served.ask(prompt=ids, max_tokens=9).json()["choices"] == expected
+    assert served.ask(prompt=[ids], max_tokens=9).json()["choices"] == expected
+
+
+def test_a_text_goes_on_past_its_end_if_asked(served: Served) -> None:
+    decoder = decoder_for("vanilla", *demo())
+    assert decoder.generate(PROMPTS[0], max_new_tokens=60).stop_reason == "eos"
+    reply = served.ask(prompt=PROMPTS[0], max_tokens=60, ignore_eos=True).json()
+    assert reply["usage"]["completion_tokens"] == 60
+
+
+WRONG: list[tuple[dict[str, Any], int, str]] = [
+    ({"prompt": []}, 400, "prompt"),
+    ({"prompt": ["a", "b"]}, 400, "prompt"),
+    ({"prompt": [99999]}, 400, "prompt"),
+    ({"prompt": 7}, 400, "prompt"),
+    ({}, 400, "prompt"),
+    ({"prompt": "word " * 600}, 400, "prompt"),
+    ({"prompt": "a" * 9000}, 413, "body"),
+    ({"prompt": "a", "model": "other"}, 404, "model"),
+    ({"prompt": "a", "temperature": -1}, 400, "temperature"),
+    ({"prompt": "a", "temperature": "hot"}, 400, "temperature"),
+    ({"prompt": "a", "top_p": 0}, 400, "top_p"),
+    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 201}, 400, "max_tokens"),
+    ({"prompt": "a", "seed": 2**64}, 400, "seed"),
+    ({"prompt": "a", "stop": [""]}, 400, "stop"),
+    ({"prompt": "a", "n": 2}, 400, "n"),
+    ({"prompt": "a", "n": True}, 400, "n"),
+    ({"prompt": "a", "echo": True}, 400, "echo"),
+    ({"prompt": "a", "frequency_penalty": 0.5}, 400, "frequency_penalty"),
+    ({"prompt": "a", "logprobs": 99}, 400, "logprobs"),
+    ({"prompt": "a", "guided_regex": "a*"}, 400, "guided_regex"),
+    ({"prompt": "a", "stream_options": {"what": True}, "stream": True}, 400, "stream_options"),
+    ({"messages": []}, 400, "messages"),
+    ({"messages": [{"role": "tool", "content": "a"}]}, 400, "messages"),
+    ({"messages": [{"role": "user", "content": None}]}, 400, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
+    ({"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
+    ({"messages": CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"messages": CHAT, "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_completion_tokens"),
+    ({"messages": CHAT, "top_logprobs": 2}, 400, "top_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "param"), WRONG)
+def test_a_wrong_request_is_refused_in_openais_form(
+    served: Served, fields: dict[str, Any], status: int, param: str
+) -> None:
+    path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
+    reply = served.ask(path, **fields)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (status, param), error
+    assert error["type"] == "invalid_request_error" and error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b"[" * 8000, b'{"prompt": "\\ud800"}', b"\xff\xfe", b'{"top_p": NaN}'],
+)
+def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes) -> None:
+    reply = served.client.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert reply.status_code == 400 and reply.json()["error"]["message"]
+
+
+def test_other_paths_methods_and_types_are_refused(served: Served) -> None:
+    assert served.client.get("/v1/nothing").json()["error"]["type"] == "invalid_request_error"
+    assert served.client.get("/v1/nothing").status_code == 404
+    assert served.client.get("/v1/completions").status_code == 405
+    assert served.client.post("/v1/completions", data={"model": NAME}).status_code == 415
+
+
+def test_a_client_that_leaves_frees_its_text(served: Served) -> None:
+    fields = {"model": NAME, "temperature": 0, "prompt": PROMPTS[0], "max_tokens": 200}
+    fields |= {"ignore_eos": True, "stream": True}
+    thread = served.service.thread
+    with served.client.stream("POST", "/v1/completions", json=fields) as reply:
+        next(reply.iter_lines())
+        assert len(thread._running) == 1
+    wait_for(lambda: not thread._running)
+    before = served.counters()["vllm:generation_tokens_total"]
+    assert served.counters()["vllm:generation_tokens_total"] == before, "nothing is decoded for it"
+    again = served.ask(prompt=PROMPTS[0], max_tokens=20)
+    one = decoder_for("vanilla", *demo()).generate(PROMPTS[0], max_new_tokens=20)
+    assert again.json()["choices"][0]["text"] == one.text
+
+
+def test_a_key_is_asked_for() -> None:
+    with serving("vanilla", api_key="secret") as served:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            reply = served.client.get("/v1/models", headers=headers)
+            assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"
+        assert served.ask(prompt="a").status_code == 401
+        served.client.headers["authorization"] = "Bearer secret"
+        assert served.ask(prompt="a", max_tokens=2).status_code == 200
+        assert served.client.get("/v1/models").status_code == 200
+
+
+def test_a_full_queue_refuses_and_a_failed_pass_ends_its_texts_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving("vanilla", batch_size=2, max_queue=0) as served:
+        fields = {
+            "model": NAME,
+            "prompt": "a",
+            "max_tokens": 900,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with (
+            served.client.stream("POST", "/v1/completions", json=fields) as first,
+            served.client.stream("POST", "/v1/completions", json=fields) as second,
+        ):
+            lines = first.iter_lines()
+            next(lines), next(second.iter_lines())
+            refused = served.ask(prompt="a")
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
+            broken = served.service.thread._batch
+            monkeypatch.setattr(broken, "step", lambda: 1 / 0)
+            rest = [line for line in lines if line]
+        assert "ZeroDivisionError" in rest[-2] and rest[-1] == "data: [DONE]"
+        one = decoder_for("vanilla", *demo()).generate(PROMPTS[0], max_new_tokens=9)
+        assert served.ask(prompt=PROMPTS[0], max_tokens=9).json()["choices"][0]["text"] == one.text
