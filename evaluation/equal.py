@@ -5,6 +5,8 @@ Lossless decoding means the same tokens, so this check stands behind every speed
 
 In half precision two almost equal logits may change places. With `--model-path` the model is loaded
 and every first differing token is judged a tie or a BUG (`checking/tie_or_bug.py`); ties alone are no error.
+A server's answers are judged likewise by the model that it serves (`checking/served.py`), or with `--judge-url`
+by a server's log-probabilities (`checking/logprobs.py`).
 
 Run:
     python -m evaluation.equal --file-path data/demo/model_answer \
@@ -17,19 +19,27 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evaluation.answers.answer_file import read_answers
 from evaluation.answers.differences import Comparison, Difference, compare_answers
+from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow
+from evaluation.inference.endpoint.config import EndpointConfig
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.equality import verdict_path, write_verdict
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
+from model.options import DTYPES
+
+if TYPE_CHECKING:  # torch is imported where a difference is judged
+    from evaluation.checking.rerun import FileJudge
 
 # Options of the model that judges; its dtype is that of the answers.
 JUDGING = ("device", "trust_remote_code", "allow_pickle")
+# Options of the server that judges.
+SERVER = ("served_model", "api_key_env", "timeout")
 
 EXAMPLES = """\
 examples:
@@ -39,7 +49,12 @@ examples:
   python -m evaluation.equal --file-path data/demo/model_answer --model-path data/demo/model \\
       --jsonfile1 vanilla-bfloat16.jsonl --jsonfile2 recycling-bfloat16.jsonl hybrid-bfloat16.jsonl
 
-exit code: 0 equal (or ties alone, with --model-path), 1 different, 2 not comparable, as where a question
+  python -m evaluation.equal --jsonfile1 answers/vanilla.jsonl --jsonfile2 answers/served.jsonl \\
+      --model-path ORG/NAME --served-dtype bfloat16
+  python -m evaluation.equal --jsonfile1 answers/one.jsonl --jsonfile2 answers/other.jsonl \\
+      --judge-url http://127.0.0.1:8000
+
+exit code: 0 equal (or ties alone, where they are judged), 1 different, 2 not comparable, as where a question
 failed in both files and no other differs
 """
 
@@ -86,13 +101,12 @@ def _compared(
     differences = comparison.differences
     judged: dict[str, Any] = {}
     is_harmless = not differences
-    if options.model_path is not None and differences:
-        from evaluation.checking.rerun import Replay, judge, judged_text  # imported late: torch
+    if (options.model_path or options.judge_url) and differences:
+        from evaluation.checking.rerun import judge, judged_text  # imported late: torch
 
-        model = config_of(ModelOptions, vars(options))
-        replay = Replay((path, other), (rows, other_rows), model, options.question_file)
-        judged = judge(replay, differences, comparison.num_questions)
-        lines.append(judged_text(judged, differences))
+        judging = _file_judge((path, other), (rows, other_rows), options)
+        judged = judge(judging, differences, comparison.num_questions)
+        lines.append(judged_text(judged))
         if options.keep_verdict:
             num_ties = judged["ties"]
             write_verdict(other, path, num_ties, len(differences) - num_ties)
@@ -115,6 +129,35 @@ def _compared(
     }
     code = (2 if failures else 0) if is_harmless else 1
     return Result(report, "\n".join(lines), code)
+
+
+def _file_judge(
+    paths: tuple[Path, Path],
+    rows: tuple[list[AnswerRow], list[AnswerRow]],
+    options: argparse.Namespace,
+) -> FileJudge:
+    """Return what judges two files: a server, the model that a server serves, or the one that answered."""
+    if options.judge_url:
+        from evaluation.checking.logprobs import LogprobReplay
+
+        config = config_of(EndpointConfig, {**vars(options), "base_url": options.judge_url})
+        return LogprobReplay(paths, rows, config, options.question_file)
+    is_served = any(RunRecord.read(path).is_served for path in paths)
+    dtype = options.served_dtype
+    if is_served != (dtype is not None):
+        advice = "a server's precision is not known; give it" if is_served else "leave it out"
+        raise UserError(
+            f"served_dtype: got {dtype or 'none'} with {'a server' if is_served else 'no server'} among the files; "
+            f"{advice}"
+        )
+    if is_served:
+        from evaluation.checking.served import ServedReplay
+
+        model = config_of(ModelOptions, {**vars(options), "dtype": dtype})
+        return ServedReplay(paths, rows, model, options.question_file)
+    from evaluation.checking.rerun import Replay
+
+    return Replay(paths, rows, config_of(ModelOptions, vars(options)), options.question_file)
 
 
 def _verdict(comparison: Comparison, names: tuple[str, str]) -> str:
@@ -183,6 +226,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="load this model, the one that answered, and judge every difference: tie or BUG",
     )
     parser.add_argument(
+        "--served-dtype",
+        choices=[name for name in DTYPES if name != "auto"],
+        help="with --model-path: the precision in which the servers decoded that answered",
+    )
+    parser.add_argument(
+        "--judge-url",
+        metavar="URL",
+        help="ask this server, one that answered, for log-probabilities, and judge every difference by them",
+    )
+    add_options(parser, EndpointConfig, SERVER)
+    parser.add_argument(
         "--question-file",
         metavar="FILE",
         help="the questions that were answered (default: those of the sidecar's benchmark)",
@@ -191,13 +245,21 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--keep-verdict",
         action="store_true",
         default=None,
-        help="with --model-path: keep the verdict beside the second file, for speed and leaderboard",
+        help="with --model-path or --judge-url: keep the verdict beside the second file, for speed and leaderboard",
     )
     add_options(parser, ModelOptions, JUDGING)
     options = parser.parse_args(argv)
-    for name in ("question_file", "keep_verdict", *JUDGING):
-        if getattr(options, name, None) is not None and options.model_path is None:
-            raise UserError(f"{name}: got without --model-path; leave it out, or give both")
+    judges = [name for name in ("model_path", "judge_url") if getattr(options, name) is not None]
+    if len(judges) > 1:
+        raise UserError("model_path, judge_url: got both; leave one of them out")
+    needed = dict.fromkeys(("served_dtype", *JUDGING), "model_path")
+    needed |= dict.fromkeys(SERVER, "judge_url")
+    needed |= dict.fromkeys(("question_file", "keep_verdict"), "model_path")
+    for name, judge in needed.items():
+        is_enough = judges if name in ("question_file", "keep_verdict") else judge in judges
+        if getattr(options, name, None) is not None and not is_enough:
+            flag = judge.replace("_", "-")
+            raise UserError(f"{name}: got without --{flag}; leave it out, or give both")
     if options.file_path is not None and not Path(options.file_path).is_dir():
         raise UserError(f"file_path: got {options.file_path}; allowed: a folder that is there")
     return options

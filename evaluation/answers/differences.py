@@ -1,14 +1,16 @@
 """Where two answer files part, question by question.
 
-Token ids are compared where both files carry them, the text otherwise. Rows are matched by question
+Token ids are compared where both files carry them; else text, reasoning, and tool calls with their
+arguments. Rows are matched by question
 id; a row that one file lacks and a question that failed in one of them are differences. A question that
 failed in both has no answers to compare: it is neither equal nor different, and never skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from evaluation.answers.row import ERROR_TEXT, AnswerRow, Choice
@@ -127,9 +129,13 @@ def _answer_difference(
                 comparison.num_turns_by_ids += 1
                 ids, other_ids = choice.token_ids[turn], other_choice.token_ids[turn]
                 found = _token_difference(ids, other_ids, (text, other_text))
+                if found and text == other_text:
+                    found |= _beside_text(choice, other_choice, turn, with_cause=False)
             else:
                 comparison.num_turns_by_text += 1
-                found = _text_difference(text, other_text)
+                found = _text_difference(text, other_text) or (
+                    _beside_text(choice, other_choice, turn, with_cause=True)
+                )
             if found:
                 first = first or Difference(**where, turn=turn, **found)
     return first or failure
@@ -155,6 +161,42 @@ def _token_difference(
         "texts": (_text_around(texts[0], place), _text_around(texts[1], place)),
         "parts_at_tokens": position < min(len(ids), len(other_ids)),
     }
+
+
+def _beside_text(choice: Choice, other: Choice, turn: int, with_cause: bool) -> dict[str, Any]:
+    """Return where two turns of equal text part: in what was thought before it, or in tool calls; empty if nowhere.
+
+    `with_cause`: as a difference of its own; else as the excerpts of one that token ids show.
+    """
+    for what, mine, theirs in _parts_beside_text(choice, other, turn):
+        if mine == theirs:
+            continue
+        position = _first_difference(mine, theirs)
+        excerpts = (_text_around(mine, position), _text_around(theirs, position))
+        cause = f"{what} differ"
+        if not with_cause:
+            return {"cause": f"tokens differ: {cause}", "texts": excerpts}
+        return {
+            "cause": cause,
+            "unit": "character",
+            "position": position,
+            "excerpts": excerpts,
+        }
+    return {}
+
+
+def _parts_beside_text(choice: Choice, other: Choice, turn: int) -> Iterator[tuple[str, str, str]]:
+    """Yield what is generated beside a turn's text: what it is, the one and the other; absent ones are empty."""
+
+    def of(values: list[Any]) -> Any:
+        return values[turn] if turn < len(values) else []
+
+    yield "reasonings", of(choice.reasoning) or "", of(other.reasoning) or ""
+    calls = zip_longest(of(choice.tool_calls), of(other.tool_calls), fillvalue=("", ""))
+    for index, (mine, theirs) in enumerate(calls):
+        name = mine[0] or theirs[0]
+        yield f"names of tool call {index}", mine[0], theirs[0]
+        yield f"arguments of tool call {index} ({name})", mine[1], theirs[1]
 
 
 def _text_difference(text: str, other_text: str) -> dict[str, Any] | None:

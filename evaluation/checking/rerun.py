@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from evaluation.answers.differences import Difference
 from evaluation.answers.provenance import check_weights
@@ -83,6 +83,9 @@ class Replay:
         self._judge = Judge(self._target, metas[0]["repetition_penalty"])
         self._drafters = (_drafter(metas[0], self._target), _drafter(metas[1], self._target))
 
+    def can_judge(self, difference: Difference) -> bool:
+        return difference.parts_at_tokens
+
     def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
         """Judge the answers that differ at these places, after measuring the noise."""
         if not self._judge.is_exact:
@@ -123,10 +126,31 @@ class Replay:
         return prompt_ids, choice.token_ids[turn]
 
 
-def judge(replay: Replay, differences: Sequence[Difference], num_questions: int) -> dict[str, Any]:
+class Verdict(Protocol):
+    """A judgement of a first difference, a dataclass that reads as a line."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def is_tie(self) -> bool: ...
+
+
+class FileJudge(Protocol):
+    """Judges where two answer files part."""
+
+    def can_judge(self, difference: Difference) -> bool:
+        """Whether two tokens stand against each other there."""
+        ...
+
+    def verdicts(self, places: Sequence[TurnKey]) -> Sequence[Verdict]: ...
+
+
+def judge(
+    replay: FileJudge, differences: Sequence[Difference], num_questions: int
+) -> dict[str, Any]:
     """Judge every first difference, at most one a question, with rates over the questions compared."""
     # Answers that differ in anything but a token have no two logits to compare.
-    parted = [it for it in differences if it.parts_at_tokens]
+    parted = [it for it in differences if replay.can_judge(it)]
     verdicts = replay.verdicts([(it.question_id, it.choice or 0, it.turn or 0) for it in parted])
     num_ties = sum(verdict.is_tie for verdict in verdicts)
     num_others = len(differences) - num_ties
@@ -140,22 +164,20 @@ def judge(replay: Replay, differences: Sequence[Difference], num_questions: int)
             for it, verdict in zip(parted, verdicts, strict=True)
         ],
         "texts": [
-            f"question {it.question_id}, turn {it.turn}, token {it.position}: {verdict}"
+            f"question {it.question_id}, turn {it.turn}, {it.unit} {it.position}: {verdict}"
             for it, verdict in zip(parted, verdicts, strict=True)
+        ],
+        "not_judged": [
+            f"question {it.question_id}: not judged: {it.cause}"
+            for it in differences
+            if it not in parted
         ],
         "questions": num_questions,
     }
 
 
-def judged_text(judged: dict[str, Any], differences: Sequence[Difference]) -> str:
-    lines = [
-        *judged["texts"],
-        *(
-            f"question {it.question_id}: not judged: {it.cause}"
-            for it in differences
-            if not it.parts_at_tokens
-        ),
-    ]
+def judged_text(judged: dict[str, Any]) -> str:
+    lines = [*judged["texts"], *judged["not_judged"]]
     for name, key, rate in (
         ("ties", "ties", "tie_rate_interval"),
         ("bugs and other differences", "bugs_and_others", "bug_rate_interval"),

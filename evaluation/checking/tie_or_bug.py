@@ -14,6 +14,9 @@ rounded weights in a wider type, one plain pass without cache.
 In float32 and wider every difference is a bug: there the loop decides near-ties as plain decoding
 does (`model.engine.loop`).
 
+Another program's texts, such as a server's, cannot be replayed. There each of the two tokens must stand so near to
+the reference's largest logit that two errors of plain decoding explain it (`judge_tokens`).
+
 Use:
     judge = Judge(target)
     verdict = judge.judge(prompt_ids, (plain_ids, other_ids), (vanilla_drafter, drafter))
@@ -24,6 +27,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +44,28 @@ NOISE_FACTOR = 3.0
 TIE, BUG = "tie", "BUG"
 
 
+class Standing(NamedTuple):
+    """How far two tokens stand below the largest score."""
+
+    is_tie: bool
+    gaps: tuple[float, float]
+
+
+def judge_tokens(
+    scores: Sequence[float] | torch.Tensor, tokens: tuple[float, float], bound: float
+) -> Standing:
+    """Judge two tokens of which each was chosen greedily: a tie if both stand within `bound` of the largest score.
+
+    Args:
+        scores: of all tokens at the position, [V].
+        tokens: the scores of the two.
+        bound: how far below the largest one rounding may push the largest token's score.
+    """
+    largest = float(torch.as_tensor(scores, dtype=torch.float64).max())
+    gaps = (largest - tokens[0], largest - tokens[1])
+    return Standing(max(gaps) <= bound, gaps)
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The judgement of a first difference, with the evidence; logits are the reference's."""
@@ -48,7 +74,7 @@ class Judgement:
     position: int  # index of the first differing token in the answer
     tokens: tuple[int, int]
     logits: tuple[float, float]
-    gap: float  # distance of the two tokens' logits
+    gap: float  # distance of the two tokens' logits; of other programs' texts, of the worse one to the largest
     bound: float  # how large a gap the errors at this position can explain
     noise: float  # plain decoding's, as measured so far
     worst_errors: tuple[float, float]  # largest error of each replay over the whole first text
@@ -118,10 +144,7 @@ class Judge:
         Raises:
             ValueError: if one text is the beginning of the other.
         """
-        pairs = zip(*texts, strict=False)
-        position = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-        if position is None:
-            raise ValueError("texts: one is the beginning of the other; allowed: texts that part")
+        position = _first_difference(*texts)
         # Over the whole text: a bug with a small effect at the first difference shows elsewhere.
         reference = self._reference_logits(prompt_ids, texts[0])
         errors = [self._errors(drafter, prompt_ids, texts[0], reference) for drafter in drafters]
@@ -143,6 +166,43 @@ class Judge:
             noise,
             worst,
         )
+
+    def judge_served(
+        self,
+        prompt_ids: Sequence[int],
+        texts: tuple[Sequence[int], Sequence[int]],
+        others: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    ) -> Judgement:
+        """Judge the first difference of two texts of other programs, in any dtype.
+
+        Args:
+            prompt_ids: the prompt of both.
+            texts: new tokens of each; they differ at a position that both have.
+            others: further tokens that may stand for the first differing one of each, where the texts' own
+                tokens are not known; the likeliest counts.
+
+        Raises:
+            ValueError: if one text is the beginning of the other.
+        """
+        position = _first_difference(*texts)
+        known = texts[0][: position + 1]
+        reference = self._reference_logits(prompt_ids, known)
+        plain = VanillaDrafter(VanillaConfig(), self.target.vocab_size, self.target.device)
+        errors = self._errors(plain, prompt_ids, known, reference)
+        prefix = torch.tensor([[*prompt_ids, *texts[0][:position]]], device=reference.device)
+        scores = self._penalty(prefix, reference[position][None])[0]
+        chosen = [
+            max((text[position], *more), key=lambda token: float(scores[token]))
+            for text, more in zip(texts, others, strict=True)
+        ]
+        tokens = (chosen[0], chosen[1])
+        logits = (float(scores[tokens[0]]), float(scores[tokens[1]]))
+        noise = self.noise
+        bound = 2 * self._stretch * max(errors[position], noise)
+        standing = judge_tokens(scores, logits, bound)
+        worst = (max(errors), max(errors))
+        gap, verdict = max(standing.gaps), TIE if standing.is_tie else BUG
+        return Judgement(verdict, position, tokens, logits, gap, bound, noise, worst)
 
     @torch.inference_mode()
     def _reference_logits(
@@ -167,6 +227,14 @@ class Judge:
         for _ in steps:
             pass
         return rule.errors
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    position = next((place for place, (mine, theirs) in pairs if mine != theirs), None)
+    if position is None:
+        raise ValueError("texts: one is the beginning of the other; allowed: texts that part")
+    return position
 
 
 class _ForcedTokens:

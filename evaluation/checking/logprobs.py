@@ -1,0 +1,165 @@
+"""Judge where two answers part by a server's own log-probabilities: it is asked again, token by token.
+
+The server answers the same messages once more with the likeliest tokens at each place (`top_logprobs`). Where the
+two texts part, both their tokens must be among these, within `TIE_NATS` of the likeliest; else it is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluation.answers.differences import Difference
+from evaluation.answers.row import AnswerRow
+from evaluation.checking.rerun import TurnKey
+from evaluation.checking.served import questions_of
+from evaluation.checking.tie_or_bug import BUG, TIE, judge_tokens
+from evaluation.inference.endpoint.client import Client, EndpointError
+from evaluation.inference.endpoint.config import EndpointConfig
+from model.commands.command_line import UserError
+
+# Two logits of 16 to 32 that bfloat16 rounds up and down: neighbours there are 0.125 apart.
+TIE_NATS = 0.25
+# The most that vLLM and OpenAI give.
+NUM_LIKELIEST = 20
+NOT_JUDGED = "not judged"
+LONGEST_SHOWN = 30
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobJudgement:
+    """The judgement of a first difference by a server's log-probabilities."""
+
+    verdict: str  # "tie", "BUG" or "not judged"
+    cause: str
+    tokens: tuple[str, str] = ("", "")
+    gaps: tuple[float, float] = (0.0, 0.0)  # below the likeliest token's log-probability
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether rounding alone decided."""
+        return self.verdict == TIE
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.cause}"
+
+
+class LogprobReplay:
+    """Two answer files with a server that judges them.
+
+    Args:
+        paths: the two answer files.
+        rows: their rows.
+        config: the server.
+        question_file: the questions; None takes the sidecar's benchmark.
+
+    Raises:
+        UserError: if the server cannot be reached, or as `questions_of`.
+    """
+
+    def __init__(
+        self,
+        paths: tuple[Path, Path],
+        rows: tuple[Sequence[AnswerRow], Sequence[AnswerRow]],
+        config: EndpointConfig,
+        question_file: str | None,
+    ) -> None:
+        self._questions, self._record = questions_of(paths, question_file)
+        self._rows = tuple({row.question_id: row for row in side} for side in rows)
+        self._client = Client(config)
+
+    def can_judge(self, difference: Difference) -> bool:
+        """Whether the texts part: tool calls and reasoning have no place in the log-probabilities."""
+        return difference.turn is not None and difference.cause in ("tokens differ", "texts differ")
+
+    def verdicts(self, places: Sequence[TurnKey]) -> list[LogprobJudgement]:
+        """Judge the answers that differ at these places.
+
+        Raises:
+            UserError: if the server does not answer.
+        """
+        try:
+            return [self._verdict(place) for place in places]
+        except EndpointError as error:
+            raise UserError(str(error)) from error
+
+    def _verdict(self, place: TurnKey) -> LogprobJudgement:
+        question_id, choice_index, turn = place
+        question = self._questions[question_id]
+        first, second = (
+            self._rows[side][question_id].choices[choice_index].turns for side in (0, 1)
+        )
+        said = [] if question.system is None else [{"role": "system", "content": question.system}]
+        for user, assistant in zip(question.turns[:turn], first, strict=False):
+            said += [
+                {"role": "user", "content": user},
+                {"role": "assistant", "content": assistant},
+            ]
+        said.append({"role": "user", "content": question.turns[turn]})
+        return judge_logprobs(self._asked(said), (first[turn], second[turn]))
+
+    def _asked(self, messages: list[dict[str, str]]) -> list[dict[str, Any]]:
+        body = {
+            "model": self._client.model,
+            "messages": messages,
+            "max_tokens": self._record["max_new_tokens"],
+            "temperature": 0,
+            "logprobs": True,
+            "top_logprobs": NUM_LIKELIEST,
+        }
+        answer = self._client.post("/v1/chat/completions", body)
+        try:
+            content: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"]
+        except (KeyError, IndexError, TypeError):
+            raise EndpointError(
+                f"endpoint {self._client.url}: sends no logprobs; give --model-path instead"
+            ) from None
+        return content
+
+
+def judge_logprobs(content: Sequence[dict[str, Any]], texts: tuple[str, str]) -> LogprobJudgement:
+    """Judge where two texts part.
+
+    Args:
+        content: OpenAI's `logprobs.content` of one of the texts, or of a third that goes with both until they part.
+        texts: the two; they differ.
+    """
+    pairs = enumerate(zip(*texts, strict=False))
+    shorter = min(map(len, texts))
+    parted = next((place for place, (one, other) in pairs if one != other), shorter)
+    if parted == shorter:
+        return LogprobJudgement(NOT_JUDGED, "one text ends where they part")
+    begin = 0
+    for entry in content:
+        token = str(entry["token"])
+        if begin + len(token) > parted:
+            break
+        if not texts[0].startswith(token, begin):
+            return LogprobJudgement(NOT_JUDGED, f"the server parts from both at character {begin}")
+        begin += len(token)
+    else:
+        return LogprobJudgement(NOT_JUDGED, "the server's answer ends before the two part")
+    top = {str(one["token"]): float(one["logprob"]) for one in entry["top_logprobs"]}
+    top.setdefault(token, float(entry["logprob"]))
+    found = [_token(top, text[begin:], parted - begin) for text in texts]
+    missing = [text for text, name in zip(texts, found, strict=True) if name is None]
+    if missing:
+        rest = missing[0][begin : begin + LONGEST_SHOWN]
+        cause = f"no token of {rest!r} is among the {len(top)} likeliest at character {begin}"
+        return LogprobJudgement(BUG, cause)
+    one, other = found[0] or "", found[1] or ""
+    standing = judge_tokens(list(top.values()), (top[one], top[other]), TIE_NATS)
+    cause = (
+        f"{one!r} and {other!r} stand {standing.gaps[0]:.3g} and {standing.gaps[1]:.3g} nats below the likeliest "
+        f"token, bridged up to {TIE_NATS}"
+    )
+    verdict = TIE if standing.is_tie else BUG
+    return LogprobJudgement(verdict, cause, (one, other), standing.gaps)
+
+
+def _token(top: dict[str, float], rest: str, num_common: int) -> str | None:
+    """Return the likeliest token that begins a text and reaches beyond what the two have in common."""
+    fitting = [name for name in top if len(name) > num_common and rest.startswith(name)]
+    return max(fitting, key=lambda name: top[name], default=None)
