@@ -189,7 +189,8 @@ def _batch_table(by_size: Mapping[int, Group]) -> Table:
         (row,) = (row for row in smallest.rows if row.entry is smallest.baseline)
         alone = row.figures.figure(OVERALL, "exact_tokens_per_second")
     header = [METHOD, "Batch size", "Tokens/s", f"Over {base} of that size"]
-    header += [f"Over {base} one by one", "MAT", "Texts under way"]
+    header += ["Decode speed-up", f"Over {base} one by one", "MAT", "Other answers"]
+    header += ["Texts under way"]
     rows = []
     for size, group in sorted(by_size.items()):
         titles = entry_titles(group)
@@ -200,8 +201,10 @@ def _batch_table(by_size: Mapping[int, Group]) -> Table:
                 Cell(str(size), size),
                 _figure(row, OVERALL, "exact_tokens_per_second"),
                 _speedup(row, group, "exact_speedup"),
+                _speedup(row, group, "decode_speedup"),
                 figure_cell(speed / alone, unit="x"),
                 _figure(row, OVERALL, "exact_mean_accepted_tokens"),
+                _other_answers(row),
                 figure_cell(_texts_under_way(row)),
             ]
             rows.append(cells)

@@ -25,12 +25,12 @@ Capture = pytest.CaptureFixture[str]
 TABLE = """\
 By batch size: models/tiny; Spec-Bench; float32; cpu, 1 thread
 
-| Models                   | Batch size | Tokens/s | Over Vanilla (autoregressive) of that size | Over Vanilla (autoregressive) one by one |  MAT | Texts under way |
-| ------------------------ | ---------: | -------: | -----------------------------------------: | ---------------------------------------: | ---: | --------------: |
-| Prompt lookup (PLD)      |          1 |     4.00 |                         2.00x [2.00, 2.00] |                                    2.00x | 2.00 |            1.00 |
-| Prompt lookup (PLD)      |          4 |     8.00 |                         1.33x [1.33, 1.33] |                                    4.00x | 2.00 |            3.50 |
-| Vanilla (autoregressive) |          1 |     2.00 |                                      1.00x |                                    1.00x | 1.00 |            1.00 |
-| Vanilla (autoregressive) |          4 |     6.00 |                                      1.00x |                                    3.00x | 1.00 |            4.00 |
+| Models                   | Batch size | Tokens/s | Over Vanilla (autoregressive) of that size | Over Vanilla (autoregressive) one by one |  MAT | Other answers | Texts under way |
+| ------------------------ | ---------: | -------: | -----------------------------------------: | ---------------------------------------: | ---: | ------------: | --------------: |
+| Prompt lookup (PLD)      |          1 |     4.00 |                         2.00x [2.00, 2.00] |                                    2.00x | 2.00 |        0 of 5 |            1.00 |
+| Prompt lookup (PLD)      |          4 |     8.00 |                         1.33x [1.33, 1.33] |                                    4.00x | 2.00 |        0 of 5 |            3.50 |
+| Vanilla (autoregressive) |          1 |     2.00 |                                      1.00x |                                    1.00x | 1.00 |             - |            1.00 |
+| Vanilla (autoregressive) |          4 |     6.00 |                                      1.00x |                                    3.00x | 1.00 |             - |            4.00 |
 """  # noqa: E501
 
 
