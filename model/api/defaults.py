@@ -2,7 +2,7 @@
 
 On a CPU a pass over the paper's tree of 80 nodes takes many times as long as one over a token, so that
 the text comes slower than by plain decoding. What pays there chooses each draft's nodes by their measured
-cost (docs/library.md has the figures). On a GPU, where a pass over a few rows costs about what one row does,
+cost (docs/benchmarks.md has the figures). On a GPU, where a pass over a few rows costs about what one row does,
 it is the paper's tree until a measurement says otherwise.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,12 +11,16 @@ from evaluation.reporting.benchmark_reports import read_benchmark
 from evaluation.reporting.leaderboard_tables import batch_tables
 from evaluation.reporting.notes import alarms
 from evaluation.reporting.tables import bounds_text, figure_text, markdown_table
-from evaluation.reporting.titles import entry_titles, task_title
+from evaluation.reporting.titles import entry_titles, method_title, options_text, task_title
 from evaluation.scoring.figures import CODE, OVERALL
-from evaluation.scoring.groups import Group, Measured
+from evaluation.scoring.groups import Entry, Group, Measured
 from model.commands.known_models import KNOWN_MODELS, MODELS_FOLDER
 from scripts.results.pack import groups_of
 
+# Options that say how many nodes a step drafts.
+SIZES = ("num_nodes", "num_pred_tokens")
+# An option that names a tree, of another size each.
+TREE = "tree_version"
 # Cached tokens of the costs that are shown, or the nearest that a report has.
 CONTEXT = 512
 MODEL_TITLES = {
@@ -81,6 +86,31 @@ def batches(packs: Sequence[Path]) -> str:
     return "\n\n".join(part for table in found for part in (table.caption, table.markdown))
 
 
+def nodes(packs: Sequence[Path]) -> str:
+    """Return methods against drafted nodes: tokens a second, speed-up with its interval, mean accepted tokens.
+
+    Columns are the numbers of nodes that methods were given. One without such an option (a tree, a window) stands
+    in the first column that holds the nodes of its mean step.
+    """
+    parts = []
+    for group in _groups(packs):
+        rows = [row for row in group.rows if row.entry is not group.baseline]
+        given = sorted({size for row in rows if (size := _given_size(row.entry))})
+        cells: dict[str, dict[int, str]] = {}
+        for row in rows:
+            by_size = cells.setdefault(_name_without_size(row.entry), {})
+            size = _given_size(row.entry) or _mean_size(row.entry, given)
+            by_size[size] = "; ".join(filter(None, (by_size.get(size), _cell(group, row))))
+        sizes = sorted({size for by_size in cells.values() for size in by_size})
+        body = [
+            [name, *(by_size.get(size, "-") for size in sizes)] for name, by_size in cells.items()
+        ]
+        header = ["method", *(f"{size} nodes" for size in sizes)]
+        parts += [f"{_column(group)}. {line}" for line in _captions([group])]
+        parts += ["", markdown_table(header, body), ""]
+    return "\n".join(parts).rstrip("\n")
+
+
 def costs(reports: Sequence[Path]) -> str:
     """Return milliseconds of a pass by nodes, from reports of `scripts.benchmark`, and relative to one node."""
     columns = {}
@@ -104,8 +134,33 @@ TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
     "tasks": tasks,
     "report": report,
     "batches": batches,
+    "nodes": nodes,
     "costs": costs,
 }
+
+
+def _name_without_size(entry: Entry) -> str:
+    """Return a method's title with the options in words that tell its entries apart, those of a size left out."""
+    words = {
+        name: value
+        for name, value in entry.differing.items()
+        if isinstance(value, bool) or (not isinstance(value, int) and name != TREE)
+    }
+    return ", ".join(filter(None, (method_title(entry.method), options_text(words, entry.method))))
+
+
+def _given_size(entry: Entry) -> int | None:
+    return next(
+        (size for name in SIZES if isinstance(size := entry.differing.get(name), int)), None
+    )
+
+
+def _mean_size(entry: Entry, given: Sequence[int]) -> int:
+    """Return the first of these sizes that holds the drafted nodes of an entry's mean step, or their number."""
+    choices = [choice for file in entry.files for row in file.rows for choice in row.choices]
+    num_steps = sum(len(choice.accept_lengths) for choice in choices)
+    mean = sum(sum(choice.draft_tokens) for choice in choices) / max(1, num_steps)
+    return next((size for size in given if mean <= size), math.ceil(mean))
 
 
 def _groups(packs: Sequence[Path]) -> list[Group]:

@@ -15,6 +15,8 @@ from scripts.batch_map.command import main
 from scripts.batch_map.measure import ENTRANTS, Run, prompts_of
 from scripts.batch_map.page import border, ratios
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
@@ -39,6 +41,13 @@ def test_every_method_is_measured_at_every_size_and_drawn(measured: Path, tmp_pa
     assert main(["draw", str(measured), "--page", str(page), "--picture", str(picture)]) == 0
     assert all(f"| {name} " in page.read_text() for name in ENTRANTS)
     assert picture.read_text().startswith("<svg") and "map.svg" in page.read_text()
+
+
+def test_the_page_of_the_docs_is_drawn_from_the_stored_files(tmp_path: Path) -> None:
+    files = sorted(map(str, ROOT.glob("docs/benchmarks/batches-*.json")))
+    page, picture = tmp_path / "batches.md", tmp_path / "batches.svg"
+    assert main(["draw", *files, "--page", str(page), "--picture", str(picture)]) == 0
+    assert page.read_text() == (ROOT / "docs/studies/batches.md").read_text()
 
 
 def test_figures_are_relative_to_the_plain_batch_of_the_same_round() -> None:

@@ -18,15 +18,21 @@ from model.commands.command_line import UserError
 from scripts.results.command import MARKED, ROOT, main, pages, with_tables
 from scripts.results.pack import pack
 from tests.evaluation.answers.answer_rows import make_row, write_answers
+from tests.model.families.list_models import BEGIN, END
 
-# Pages whose every table with decimals is made from stored files.
-OF_FIGURES = ("README.md", "docs/benchmarks.md", "docs/field.md")
 # What is stored, all together.
 MOST_BYTES = 25 * 2**20
-# A table by hand that takes its figures from other pages, which it names.
+# A table by hand that takes its figures from stored files, which it names.
 TAKEN = re.compile(r"<!-- figures of ([^>]+?) -->\n(.*?)<!-- end of figures -->", re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
-DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+x?(?![\w.])")
+DECIMAL = re.compile(r"(?<![\w.-])\d+\.\d+x?(?![\w.])")
+# A table of options has their defaults in a column of this name.
+OF_OPTIONS = re.compile(r"^\|[^\n]*\| default \|")
+# Tables of names and versions that a command writes, held by tests of its own.
+LISTED = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
+# A page of a study is written whole by a command; it says by which, at which commit.
+STUDIES = ROOT / "docs" / "studies"
+WRITTEN = re.compile(r"`python -m scripts\.(?:studies|batch_map)[^`]*`, commit [0-9a-f]{7,}")
 META = {
     **{"model_path": "data/demo/model", "dtype": "float32", "device": "cpu (x)", "threads": 2},
     **{"max_new_tokens": 16, "temperature": 0.0, "bench_name": "spec_bench"},
@@ -59,16 +65,58 @@ def test_a_page_says_what_its_files_say(page: Path) -> None:
     assert with_tables(text, ROOT) == text, "run python -m scripts.results tables"
 
 
-@pytest.mark.parametrize("name", OF_FIGURES)
-def test_no_table_has_a_figure_without_its_file(name: str) -> None:
-    by_hand = MARKED.sub("", (ROOT / name).read_text(encoding="utf-8"))
-    for found in TAKEN.finditer(by_hand):
-        texts = [(ROOT / source).read_text(encoding="utf-8") for source in found[1].split()]
-        missing = [one for one in DECIMAL.findall(found[2]) if not any(one in t for t in texts)]
-        assert not missing, f"{name}: {missing} are not in {found[1]}"
-    by_hand = TAKEN.sub("", by_hand)
-    unsourced = [table for table in TABLE.findall(by_hand) if DECIMAL.search(table)]
-    assert not unsourced, f"{name}: make these with scripts.results: {unsourced}"
+def _is_in(figure: str, file: Path) -> bool:
+    """Whether a stored file has a figure; a JSON has it with more digits."""
+    value, text = figure.removesuffix("x"), file.read_text(encoding="utf-8")
+    if file.suffix != ".json":
+        return value in {found.removesuffix("x") for found in DECIMAL.findall(text)}
+    digits = len(value.partition(".")[2])
+    numbers = re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text)
+    return value in {f"{float(number):.{digits}f}" for number in numbers}
+
+
+def unsourced(text: str, folder: Path = ROOT) -> list[str]:
+    """Return the figures of a page's tables that are in no stored file that the page names."""
+    by_hand = LISTED.sub("", MARKED.sub("", text))
+    found = []
+    for taken in TAKEN.finditer(by_hand):
+        files = [folder / name for name in taken[1].split()]
+        for figure in DECIMAL.findall(taken[2]):
+            if not any(_is_in(figure, file) for file in files):
+                found.append(f"{figure} is not in {taken[1]}")
+    for table in TABLE.findall(TAKEN.sub("", by_hand)):
+        if not OF_OPTIONS.match(table):
+            found += DECIMAL.findall(table)
+    return found
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_table_has_a_figure_without_its_file(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if page.is_relative_to(STUDIES) and page.name != "README.md":
+        assert WRITTEN.search(text), "say which command at which commit wrote it"
+    else:
+        assert not unsourced(text), "make it with scripts.results, or name the file that has it"
+
+
+def test_a_planted_figure_is_found(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"speed": 1.2345, "verdict": "7.02x of generate"}')
+    (tmp_path / "page.md").write_text("| hybrid | 1.45x |\n")
+
+    def planted(row: str, source: str = "", header: str = "| method | x |") -> list[str]:
+        table = f"{header}\n|---|---|\n| hybrid | {row} |\n"
+        mark, end = f"<!-- figures of {source} -->\n", "<!-- end of figures -->\n"
+        return unsourced(f"before\n\n{mark + table + end if source else table}\nafter", tmp_path)
+
+    assert planted("1.23x [1.10, 1.31]") == ["1.23x", "1.10", "1.31"]
+    assert planted("1.23x, 7.02x", "run.json") == []
+    assert planted("1.24x", "run.json") == ["1.24x is not in run.json"]
+    assert planted("1.45x, 1.234", "run.json page.md") == []
+    assert planted("1.4x, 0.45", "page.md") == ["1.4x is not in page.md", "0.45 is not in page.md"]
+    assert planted("0.5", header="| option | default |") == []
+    assert planted("Apache-2.0, torch 2.13.0, Qwen3.5, 12 of 24") == []
+    made = "<!-- table: summary of a.tar.xz -->\n| a | 1.5 |\n<!-- end of table -->\n"
+    assert unsourced(made) == [] and unsourced(made + "| a | 1.5 |\n") == ["1.5"]
 
 
 def test_what_is_stored_is_small() -> None:
@@ -105,6 +153,34 @@ def test_batches_are_tables_over_sizes(tmp_path: Path) -> None:
     ]
     text = with_tables(_page("batches", *names), tmp_path)
     assert "By batch size" in text and "4.80x" in text
+
+
+def test_nodes_are_columns(tmp_path: Path) -> None:
+    folder = tmp_path / "field"
+    entrants = [("vanilla", {}, 0), ("lookahead", {"window": 4}, 5)]
+    entrants += [("hybrid", {"num_nodes": size, "budget": "fixed"}, size) for size in (8, 16)]
+    entrants += [("racer", {"num_nodes": 8}, 8)]
+    entrants += [("recycling", {"tree_version": f"tree-{size}.json"}, size) for size in (8, 16)]
+    for index, (method, options, size) in enumerate(entrants):
+        choice = {"token_ids": [[7] * 12], "draft_tokens": [6 * size]}
+        rows = [
+            make_row(number, "qa", [2] * 6, (12 + number % 3) / (1 + index), **choice)
+            for number in range(8)
+        ]
+        meta = META | {"method": method, "options": options}
+        write_answers(folder / f"{index}.jsonl", rows, meta)
+    pack(folder, tmp_path / "field.tar.xz")
+    text = with_tables(_page("nodes", "field.tar.xz"), tmp_path)
+    header, _, *rows = (line.split("|")[1:-1] for line in text.splitlines() if line[:1] == "|")
+    assert [cell.strip() for cell in header] == ["method", "8 nodes", "16 nodes"]
+    has = {row[0].strip(): [" tokens/s" in cell for cell in row[1:]] for row in rows}
+    assert has == {
+        "Token Recycling": [True, True],
+        "Hybrid": [True, True],
+        "Lookahead": [True, False],
+        "RACER": [True, False],
+    }
+    assert "Demo model, 7M, float32, 2 threads. 8 questions of spec_bench" in text
 
 
 def test_costs_are_of_reports_of_the_benchmark(tmp_path: Path) -> None:
