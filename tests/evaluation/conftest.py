@@ -38,14 +38,19 @@ OUR_CHOICE_KEYS = {
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer Llama with the demo tokenizer.
+    """A random two-layer Llama with the demo tokenizer."""
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny", num_layers=2)
+
+
+def save_tiny_model(folder: Path, num_layers: int) -> Path:
+    """Write a random Llama with the demo tokenizer; return its folder.
 
     Few tokens ever win and attention is weak, so that texts fall into cycles as real ones do:
     drafts are accepted, and some answers reach the end-of-text token.
     """
-    folder = tmp_path_factory.mktemp("model") / "tiny"
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 2}
-    model = random_llama(8192, max_position_embeddings=CONTEXT, pad_token_id=0, **sizes)
+    sizes |= {"num_hidden_layers": num_layers, "max_position_embeddings": CONTEXT}
+    model = random_llama(8192, pad_token_id=0, **sizes)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(0.2)

@@ -18,9 +18,15 @@ from model.commands import loading
 from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
 from model.compiled.target import CompiledTarget
-from tests.evaluation.conftest import read_meta, run, token_ids
+from tests.evaluation.conftest import read_meta, run, save_tiny_model, token_ids
 
 OPTIONS = ("--threads", 1, "--max-new-tokens", 16, "--question-end", 2)
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer, since every shape traces each layer anew."""
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny", num_layers=1)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +52,8 @@ def test_compiled_answers_are_those_of_a_run_without(
         assert token_ids(compiled) == token_ids(plain)
         assert [read_meta(file)["compile"] for file in (plain, compiled)] == [False, True]
         late = tmp_path / "late.jsonl"
-        assert run("recycling", options, late, "--warmup", 0, "--compile") == 0
+        one = ("--warmup", 0, "--question-end", 1)
+        assert run("recycling", options, late, *one, "--compile") == 0
         assert "shapes were compiled within an answer" in caplog.text
 
 
