@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+NESTS = (list, tuple, dict)
 # One kernel on a GPU; this build of torch has none, or makes them of other operations.
 ONE_KERNEL = {
     torch.nn.functional.scaled_dot_product_attention: "attention",
@@ -117,7 +118,7 @@ def leaves(value: Any) -> list[Any]:
         return [value]
     found = []
     for each in value:
-        if isinstance(each, (list, tuple, dict)):
+        if isinstance(each, NESTS):
             found += leaves(each)
         else:
             found.append(each)
@@ -126,8 +127,11 @@ def leaves(value: Any) -> list[Any]:
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """Return the same lists, tuples and dicts with what the function makes of their leaves."""
-    if isinstance(value, (list, tuple)):
-        return type(value)([mapped(function, each) for each in value])
     if isinstance(value, dict):
         return {key: mapped(function, each) for key, each in value.items()}
-    return function(value)
+    if not isinstance(value, NESTS):
+        return function(value)
+    # A call for each leaf would take half of the time.
+    return type(value)(
+        [mapped(function, each) if isinstance(each, NESTS) else function(each) for each in value]
+    )
