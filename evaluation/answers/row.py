@@ -144,6 +144,14 @@ class Choice:
     sources = JsonKey[list[dict[str, list[int]]]](
         [], _list_of(_object_of(_is_pair)), "an object {name: [drafted, accepted]} for each turn"
     )
+    # Nodes that each step of a turn drafted, roots excluded.
+    step_nodes = JsonKey[list[list[int]]](
+        [], _list_of(_list_of(_is_integer)), "a list of counts for each turn"
+    )
+    # Of a server's answers: vLLM's `metrics.speculative_decoding` for each turn.
+    speculative_decoding = JsonKey[list[dict[str, Any]]](
+        [], _list_of(lambda value: isinstance(value, dict)), "an object for each turn"
+    )
     step_times = JsonKey[list[dict[str, float]]](
         [], _list_of(_object_of(_is_number)), "an object of seconds for each turn"
     )

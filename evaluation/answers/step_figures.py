@@ -32,7 +32,8 @@ def step_counts(steps: Sequence[StepRecord]) -> dict[str, Any]:
         `draft_tokens`: nodes drafted, roots excluded. `drafted`: the same by place,
         `drafted[depth - 1][rank]`. `accepted`, of the same shape: those whose tokens were
         emitted. `sources`: drafted and accepted by the name of their source, empty where the
-        drafter names none. `step_times`: seconds by part, of which each text of a batch has a share.
+        drafter names none. `step_nodes`: nodes that each step drafted, 0 without a draft. `step_times`: seconds by
+        part, of which each text of a batch has a share.
     """
     drafted: Counter[NodePlace] = Counter()
     accepted: Counter[NodePlace] = Counter()
@@ -53,6 +54,7 @@ def step_counts(steps: Sequence[StepRecord]) -> dict[str, Any]:
         "drafted": _by_place(drafted, drafted),
         "accepted": _by_place(accepted, drafted),
         "sources": sources,
+        "step_nodes": [step.num_nodes - 1 for step in steps],
         "step_times": {
             part: sum(getattr(step, f"{part}_ns") / step.num_texts for step in steps) / 1e9
             for part in PARTS

@@ -33,6 +33,7 @@ CHOICE_KEYS = {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "a
 OUR_CHOICE_KEYS = {
     *("token_ids", "prompt_tokens", "prefill_time", "decode_time", "cpu_time"),
     *("draft_tokens", "stop_reasons", "drafted", "accepted", "sources", "step_times"),
+    "step_nodes",
 }
 
 

@@ -1,0 +1,190 @@
+"""The steps of each turn, and the three averages that are all called acceptance length (docs/acceptance.md).
+
+A step emits its accepted drafted tokens and one of the model's own; one that the limit or the end of text cuts may
+lack the latter. Steps without a draft emit one token: some count them, some do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from evaluation.answers.row import AnswerRow, Choice
+from model.serve.acceptance import Acceptance, StepCounts
+
+
+class TurnSteps(NamedTuple):
+    """The steps of one answer.
+
+    Attributes:
+        request: question and choice, common to the turns of one conversation.
+        category: of the question.
+        turn: index of the turn.
+        prompt_tokens: tokens of its prompt; None if not known.
+        steps: tokens, drafted and accepted nodes of every step, and the depth of the deepest draft.
+        is_in_order: whether the steps without a draft stand where they were.
+        knows_drafts: whether it is known which steps drafted.
+        is_whole: whether steps without a draft are among the steps.
+    """
+
+    request: tuple[int | str, int]
+    category: str
+    turn: int
+    prompt_tokens: int | None
+    steps: list[StepCounts]
+    is_in_order: bool = True
+    knows_drafts: bool = True
+    is_whole: bool = True
+
+    def vllm_fields(self) -> dict[str, Any]:
+        """Return vLLM's `metrics.speculative_decoding`."""
+        return Acceptance(list(self.steps)).vllm_fields()
+
+
+@dataclass(slots=True)
+class AcceptanceSums:
+    """Counts over many steps; what a format does not tell is NaN.
+
+    Attributes:
+        lengths: number of steps by the tokens that they emitted, every step counted.
+        drafts: steps that had a draft.
+        draft_tokens: drafted tokens, of trees nodes.
+        accepted: accepted drafted tokens.
+        at_position: drafted steps in which the first i + 1 drafted tokens of a path were accepted.
+        request_means: tokens a step of each request.
+    """
+
+    lengths: Counter[int] = field(default_factory=Counter)
+    drafts: float = math.nan
+    draft_tokens: float = math.nan
+    accepted: float = math.nan
+    at_position: list[int] = field(default_factory=list)
+    request_means: list[float] = field(default_factory=list)
+
+    @property
+    def num_steps(self) -> float:
+        """Steps, NaN if not known."""
+        return self.lengths.total() or math.nan
+
+    @property
+    def per_step(self) -> float:
+        """Tokens a step, every step counted."""
+        return sum(length * count for length, count in self.lengths.items()) / self.num_steps
+
+    @property
+    def per_drafted_step(self) -> float:
+        """Tokens a drafted step, as vLLM counts: 1 + accepted / drafts."""
+        return 1 + self.accepted / self.drafts if self.drafts else math.nan
+
+    @property
+    def per_request(self) -> float:
+        """Mean of the requests' means."""
+        return sum(self.request_means) / (len(self.request_means) or math.nan)
+
+
+def turn_steps(rows: Iterable[AnswerRow]) -> list[TurnSteps]:
+    """Return the steps of every turn of answer rows; turns without any record of steps are left out."""
+    return [
+        found
+        for row in rows
+        if not row.is_failed
+        for index, choice in enumerate(row.choices)
+        for turn in range(choice.num_turns)
+        if (found := _turn(row, index, choice, turn)) is not None
+    ]
+
+
+def acceptance_sums(turns: Sequence[TurnSteps]) -> AcceptanceSums:
+    """Return the counts of these turns; a request is a conversation."""
+    sums = AcceptanceSums()
+    requests: dict[tuple[int | str, int], list[StepCounts]] = {}
+    drafted: list[StepCounts] = []
+    for turn in turns:
+        requests.setdefault(turn.request, []).extend(turn.steps)
+        drafted += [step for step in turn.steps if step.drafted]
+    if all(turn.is_whole for turn in turns):
+        sums.lengths.update(step.tokens for turn in turns for step in turn.steps)
+        sums.request_means = [
+            sum(step.tokens for step in steps) / len(steps) for steps in requests.values() if steps
+        ]
+    if all(turn.knows_drafts for turn in turns):
+        sums.drafts = len(drafted)
+        sums.draft_tokens = sum(step.drafted for step in drafted)
+        sums.accepted = sum(step.accepted for step in drafted)
+        depth = max((step.depth for step in drafted), default=0)
+        sums.at_position = [
+            sum(step.accepted > place for step in drafted) for place in range(depth)
+        ]
+    return sums
+
+
+def by_category(turns: Sequence[TurnSteps]) -> dict[str, list[TurnSteps]]:
+    """Return the turns of each category, in the order in which these occur."""
+    found: dict[str, list[TurnSteps]] = {}
+    for turn in turns:
+        found.setdefault(turn.category, []).append(turn)
+    return found
+
+
+def steps_of_fields(
+    fields: dict[str, Any], num_steps: int | None = None
+) -> tuple[list[StepCounts], bool]:
+    """Return the steps that vLLM's fields tell, those without a draft last, and whether none is of these.
+
+    Args:
+        fields: `metrics.speculative_decoding`, at its level "detailed" or "summary".
+        num_steps: steps, those without a draft included; None: no step was without a draft.
+    """
+    depth = int(fields.get("num_spec_tokens") or 0)
+    accepted, drafted = fields.get("per_step_accepted"), fields.get("per_step_drafted")
+    if not accepted or not drafted:
+        histogram = fields.get("acceptance_histogram") or []
+        accepted = [place for place, count in enumerate(histogram) for _ in range(count)]
+        # Only their sum is known.
+        total, count = int(fields.get("num_draft_tokens") or 0), len(accepted)
+        drafted = [total // count + (place < total % count) for place in range(count)]
+    steps = [
+        StepCounts(one + 1, nodes, one, depth) for one, nodes in zip(accepted, drafted, strict=True)
+    ]
+    num_plain = 0 if num_steps is None else max(0, num_steps - len(steps))
+    return [*steps, *[StepCounts(1, 0, 0, 0)] * num_plain], num_plain == 0
+
+
+def _turn(row: AnswerRow, index: int, choice: Choice, turn: int) -> TurnSteps | None:
+    request, prompt_tokens = (row.question_id, index), choice.prompt_length(turn)
+    if turn < len(choice.speculative_decoding):
+        fields = choice.speculative_decoding[turn]
+        num_steps = choice.decoding_steps[turn]
+        steps, is_whole = steps_of_fields(fields, num_steps)
+        return TurnSteps(request, row.category, turn, prompt_tokens, steps, is_whole)
+    if not choice.accept_lengths or turn >= len(choice.decoding_steps):
+        return None
+    begin = sum(choice.decoding_steps[:turn])
+    lengths = choice.accept_lengths[begin : begin + choice.decoding_steps[turn]]
+    knows = turn < len(choice.step_nodes) and len(choice.step_nodes[turn]) == len(lengths)
+    nodes = choice.step_nodes[turn] if knows else [0] * len(lengths)
+    levels = choice.accepted[turn] if turn < len(choice.accepted) else []
+    accepted = [length - 1 for length in lengths]
+    if levels and accepted:  # a step that was cut may lack the model's own token
+        missing = sum(map(sum, levels)) - sum(accepted)
+        accepted[-1] = min(lengths[-1], accepted[-1] + missing)
+    steps = [
+        StepCounts(length, count, one, len(levels) if count else 0)
+        for length, count, one in zip(lengths, nodes, accepted, strict=True)
+    ]
+    return (
+        TurnSteps(request, row.category, turn, prompt_tokens, steps, knows_drafts=knows)
+        if steps
+        else None
+    )
+
+
+def positions_of(turn: TurnSteps) -> Iterator[tuple[int, StepCounts]]:
+    """Yield each step with the tokens before it: of the prompt, and those emitted since."""
+    place = turn.prompt_tokens or 0
+    for step in turn.steps:
+        yield place, step
+        place += step.tokens

@@ -1,0 +1,283 @@
+"""Each format is written from answers and read again with the same figures; the three averages keep their names.
+
+Run: pytest tests/evaluation/formats/test_formats.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.answers.answer_file import read_answers
+from evaluation.answers.row import AnswerRow
+from evaluation.convert import main
+from evaluation.formats import profile, specdec_bench, speculators, vllm_requests
+from evaluation.formats.bins import by_position, by_start_length, by_turn
+from evaluation.formats.steps import TurnSteps, acceptance_sums, turn_steps
+from model.commands.command_line import UserError
+from model.serve.acceptance import StepCounts
+from tests.evaluation.answers.answer_rows import make_row
+from tests.evaluation.conftest import read_meta, read_rows, run, write_rows
+
+Capture = pytest.CaptureFixture[str]
+# Steps of two turns: (tokens, drafted nodes).
+FIRST = [(3, 4), (1, 0), (1, 4), (4, 4)]
+SECOND = [(1, 0), (2, 4)]
+
+
+def _row(question_id: int, category: str, *turns: list[tuple[int, int]]) -> dict[str, Any]:
+    lengths = [tokens for turn in turns for tokens, _ in turn]
+    keys = {
+        "decoding_steps": [len(turn) for turn in turns],
+        "new_tokens": [sum(tokens for tokens, _ in turn) for turn in turns],
+        "wall_time": [1.0 + place for place in range(len(turns))],
+        "step_nodes": [[nodes for _, nodes in turn] for turn in turns],
+        # Four levels of a chain, of which the first ones were accepted.
+        "accepted": [
+            [[sum(tokens - 1 >= depth for tokens, nodes in turn if nodes)] for depth in range(1, 5)]
+            for turn in turns
+        ],
+        "drafted": [[[sum(nodes > 0 for _, nodes in turn)]] * 4 for turn in turns],
+        "prompt_tokens": [4000 + 200 * place for place in range(len(turns))],
+        "time_to_first_token": [0.25] * len(turns),
+    }
+    texts = [f"answer {place}" for place in range(len(turns))]
+    return make_row(question_id, category, lengths, 1.0, turns=texts, **keys)
+
+
+ROWS = [_row(1, "coding", FIRST, SECOND), _row(2, "coding", SECOND), _row(3, "qa", FIRST)]
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    """An answer file with a sidecar."""
+    file = write_rows(tmp_path / "answers.jsonl", ROWS)
+    meta = {"method": "pld", "model_path": "org/model", "max_new_tokens": 64, "temperature": 0.0}
+    (tmp_path / "answers.meta.json").write_text(json.dumps(meta))
+    return file
+
+
+def _turns() -> list[TurnSteps]:
+    return turn_steps([AnswerRow(row) for row in ROWS])
+
+
+def test_three_averages_are_three_figures() -> None:
+    sums = acceptance_sums(_turns())
+    # 12 steps emit 9 + 3 + 3 + 9 tokens; 8 of them drafted, and 5 + 1 + 1 + 5 drafted tokens were accepted.
+    assert sums.per_step == 24 / 12
+    assert sums.per_drafted_step == 1 + 12 / 8
+    assert sums.per_request == pytest.approx((12 / 6 + 3 / 2 + 9 / 4) / 3)
+    assert sums.at_position == [6, 4, 2, 0]
+    assert (sums.drafts, sums.draft_tokens, sums.accepted) == (8, 32, 12)
+
+
+def test_a_profile_has_the_rates_of_the_histogram_and_is_read_again(
+    answers: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "speculation_profile.json"
+    assert main([str(answers), "--to", "speculation-profile", "--out", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["schema_version"] == "1.0"
+    assert found["acceptance_length_histogram"] == {"1": 6, "2": 2, "3": 2, "4": 2}
+    assert found["marginal_accept_rates"] == [0.5, 0.333333, 0.166667]
+    assert found["conditional_accept_rates"] == [0.5, 0.666667, 0.5]
+    assert found["validation"]["mean_consistency"]["passed"]
+    assert found["accept_length_by_k"] == {"3": 2.0}
+    assert found["measurement_conditions"] == {"max_new_tokens": 64, "temperature": 0.0}
+    written, read = acceptance_sums(_turns()), profile.read_profile(file)
+    assert read[""].lengths == written.lengths
+    assert read[""].per_request == pytest.approx(written.per_request, abs=1e-6)
+    assert math.isnan(read[""].per_drafted_step), "a profile does not say which steps drafted"
+    assert read["qa"].per_step == 9 / 4
+    capsys.readouterr()
+    assert main([str(file)]) == 0
+    table = capsys.readouterr().out
+    assert "| all      |          2.00 |                     - |             1.92 |" in table
+
+
+def test_specdec_bench_s_means_are_over_requests(answers: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    questions = [
+        {"question_id": row["question_id"], "category": row["category"], "turns": ["Q 1", "Q 2"]}
+        for row in ROWS
+    ]
+    asked = write_rows(tmp_path / "q.jsonl", questions)
+    words = ["--to", "specdec-bench", "--out", str(folder), "--question-file", str(asked)]
+    assert main([str(answers), *words]) == 0
+    (rates,) = json.loads((folder / "acceptance_rate.json").read_text())
+    assert rates["Request_AL"] == {"1": 2.0, "2": 1.5, "3": 2.25}
+    assert rates["Category_AL"] == {"coding": 1.75, "qa": 2.25}
+    assert rates["Conditional_Acceptance_Rate"] == pytest.approx(
+        {"1": 1.0, "2": 0.5, "3": 2 / 3, "4": 0.5}
+    )
+    assert rates["Joint_Acceptance_Rate"]["4"] == pytest.approx(1 / 6)
+    written, read = acceptance_sums(_turns()), specdec_bench.read_run(folder)
+    assert read[""].lengths == written.lengths
+    assert read[""].per_request == written.per_request == rates["Average_AL"]
+    assert read["coding"].per_request == 1.75
+    # Its responses are Spec-Bench's answers: texts alone.
+    again = read_answers(folder / "responses.jsonl")
+    assert [row.choices[0].turns for row in again] == [row["choices"][0]["turns"] for row in ROWS]
+    assert again[0].values["turns"] == ["Q 1", "Q 2"]
+    timing = json.loads((folder / "timing.json").read_text())[0]
+    assert timing["TTFT Time"]["mean"] == "0.2500"
+    assert timing["Number of Output Tokens"]["max"] == "9.0000"
+    configuration = json.loads((folder / "configuration.json").read_text())
+    assert (configuration["speculative_algorithm"], configuration["output_length"]) == ("pld", 64)
+
+
+def test_a_run_of_two_turns_a_request_is_read_as_specdec_bench_averages_it(tmp_path: Path) -> None:
+    out = {
+        "Request_AL": {"0": {"0": 2.0, "1": 3.0}, "1": {"0": 1.0}},
+        "Average_AL": 2.0,
+        "Acceptance_Length_Histogram": {"1": 3, "2": 5},
+    }
+    (tmp_path / "acceptance_rate.json").write_text(json.dumps([{"old": 1}, out]))
+    read = specdec_bench.read_run(tmp_path)[""]
+    assert (read.per_request, read.per_step) == (2.0, 13 / 8)
+
+
+def test_speculators_files_count_drafted_steps(answers: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    assert main([str(answers), "--to", "speculators", "--out", str(folder)]) == 0
+    header, *lines = (folder / "acceptance.csv").read_text().splitlines()
+    assert header == (
+        "subset,num_drafts,num_draft_tokens,num_accepted_tokens,acceptance_length,"
+        "acceptance_at_pos_0,acceptance_at_pos_1,acceptance_at_pos_2,acceptance_at_pos_3"
+    )
+    assert (
+        lines[1]
+        == "qa,3,12,5,2.666666666666667,0.6666666666666666,0.6666666666666666,0.3333333333333333,0.0"
+    )
+    read, written = speculators.read_folder(folder), acceptance_sums(_turns())
+    assert read[""].per_drafted_step == written.per_drafted_step
+    assert read["qa"].at_position == [2, 2, 1, 0]
+    assert math.isnan(read[""].per_step), "steps without a draft are not in these files"
+    starts = speculators.read_bins(folder / "acceptance_by_start_length.csv")
+    assert [(it["bucket"], it["num_requests"]) for it in starts] == [
+        ("0-4096", 3),
+        ("4096-8192", 1),
+    ]
+    assert starts[1]["mean_acceptance_length"] == 2.0
+    places = speculators.read_bins(folder / "acceptance_by_position.csv")
+    assert {it["bucket"] for it in places} == {"3840-4096", "4096-4352"}
+    assert sum(float(it["num_spec_steps"]) for it in places) == 8
+    perf = (folder / "perf_results.csv").read_text().splitlines()
+    assert perf[0].startswith(
+        "subset,strategy,target_rate,rps_median,latency_median_s,itl_median_ms"
+    )
+    assert perf[1].startswith("coding,synchronous,,0.75,1.0,")
+
+
+def test_vllm_s_requests_come_back_as_they_were(answers: Path, tmp_path: Path) -> None:
+    file = tmp_path / "raw_requests.jsonl"
+    assert main([str(answers), "--to", "vllm", "--out", str(file)]) == 0
+    first = read_rows(file)[0]
+    assert first["prompt_tokens"] == 4000
+    assert first["metrics"]["per_step_accepted"] == [2, 0, 3]
+    assert first["metrics"]["acceptance_histogram"] == [1, 0, 1, 1, 0]
+    read = vllm_requests.read_requests(file)
+    assert vllm_requests.requests_text(read) == file.read_text()
+    sums, written = acceptance_sums(read), acceptance_sums(_turns())
+    assert sums.per_drafted_step == written.per_drafted_step
+    assert math.isnan(sums.per_step)
+    assert main([str(file)]) == 0
+    with pytest.raises(UserError, match="which leaves out steps without a draft"):
+        main([str(file), "--to", "specdec-bench", "--out", str(tmp_path / "x")])
+
+
+def test_steps_that_the_limit_cut_have_the_accepted_tokens_that_were_counted() -> None:
+    row = _row(1, "qa", [(3, 4), (2, 4)])
+    # The last step had no room for the model's own token: both of its tokens are accepted drafts.
+    row["choices"][0]["accepted"] = [[[2], [2], [0], [0]]]
+    (turn,) = turn_steps([AnswerRow(row)])
+    assert turn.steps == [StepCounts(3, 4, 2, 4), StepCounts(2, 4, 2, 4)]
+
+
+def test_a_server_s_steps_are_those_of_its_fields_and_the_plain_ones() -> None:
+    row = _row(1, "qa", FIRST)
+    choice = row["choices"][0]
+    (ours,) = turn_steps([AnswerRow(row)])
+    choice["speculative_decoding"] = [ours.vllm_fields()]
+    del choice["accept_lengths"]
+    (served,) = turn_steps([AnswerRow(row)])
+    assert sorted(served.steps) == sorted(ours.steps)
+    assert not served.is_in_order
+    assert by_position([served]) == {}
+    for key in ("per_step_accepted", "per_step_drafted"):  # vLLM's level "summary"
+        del choice["speculative_decoding"][0][key]
+    (summary,) = turn_steps([AnswerRow(row)])
+    assert acceptance_sums([summary]) == acceptance_sums([ours])
+
+
+def test_bins_are_by_turn_and_by_what_stands_before_a_step() -> None:
+    turns = _turns()
+    assert {name: len(part) for name, part in by_turn(turns).items()} == {"1": 3, "2": 1}
+    assert [len(part) for part in by_start_length(turns, (0, 4000, 4100)).values()] == [3, 1]
+    turn = turns[0]._replace(prompt_tokens=5)
+    parts = by_position([turn], 4)
+    # Steps of 3, 1, 1 and 4 tokens begin after 5, 8, 9 and 10.
+    assert {name: [step.tokens for step in part[0].steps] for name, part in parts.items()} == {
+        "4-8": [3],
+        "8-12": [1, 1, 4],
+    }
+
+
+def test_answers_of_a_run_tell_all_that_the_formats_need(
+    options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "pld.jsonl"
+    assert run("pld", options, file) == 0
+    rows = read_answers(file)
+    turns = turn_steps(rows)
+    assert sum(len(turn.steps) for turn in turns) == sum(
+        sum(choice.decoding_steps) for row in rows for choice in row.choices
+    )
+    sums = acceptance_sums(turns)
+    assert 0 < sums.drafts < sums.num_steps
+    assert sums.draft_tokens == sum(sum(row.choices[0].draft_tokens) for row in rows)
+    assert sums.accepted == sum(
+        count for row in rows for turn in row.choices[0].accepted for it in turn for count in it
+    )
+    assert read_meta(file)["method"] == "pld"
+    capsys.readouterr()
+    assert main([str(file)]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["acceptance"]["all"]["tokens_per_drafted_step"] == sums.per_drafted_step
+    assert {"Acceptance by turn of the conversation", "Acceptance by tokens of the prompt"} <= set(
+        report
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{answers}", "--to", "vllm"], "to, out: got one of them"),
+        (["{answers}", "--question-file", "q"], "question_file: got without --to specdec-bench"),
+        (["{folder}"], "has neither acceptance_rate.json nor acceptance.csv"),
+        (["{folder}/x.json"], "got schema_version None; allowed: '1.0'"),
+        (["{folder}/texts.jsonl"], "tells no steps"),
+        (
+            ["{folder}/old.jsonl", "--to", "speculators", "--out", "{folder}/y"],
+            "which steps drafted",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], message: str, answers: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "x.json").write_text("{}")
+    texts, old = _row(1, "qa", FIRST), _row(1, "qa", FIRST)
+    for key in ("accept_lengths", "decoding_steps"):
+        del texts["choices"][0][key]
+    del old["choices"][0]["step_nodes"]
+    write_rows(folder / "texts.jsonl", [texts])
+    write_rows(folder / "old.jsonl", [old])
+    with pytest.raises(UserError, match=message):
+        main([word.format(answers=answers, folder=folder) for word in words])
