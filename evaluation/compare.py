@@ -33,7 +33,7 @@ DEFAULT_METHODS = ("vanilla", "recycling", "recycling-auto", "pld-auto", "hybrid
 # Questions and answer files: as of an inference command, but for what is one method's own.
 QUESTIONS = (
     *("question_file", "question_begin", "question_end", "num_questions", "category_map"),
-    *("shuffle", "shard"),
+    *("shuffle", "shard", "prompt_tokens"),
 )
 ANSWERS = ("overwrite", "num_choices", "batch_size", "warmup", "conv_template", "system_prompt")
 EXAMPLES = """\

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from evaluation.answers.answer_file import read_answers
@@ -64,7 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="what the names of the files begin with (default: served)",
     )
-    add_options(parser.add_argument_group("questions"), QuestionOptions)
+    names = [item.name for item in fields(QuestionOptions) if item.name != "prompt_tokens"]
+    add_options(parser.add_argument_group("questions"), QuestionOptions, names)
     add_options(parser.add_argument_group("sampling"), DecodingOptions)
     add_options(parser.add_argument_group("answers"), AnswerOptions, ANSWERS)
     return parser

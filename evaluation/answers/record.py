@@ -101,6 +101,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("question_begin", Use.RECORDED | Use.OPTION),
     Condition("question_end", Use.RECORDED | Use.OPTION),
     Condition("num_questions", _OPTION | Use.OPTION, default=None),
+    Condition("prompt_tokens", _OPTION | Use.OPTION, default=None),
     Condition("shard", Use.RESUMED | Use.OPTION),
     Condition("state_order", Use.RESUMED),
     Condition("warmup", _OPTION),

@@ -27,6 +27,12 @@ class QuestionOptions(Options):
     num_questions: int | None = option(
         None, "as many questions, evenly spread over the file (default: all)", least=1
     )
+    prompt_tokens: str | None = option(
+        None,
+        "MIN:MAX, the questions whose first prompt has so many tokens by the model's own tokenizer, such as "
+        "512:1024; either may be left out",
+        metavar="MIN:MAX",
+    )
     shuffle: int | None = option(
         None, "seed of another order of the questions: what a matrix saw before counts", least=0
     )
@@ -43,7 +49,24 @@ class QuestionOptions(Options):
     def _check(self) -> None:
         if self.shard is not None:
             self.part_of(range(1))
+        self.has_length(0)
         object.__setattr__(self, "category_map", tuple(self.category_map))  # of a list
+
+    def has_length(self, num_tokens: int) -> bool:
+        """Whether a first prompt of so many tokens is asked.
+
+        Raises:
+            ValueError: if the bounds are not MIN:MAX with MIN up to MAX.
+        """
+        if self.prompt_tokens is None:
+            return True
+        found = re.fullmatch(r"(\d{0,9}):(\d{0,9})", self.prompt_tokens)
+        least, most = (int(found[1] or 0), int(found[2] or 10**9)) if found else (1, 0)
+        if least > most or self.prompt_tokens == ":":
+            raise ValueError(
+                f"prompt_tokens: got {self.prompt_tokens!r}; allowed: MIN:MAX, such as 512:1024, 512: or :1024"
+            )
+        return least <= num_tokens <= most
 
     def in_order(self, questions: Sequence[Any]) -> Sequence[Any]:
         if self.shuffle is None:

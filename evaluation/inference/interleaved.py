@@ -93,6 +93,10 @@ def compare_methods(
         if isinstance(entrant.method, Referee):
             entrant.method.check(run.sampling, run.answers.batch_size)
     has_model = not all(entrant.is_served for entrant in entrants)
+    if not has_model and run.questions.prompt_tokens:
+        raise UserError(
+            f"prompt_tokens: got {run.questions.prompt_tokens} with servers alone, whose tokenizer is not known"
+        )
     asked = check_asked(run) if has_model else None
     question_file, questions = (
         (asked.question_file, asked.questions) if asked else asked_questions(run)

@@ -102,6 +102,17 @@ def check_asked(run: RunConfig) -> Asked:
         run.answers.conv_template, run.model.model_path, model.tokenizer
     )
     check_system(conversation, questions, run.model.model_path)
+    if run.questions.prompt_tokens:
+        asked = [
+            one
+            for one in questions
+            if run.questions.has_length(len(conversation.prompt_ids([], one.turns[0], one.system)))
+        ]
+        if not asked:
+            raise UserError(
+                f"prompt_tokens: got {run.questions.prompt_tokens}, which none of {len(questions)} questions has"
+            )
+        questions = asked
     model_name = Path(run.model.model_path).resolve().name
     return Asked(question_file, questions, model, conversation, model_name)
 

@@ -53,6 +53,7 @@ BENCH_TITLES = {
 RUN_WORDS = {
     "load_matrix": "memory loaded before the first question",
     "num_questions": "{} questions, evenly spread",
+    "prompt_tokens": "questions with {} prompt tokens",
     "question_begin": "questions from index {}",
     "question_end": "questions before index {}",
     "shard": "shard {} of the questions",

@@ -15,6 +15,14 @@ from model.commands.command_line import UserError
 MT_BENCH_CATEGORIES = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 )
+# SPEED-Bench's eleven, of which seven are also MT-bench's; only it has this one.
+SPEED_BENCH_CATEGORIES = frozenset(
+    (
+        *("coding", "humanities", "math", "multilingual", "qa", "rag", "reasoning", "roleplay"),
+        *("stem", "summarization", "writing"),
+    )
+)
+SPEED_BENCH_MARK = "multilingual"
 # The task of the figures over all questions.
 OVERALL = "overall"
 COLUMNS = (
@@ -31,10 +39,12 @@ def task_of(category: str, others: Collection[str] = MT_BENCH_CATEGORIES) -> str
     """Return the task a category is reported under; MT-bench's eight categories are one task.
 
     `others` are those of the same file: "math" without any other of MT-bench's is a set of its own, such as
-    GSM8K in files of EAGLE.
+    GSM8K in files of EAGLE, and beside "multilingual" each of SPEED-Bench's eleven is one.
     """
     if category == OVERALL:
         return f"{category} (category)"
+    if SPEED_BENCH_MARK in others and category in SPEED_BENCH_CATEGORIES:
+        return category
     if category == "math" and MT_BENCH_CATEGORIES.isdisjoint(set(others) - {category}):
         return category
     return "mt_bench" if category in MT_BENCH_CATEGORIES else category

@@ -45,6 +45,7 @@ def test_counts_of_a_hand_made_tree() -> None:
         "drafted": [[3, 2, 2], [2, 2], [2]],
         "accepted": [[1, 1, 0], [0, 1], [0]],
         "sources": {"a": [6, 1], "b": [6, 1]},
+        "step_nodes": [6, 6, 1],
         "step_times": {part: 2.0 * time for time, part in enumerate(PARTS, start=1)},
     }
 

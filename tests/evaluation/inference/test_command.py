@@ -42,6 +42,7 @@ CHANGED: dict[str, Any] = dict(
     question_file="q.jsonl",
     question_begin=3,
     num_questions=5,
+    prompt_tokens="5:9",
     question_end=9,
     shuffle=5,
     answer_file="a.jsonl",

@@ -28,6 +28,7 @@ from tests.evaluation.conftest import (
     OUR_CHOICE_KEYS,
     QUESTIONS,
     ROW_KEYS,
+    error_line,
     figures,
     read_meta,
     read_rows,
@@ -434,3 +435,23 @@ def test_runs_of_other_options_have_other_names(options: list[str], tmp_path: Pa
     assert len(names) == len(others), f"two runs share a name: {sorted(names)}"
     assert "tiny-recycling-tree-version-wide-float32-temp-0.0" in names
     assert "tiny-recycling-tree-version-auto-float32-temp-0.0" in names, "no derived option"
+
+
+def test_questions_are_asked_by_the_length_of_their_first_prompt(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("vanilla", options, tmp_path / "all.jsonl", "--max-new-tokens", 2) == 0
+    lengths = {
+        row["question_id"]: row["choices"][0]["prompt_tokens"][0]
+        for row in read_rows(tmp_path / "all.jsonl")
+    }
+    most = sorted(lengths.values())[2]
+    few = ["--max-new-tokens", 2, "--prompt-tokens", f":{most}"]
+    assert run("vanilla", options, tmp_path / "few.jsonl", *few) == 0
+    asked = [row["question_id"] for row in read_rows(tmp_path / "few.jsonl")]
+    assert asked == [key for key, length in lengths.items() if length <= most]
+    assert read_meta(tmp_path / "few.jsonl")["prompt_tokens"] == f":{most}"
+    capsys.readouterr()
+    for bounds, message in (("9999:", "which none of"), ("9:8", "allowed: MIN:MAX")):
+        line = error_line("vanilla", [*options, "--prompt-tokens", bounds], capsys)
+        assert message in line

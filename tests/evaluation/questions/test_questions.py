@@ -16,6 +16,7 @@ from evaluation.questions.questions import (
     question_file_of,
     spread,
 )
+from evaluation.scoring.per_question import SPEED_BENCH_CATEGORIES, task_of
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import write_rows
 
@@ -218,3 +219,29 @@ def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
     os.truncate(huge, 2**40)  # takes no room on the disk
     with pytest.raises(UserError, match="allowed: at most"):
         load_questions(huge)
+
+
+def test_the_eleven_categories_of_speed_bench_are_read_from_its_parquet_and_are_columns(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    # As published: ids are hashes, and there are further columns.
+    more = {"sub_category": "x", "source": "y", "src_id": None, "difficulty": "hard"}
+    rows = [
+        {"question_id": f"{place:032x}", "category": category, "turns": ["One?", "Two?"], **more}
+        for place, category in enumerate(sorted(SPEED_BENCH_CATEGORIES))
+    ]
+    pd.DataFrame(rows).assign(multiturn=True).to_parquet(tmp_path / "test.parquet")
+    found = load_questions(tmp_path / "test.parquet")
+    categories = {one.category for one in found}
+    assert categories == SPEED_BENCH_CATEGORIES
+    assert len(categories) == 11
+    assert {one.turns for one in found} == {("One?", "Two?")}
+
+
+def test_a_task_is_speed_bench_s_category_beside_the_one_that_only_it_has() -> None:
+    assert {task_of(one, SPEED_BENCH_CATEGORIES) for one in SPEED_BENCH_CATEGORIES} == (
+        SPEED_BENCH_CATEGORIES
+    )
+    assert task_of("coding", {"coding", "writing"}) == "mt_bench"
+    assert task_of("extraction", SPEED_BENCH_CATEGORIES) == "mt_bench"
