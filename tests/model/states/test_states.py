@@ -329,29 +329,30 @@ def test_a_draft_model_with_states_is_refused(tmp_path: Path) -> None:
 
 
 @lru_cache
-def hybrid_model() -> tuple[TargetModel, list[list[int]]]:
-    """Return the trained model with states, checked, and prompts of every fifth demo question."""
+def hybrid_model() -> tuple[TargetModel, list[tuple[list[int], list[int]]]]:
+    """Return the trained model with states, checked; and prompts of demo questions with the referee's 40 tokens."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "hybrid-model")
     target = TargetModel(
         AutoModelForCausalLM.from_pretrained(DEMO / "hybrid-model", dtype=torch.float32).eval()
     )
     self_test(target)
-    lines = (DEMO / "question.jsonl").read_text(encoding="utf-8").splitlines()[::5]
+    lines = (DEMO / "question.jsonl").read_text(encoding="utf-8").splitlines()[::10]
     chats = [[{"role": "user", "content": json.loads(line)["turns"][0]}] for line in lines]
     options = {"add_generation_prompt": True, "return_dict": False}
-    return target, [tokenizer.apply_chat_template(chat, **options) for chat in chats]
+    prompts = [tokenizer.apply_chat_template(chat, **options) for chat in chats]
+    return target, [(prompt, referee(target, prompt, 40)) for prompt in prompts]
 
 
 @pytest.mark.skipif(IS_VERSION_4, reason="Qwen3.5 is not in transformers 4.57")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_trained_model_with_states_answers_as_in_plain_decoding(method: str) -> None:
-    target, prompts = hybrid_model()
+    target, texts = hybrid_model()
     assert target.mixers.are_scanned and not target.chain_only
     drafter = drafter_for(method, target)
     num_steps = num_tokens = 0
-    for prompt in prompts:
+    for prompt, expected in texts:
         answer = generate(target, drafter, prompt, max_new_tokens=40)
-        assert answer.token_ids == referee(target, prompt, 40)
+        assert answer.token_ids == expected
         num_steps, num_tokens = num_steps + len(answer.steps), num_tokens + 40
     if "output_id_topk" in drafter_class(method).config_class.__dataclass_fields__:
         assert num_tokens > 1.3 * num_steps
