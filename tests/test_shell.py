@@ -276,6 +276,17 @@ def test_a_version_of_transformers_that_is_none_is_refused_first(given: list[str
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("given", ["", "nope", "openai nope"])
+def test_a_client_that_is_none_is_refused_before_anything_is_set_up(given: str) -> None:
+    command = ["bash", str(ROOT / "scripts/clients.sh"), *given.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert (
+        f"error: clients: got '{given.split()[-1] if given else 'none'}'; allowed: all"
+        in done.stderr
+    )
+
+
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
 def test_shell_files_parse_and_stop_at_the_first_failure(file: Path) -> None:
     done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True, check=False)

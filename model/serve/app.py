@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from .protocol import ChatRequest, CompletionRequest, Refusal, TextFields, parse_request
 from .service import Answering, Service
@@ -66,6 +67,8 @@ async def _answer(service: Service, request: Request, kind: type[TextFields]) ->
         body = await asyncio.wait_for(
             _body(request, options.max_body_bytes), options.request_seconds
         )
+    except ClientDisconnect:
+        return _nobody()
     except asyncio.TimeoutError:
         raise Refusal(f"body: took longer than {options.request_seconds:g} s", 408) from None
     asked = parse_request(kind, body)
@@ -78,23 +81,31 @@ async def _answer(service: Service, request: Request, kind: type[TextFields]) ->
         await asyncio.wait({reading, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not reading.done():
             reading.cancel()
-            return Response(status_code=499)  # nobody reads it
+            return _nobody()
         return JSONResponse(reading.result())
     finally:
         watcher.cancel()
+
+
+def _nobody() -> Response:
+    """Return what goes to a client that has left: nobody reads it."""
+    return Response(status_code=499)
 
 
 async def _body(request: Request, most: int) -> bytes:
     """Return the body of a request.
 
     Raises:
-        Refusal: if it is larger than allowed; the rest is not read.
+        Refusal: if it is larger than allowed. It is read to its end all the same, and not kept: a client that still
+            sends would get a broken connection instead.
     """
-    body = bytearray()
+    body, num_bytes = bytearray(), 0
     async for part in request.stream():
-        body += part
-        if len(body) > most:
-            raise Refusal(f"body: got more than {most} bytes; allowed: at most {most}", 413)
+        num_bytes += len(part)
+        if num_bytes <= most:
+            body += part
+    if num_bytes > most:
+        raise Refusal(f"body: got {num_bytes} bytes; allowed: at most {most}", 413)
     return bytes(body)
 
 

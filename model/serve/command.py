@@ -31,6 +31,9 @@ MODEL_OPTIONS = (
     *("dtype", "device", "threads", "kernels", "graphs"),
     *("trust_remote_code", "allow_pickle"),
 )
+# Seconds for which an idle connection stays open: longer than clients keep theirs (httpx 5, aiohttp 15, curl 118 at
+# most), as one that both use and close at once breaks a request.
+KEEP_ALIVE = 120
 # Connections that wait to be accepted; uvicorn's own number.
 BACKLOG = 2048
 EXAMPLES = f"""\
@@ -164,6 +167,7 @@ def serve(service: Service, place: socket.socket, asked: Asked) -> int:
         make_app(service),
         log_level="warning",
         lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=asked.serve.shutdown_seconds,
     )
     # The server hands a signal on when it has ended. By then all is done.

@@ -232,6 +232,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({}, 400, "prompt"),
     ({"prompt": "word " * 600}, 400, "prompt"),
     ({"prompt": "a" * 9000}, 413, "body"),
+    ({"prompt": "a" * 2**22}, 413, "body"),  # more than a connection holds unread
     ({"prompt": "a", "model": "other"}, 404, "model"),
     ({"prompt": "a", "temperature": -1}, 400, "temperature"),
     ({"prompt": "a", "temperature": "hot"}, 400, "temperature"),

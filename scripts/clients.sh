@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Makes an environment with clients of OpenAI's API, asks the server with each, and compares their figures with ours:
+#   bash scripts/clients.sh openai aiperf guidellm lm_eval evaluate, or: all
+# evaluate is that of vllm-project/speculators, which no package has. Settings: VENV (folder of the environment, default
+# .venv/clients), SPECULATORS (folder scripts/evaluate of its checkout; without it `all` leaves it out)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/setup.sh
+VENV="${VENV:-.venv/clients}"
+declare -A packages=([openai]="openai==3.57.0" [aiperf]="aiperf==0.13.0" [guidellm]="guidellm==0.8.1 torch==2.13.0"
+    [lm_eval]="lm-eval[api]==0.4.13" [evaluate]="guidellm==0.8.1 torch==2.13.0")
+declare -A modules=([openai]=openai [aiperf]=aiperf [guidellm]=guidellm [lm_eval]="lm_eval, tenacity" [evaluate]="guidellm, speculators")
+
+clients=("$@")
+if [ "$*" = all ]; then
+    clients=(openai aiperf guidellm lm_eval)
+    if [ -n "${SPECULATORS:-}" ]; then clients+=(evaluate); fi
+fi
+for client in "${clients[@]:-none}"; do
+    if [ -z "${packages[$client]:-}" ]; then
+        echo "error: clients: got '$client'; allowed: all, or some of ${!packages[*]}" >&2
+        exit 2
+    fi
+done
+use_python "$IMPORTS, fastapi, uvicorn, prometheus_client" -r requirements.txt -r requirements-test.txt
+[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+for client in "${clients[@]}"; do
+    if ! has_imports "$VENV/bin/python" "${modules[$client]}"; then
+        # shellcheck disable=SC2086 # several words
+        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check ${packages[$client]} >&2
+        # It asks for builds for CUDA, which are for training.
+        [ "$client" != evaluate ] || "$VENV/bin/python" -m pip install --quiet --no-deps \
+            speculators==0.9.0 hs-connectors==0.9.0 >&2
+    fi
+done
+exec "$PYTHON" -m tests.clients.run "${clients[@]}" --folder "$VENV/bin" ${SPECULATORS:+--speculators "$SPECULATORS"}

@@ -1,0 +1,48 @@
+"""A crowd at the server: answers are right, and nothing is left of those who leave, break off or send nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
+
+from model.engine.text import Text
+from tests.commands.soak_server import DEEDS, Asker, expected_texts
+from tests.model.serve.serving import serving, wait_for
+
+
+async def ask(asker: Asker, total: int, concurrency: int) -> None:
+    await asker.ask(total, concurrency)
+    await asker.close()
+
+
+def test_a_crowd_gets_its_texts_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: weakref.WeakSet[Text] = weakref.WeakSet()
+    made = Text.__init__
+
+    def counted(text: Text, *words: object, **more: object) -> None:
+        made(text, *words, **more)
+        texts.add(text)
+
+    monkeypatch.setattr(Text, "__init__", counted)
+    expected = expected_texts(4)
+    with serving("hybrid") as served:
+        asker = Asker(str(served.client.base_url), expected)
+        asyncio.run(ask(asker, 60, 60))
+        thread = served.service.thread
+        wait_for(lambda: not thread._running and not thread._waiting)
+        assert asker.num_wrong == 0 and asker.done.keys() == DEEDS.keys()
+        assert served.ask(prompt="a", max_tokens=1).status_code == 200
+    gc.collect()
+    assert not texts, "their rows would be kept"
+
+
+def test_a_wrong_text_is_seen() -> None:
+    with serving("vanilla") as served:
+        asker = Asker(str(served.client.base_url), {"A boat": ["x", "y", "z"]})
+        asyncio.run(ask(asker, 12, 12))
+    assert asker.num_wrong == asker.done["whole"] + asker.done["stream"] > 0
