@@ -68,7 +68,7 @@ def test_families_are_there_in_the_versions_that_the_table_says() -> None:
         assert family.is_known != is_absent, family.name
 
 
-@pytest.mark.parametrize(("name", "method"), with_methods(VERIFIED, heads=2, others=2))
+@pytest.mark.parametrize(("name", "method"), with_methods(VERIFIED))
 def test_tokens_equal_generate(name: str, method: str) -> None:
     target = target_of(name)
     drafter = drafter_for(method, target)
