@@ -29,10 +29,10 @@ def test_a_crowd_gets_its_texts_and_leaves_nothing_behind(monkeypatch: pytest.Mo
         texts.add(text)
 
     monkeypatch.setattr(Text, "__init__", counted)
-    expected = expected_texts(4)
+    expected = expected_texts(2)
     with serving("hybrid") as served:
         asker = Asker(str(served.client.base_url), expected)
-        asyncio.run(ask(asker, 60, 60))
+        asyncio.run(ask(asker, 50, 50))
         thread = served.service.thread
         wait_for(lambda: not thread._running and not thread._waiting)
         assert asker.num_wrong == 0 and asker.done.keys() == DEEDS.keys()

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from model import GenerateOutput, SpeculativeDecoder, TokenRecycling
+from model.api.text_request import TextRequest
 from tests.model.api.test_decoder import decoder_for, demo
 from tests.pairs import pairs
 
@@ -455,3 +456,20 @@ def test_settings_of_the_checkpoint_that_do_not_count_are_said_once(
     for _ in range(2):
         decoder.generate_all(PROMPTS[:2], max_new_tokens=2)
     assert caplog.text.count("repetition_penalty=1.3 shape texts of the model's own generate") == 1
+
+
+def test_a_text_that_is_removed_leaves_its_place_and_the_turn() -> None:
+    decoder = decoder_for("recycling", *demo())
+    expected = decoder.generate(PROMPTS[0], max_new_tokens=12).token_ids
+    batch = decoder.batch(2)
+    for key, prompt in enumerate(PROMPTS[:2]):
+        batch.add(key, TextRequest(demo()[1](prompt).input_ids, 12))
+    found = [event.record for event in batch.step() if event.key == 0]
+    batch.remove(1)
+    assert len(batch) == 1 and batch.has_room
+    while len(batch):
+        found += [event.record for event in batch.step()]
+    assert [token for record in found if record for token in record.tokens] == expected
+    batch.add("more", TextRequest([5, 6], 3))
+    batch.remove("more")
+    assert decoder.generate(PROMPTS[0], max_new_tokens=12).token_ids == expected, "its turn"
