@@ -208,6 +208,9 @@ def test_the_command_of_the_package_chats(
     command = installed / "token-recycling-chat"
     text = run_python(installed / "python", command, "--help", cwd=tmp_path)
     assert f"python -m {PACKAGE}.chat --prompt" in text and "model.chat" not in text
+    rooms = installed / "token-recycling"
+    text = run_python(installed / "python", rooms, "serve", "--help", cwd=tmp_path)
+    assert f"python -m {PACKAGE}.serve data" in text and "--port" in text
     words = [f"--model-path={DEMO}", "--max-new-tokens=30", "--threads=1", f"--prompt={QUESTION}"]
     answer = run_python(installed / "python", command, *words, cwd=tmp_path)
     assert chat.run(words) == 0
