@@ -16,6 +16,7 @@ from evaluation.answers.row import AnswerRow
 from evaluation.checking.rerun import TurnKey
 from evaluation.checking.served import questions_of
 from evaluation.checking.tie_or_bug import BUG, TIE, judge_tokens
+from evaluation.inference.endpoint.answers import asked_messages
 from evaluation.inference.endpoint.client import Client, EndpointError
 from evaluation.inference.endpoint.config import EndpointConfig
 from model.commands.command_line import UserError
@@ -91,16 +92,10 @@ class LogprobReplay:
         first, second = (
             self._rows[side][question_id].choices[choice_index].turns for side in (0, 1)
         )
-        said = [] if question.system is None else [{"role": "system", "content": question.system}]
-        for user, assistant in zip(question.turns[:turn], first, strict=False):
-            said += [
-                {"role": "user", "content": user},
-                {"role": "assistant", "content": assistant},
-            ]
-        said.append({"role": "user", "content": question.turns[turn]})
+        said = asked_messages(question, turn, first)
         return judge_logprobs(self._asked(said), (first[turn], second[turn]))
 
-    def _asked(self, messages: list[dict[str, str]]) -> list[dict[str, Any]]:
+    def _asked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         body = {
             "model": self._client.model,
             "messages": messages,

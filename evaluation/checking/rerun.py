@@ -16,7 +16,12 @@ from evaluation.answers.provenance import check_weights
 from evaluation.answers.record import UNKNOWN, RunRecord, Use, keys
 from evaluation.answers.row import AnswerRow
 from evaluation.checking.tie_or_bug import Judge, Judgement
-from evaluation.questions.conversation import Conversation, Message, choose_conversation
+from evaluation.questions.conversation import (
+    Conversation,
+    Message,
+    asked_ids,
+    choose_conversation,
+)
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from evaluation.scoring.intervals import proportion_interval
 from model.commands.command_line import UserError, user_errors
@@ -116,7 +121,7 @@ class Replay:
         choice = self._rows[side][question_id].choices[choice_index]
         texts = [self._conversation.text(ids) for ids in choice.token_ids[:turn]]
         history = [Message(*pair) for pair in zip(question.turns, texts, strict=False)]
-        prompt_ids = self._conversation.prompt_ids(history, question.turns[turn], question.system)
+        prompt_ids = asked_ids(self._conversation, question, turn, history)
         recorded = choice.prompt_length(turn)
         if len(prompt_ids) != recorded:
             raise UserError(

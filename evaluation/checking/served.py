@@ -17,7 +17,7 @@ from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow, Choice
 from evaluation.checking.rerun import NOISE_POSITIONS, TurnKey
 from evaluation.checking.tie_or_bug import Judge, Judgement
-from evaluation.questions.conversation import Message, choose_conversation
+from evaluation.questions.conversation import Message, asked_ids, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from model.commands.command_line import UserError, user_errors
 from model.commands.files import file_hash
@@ -100,7 +100,7 @@ class ServedReplay:
         question = self._questions[question_id]
         said = self._choice(0, place).turns[:turn]
         history = [Message(*pair) for pair in zip(question.turns, said, strict=False)]
-        prompt_ids = self._conversation.prompt_ids(history, question.turns[turn], question.system)
+        prompt_ids = asked_ids(self._conversation, question, turn, history)
         for side in (0, 1):
             recorded = self._choice(side, place).prompt_length(turn)
             if recorded not in (None, len(prompt_ids)):

@@ -25,7 +25,13 @@ from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.inference.method import Setup
 from evaluation.inference.method_batch import check_batch_size
 from evaluation.inference.referees import Referee
-from evaluation.questions.conversation import Conversation, check_system, choose_conversation
+from evaluation.questions.conversation import (
+    Conversation,
+    asked_ids,
+    check_messages,
+    check_system,
+    choose_conversation,
+)
 from evaluation.questions.questions import DATA_FOLDER, Question, load_questions, question_file_of
 from model.budget.threads import use_fastest_threads
 from model.commands.command_line import UserError, user_errors
@@ -102,11 +108,12 @@ def check_asked(run: RunConfig) -> Asked:
         run.answers.conv_template, run.model.model_path, model.tokenizer
     )
     check_system(conversation, questions, run.model.model_path)
+    check_messages(conversation, questions)
     if run.questions.prompt_tokens:
         asked = [
             one
             for one in questions
-            if run.questions.has_length(len(conversation.prompt_ids([], one.turns[0], one.system)))
+            if run.questions.has_length(len(asked_ids(conversation, one, 0, [])))
         ]
         if not asked:
             raise UserError(
@@ -278,7 +285,9 @@ def _longest_text(
 ) -> int:
     """Return the most tokens that a question can grow to: its turns, and an answer to each."""
     return max(
-        sum(
+        len(conversation.message_ids(question, len(question.turns) - 1)) + max_new_tokens
+        if question.messages
+        else sum(
             len(conversation.prompt_ids([], turn, question.system)) + max_new_tokens
             for turn in question.turns
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from evaluation.answers.row import AnswerRow, Choice, Turn
-from evaluation.questions.conversation import Conversation, Message
+from evaluation.questions.conversation import Conversation, Message, asked_ids
 from evaluation.questions.questions import Question
 
 logger = logging.getLogger(__name__)
@@ -101,9 +101,9 @@ def turns_of(asking: Asking, question: Question) -> Generator[Prompt, Any, Answe
         history: list[Message] = []
         turns: list[Turn] = []
         result: Turn | Failure | None = None
-        for user in question.turns:
+        for turn, user in enumerate(question.turns):
             try:
-                prompt_ids = conversation.prompt_ids(history, user, question.system)
+                prompt_ids = asked_ids(conversation, question, turn, history)
             except Exception as error:  # the template's
                 result = Failure.of(error)
                 break

@@ -6,8 +6,10 @@ chat template that comes with the tokenizer.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -50,6 +52,14 @@ class Conversation(Protocol):
         """Return the token ids of a prompt."""
         ...
 
+    def message_ids(self, question: Question, turn: int) -> list[int]:
+        """Return the token ids of the prompt of a trajectory's turn.
+
+        Raises:
+            UserError: if the template is not for messages of any role.
+        """
+        ...
+
     def text(self, token_ids: Sequence[int]) -> str: ...
 
 
@@ -78,6 +88,20 @@ class ChatTemplateConversation:
         # The template writes the special tokens itself.
         prompt = self.prompt(history, user, system)
         return self._tokenizer(prompt, add_special_tokens=False).input_ids
+
+    def message_ids(self, question: Question, turn: int) -> list[int]:
+        prompt = self.message_prompt(question, turn)
+        return self._tokenizer(prompt, add_special_tokens=False).input_ids
+
+    def message_prompt(self, question: Question, turn: int) -> str:
+        """Return the prompt of a trajectory's turn."""
+        prompt: str = self._tokenizer.apply_chat_template(
+            [_for_template(message) for message in question.before(turn)],
+            tools=list(question.tools) or None,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        return prompt
 
     def text(self, token_ids: Sequence[int]) -> str:
         return _decode(self._tokenizer, token_ids)
@@ -111,6 +135,12 @@ class FastchatConversation:
         self, history: Sequence[Message], user: str, system: str | None = None
     ) -> list[int]:
         return self._tokenizer(self.prompt(history, user, system)).input_ids
+
+    def message_ids(self, question: Question, turn: int) -> list[int]:
+        raise UserError(
+            f"conv_template: got {self.name} with trajectories of messages; allowed: tokenizer, for a model with a "
+            "chat template"
+        )
 
     def text(self, token_ids: Sequence[int]) -> str:
         text = _decode(self._tokenizer, token_ids)
@@ -179,6 +209,58 @@ def check_system(
         f"system_prompt: {conversation.name}, the template for {model_path}, {why}; leave --system-prompt "
         "and the questions' 'system' out, or give another --conv-template"
     )
+
+
+def asked_ids(
+    conversation: Conversation, question: Question, turn: int, history: Sequence[Message]
+) -> list[int]:
+    """Return the token ids of a turn's prompt: after what was said before, or in a trajectory as it was."""
+    if question.messages:
+        return conversation.message_ids(question, turn)
+    return conversation.prompt_ids(history, question.turns[turn], question.system)
+
+
+def check_messages(conversation: Conversation, questions: Sequence[Question]) -> None:
+    """Refuse trajectories whose tool calls or tools the template leaves out: the prompt would be another one.
+
+    Raises:
+        UserError: in such a case.
+    """
+    for question in questions:
+        if not question.messages:
+            continue
+        last = len(question.turns) - 1
+        if not isinstance(conversation, ChatTemplateConversation):
+            conversation.message_ids(question, last)  # says what is allowed
+            continue
+        try:
+            prompt = conversation.message_prompt(question, last)
+        except Exception as error:  # Jinja's, or whatever a template raises
+            raise UserError(
+                f"question {question.question_id!r}: the chat template says: {first_line(error)}"
+            ) from error
+        calls = (call for one in question.before(last) for call in one.get("tool_calls") or ())
+        names = [part["function"]["name"] for part in (*question.tools, *calls)]
+        if missing := [name for name in names if name not in prompt]:
+            raise UserError(
+                f"question {question.question_id!r}: the chat template leaves out {missing[0]}, a tool or a call "
+                "of one; give a model whose template has them"
+            )
+
+
+def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as templates take it: with a text, and arguments of calls as an object."""
+    found = {**message, "content": message.get("content") or ""}
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_call_for_template(call) for call in calls]
+    return found
+
+
+def _call_for_template(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    with suppress(ValueError, TypeError):  # generated, so that it need not be JSON
+        function = {**function, "arguments": json.loads(function["arguments"])}
+    return {**call, "function": function}
 
 
 def _decode(tokenizer: Any, token_ids: Sequence[int]) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from evaluation.questions.pinned_data import download_command
-from evaluation.questions.source_forms import in_spec_bench_form
+from evaluation.questions.source_forms import ASSISTANT, in_spec_bench_form
 from model.commands.command_line import UserError, first_line
 from model.commands.files import check_file, parse_json, read_text
 
@@ -25,12 +25,24 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question: a conversation of one or more user turns."""
+    """One question: a conversation of one or more user turns, or a trajectory of messages.
+
+    Of a trajectory every assistant message is a turn, asked after the messages before it as they were: what the
+    model answers does not enter the next prompt. `turns` are then the texts before these.
+    """
 
     question_id: int | str
     category: str
     turns: tuple[str, ...]
     system: str | None = None  # system prompt; None: the template's own, if it has one
+    # Of a trajectory: its messages in OpenAI's form, up to the last assistant's, and the tools it may call.
+    messages: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+    tools: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+
+    def before(self, turn: int) -> list[dict[str, Any]]:
+        """Return the messages of a trajectory before its turn's assistant message."""
+        places = [place for place, one in enumerate(self.messages) if one["role"] == ASSISTANT]
+        return list(self.messages[: places[turn]])
 
 
 def question_file_of(bench_name: str, given: str | None = None) -> Path:
@@ -92,7 +104,7 @@ def load_questions(
 
     Args:
         file: JSON lines, a JSON list, or Parquet, of questions in the form of Spec-Bench, EAGLE, FastChat,
-            ShareGPT, HumanEval or SPEED-Bench.
+            ShareGPT, HumanEval or SPEED-Bench, or trajectories of OpenAI's messages.
         begin: index of the first question; None: the file's first.
         end: index after the last question; None: the file's end.
         count: as many of these, evenly spread; None: all.
@@ -126,6 +138,10 @@ def load_questions(
     questions = list(found.values())
     if not questions:
         raise UserError(f"question file {file}: got an empty file; allowed: one JSON object a line")
+    if system_prompt is not None and any(question.messages for question in questions):
+        raise UserError(
+            f"system_prompt: got it with trajectories in {file}, whose messages are asked as they are; leave it out"
+        )
     selected = questions[begin:end]
     if not selected:
         raise UserError(
@@ -201,4 +217,5 @@ def _checked(row: dict[str, Any], where: str) -> Question:
     system = row.get("system")
     if not isinstance(system, str | None):
         raise UserError(f"{where}: system: got {str(system)[:60]}; allowed: a string, or none")
-    return Question(question_id, category or UNCATEGORISED, tuple(turns), system)
+    messages, tools = (tuple(row.get(key) or ()) for key in ("messages", "tools"))
+    return Question(question_id, category or UNCATEGORISED, tuple(turns), system, messages, tools)

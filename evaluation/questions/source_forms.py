@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 Row = dict[str, Any]
+# OpenAI's role of the model.
+ASSISTANT = "assistant"
 # Names of the user in ShareGPT's `from`.
 USERS = ("human", "user")
 
@@ -36,11 +38,14 @@ def math500(content: bytes) -> bytes:
 def in_spec_bench_form(row: Row, place: int) -> Row:
     """Return a question of FastChat, ShareGPT or HumanEval in Spec-Bench's form, another row as it is.
 
-    Of a conversation the user's messages are the turns, which may be none; `place` is its id if it has none.
+    Of a conversation the user's messages are the turns, which may be none; `place` is its id if it has none. Of
+    OpenAI's messages those before the assistant's are, or all of the user's where the assistant has none.
     """
-    conversation = row.get("conversations")
+    conversation, messages = row.get("conversations"), row.get("messages")
     if "turns" in row:
-        return row
+        return {key: value for key, value in row.items() if key not in ("messages", "tools")}
+    if messages is not None and _are_messages(messages):
+        return _trajectory(row, messages, place)
     if isinstance(conversation, list) and all(isinstance(said, dict) for said in conversation):
         said = [(message.get("from"), message.get("value")) for message in conversation]
         form = {
@@ -55,6 +60,37 @@ def in_spec_bench_form(row: Row, place: int) -> Row:
     if "text" in row:
         return {"turns": [row["text"]], **row}
     return row
+
+
+def _are_messages(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages)
+    )
+
+
+def _trajectory(row: Row, messages: list[Row], place: int) -> Row:
+    form = {"question_id": row.get("id", place), "category": ""}
+    texts = [_text(one.get("content")) for one in messages]
+    asked = [at for at, one in enumerate(messages) if one["role"] == ASSISTANT and at]
+    if not asked:
+        system = next(
+            (text for one, text in zip(messages, texts, strict=True) if one["role"] == "system"),
+            None,
+        )
+        users = [text for one, text in zip(messages, texts, strict=True) if one["role"] in USERS]
+        rest = {key: value for key, value in row.items() if key not in ("messages", "tools")}
+        return {**form, "turns": users, "system": system, **rest}
+    turns = [texts[at - 1] for at in asked]
+    return {**form, **row, "turns": turns, "messages": messages[: asked[-1] + 1]}
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message, whose content may come in parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
 
 
 def _converted(content: bytes, category: str, parts: Callable[[Row], tuple[str, str]]) -> bytes:

@@ -103,7 +103,7 @@ def exact_table(group: Group) -> Table:
         ]
         for row in group.rows
     ]
-    caption = f"Exact figures over {base}: every token weighs the same"
+    caption = f"Exact figures over {base}: every token weighs the same; MAT is tokens a step, every step counted"
     return _without_empty(Table(caption, header, rows))
 
 

@@ -25,6 +25,7 @@ from evaluation.inference.config import AnswerOptions, QuestionOptions
 from evaluation.questions.conversation import (
     Conversation,
     Message,
+    asked_ids,
     check_system,
     choose_conversation,
 )
@@ -124,8 +125,8 @@ def answer_turns(
     vanilla = drafter_from("vanilla", target.vocab_size)
     history: list[Message] = []
     turns = []
-    for user in question.turns:
-        prompt_ids = tuple(conversation.prompt_ids(history, user, question.system))
+    for place, user in enumerate(question.turns):
+        prompt_ids = tuple(asked_ids(conversation, question, place, history))
         refuse_unrecordable(target, len(prompt_ids) + recording.source.max_new_tokens + REACH)
         limit = target.context_limit(len(prompt_ids))
         turn = RecordedTurn(question.question_id, question.category, limit, prompt_ids, ())

@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             it.num_drafts += len(pieces)
         end: dict[str, Any] = {"choices": []}
         details = {"cached_tokens": it.cached_tokens}
-        prompt = sum(len(message["content"].split()) for message in body["messages"])
+        prompt = sum(len(str(message["content"]).split()) for message in body["messages"])
         usage = {"prompt_tokens": prompt, "completion_tokens": len(words)}
         end["usage"] = usage | {"prompt_tokens_details": details}
         if it.metrics:

@@ -108,11 +108,11 @@ class EndpointAnswerer:
 
     def _turns(self, question: Question, seed: int) -> Iterator[dict[str, Any]]:
         """Yield the figures of each turn's answer, by the names of a choice's lists."""
-        said = [] if question.system is None else [{"role": "system", "content": question.system}]
-        for user in question.turns:
-            said.append({"role": "user", "content": user})
-            reply, share, counted = self._asked(said, seed)
-            said.append({"role": "assistant", "content": reply.text})
+        answers: list[str] = []
+        for turn in range(len(question.turns)):
+            said = asked_messages(question, turn, answers)
+            reply, share, counted = self._asked(said, seed, question.tools)
+            answers.append(reply.text)
             yield _figures(reply, share if self._concurrency > 1 else None, counted)
 
     def _asked(
@@ -131,6 +131,16 @@ class EndpointAnswerer:
             end = self._clock.end()
         after = self.client.counters() if is_alone and not reply.speculative else {}
         return reply, end - begin, difference(before, after)
+
+
+def asked_messages(question: Question, turn: int, answers: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the messages of a turn: after what was answered before, or in a trajectory as they were."""
+    if question.messages:
+        return question.before(turn)
+    said = [] if question.system is None else [{"role": "system", "content": question.system}]
+    for user, assistant in zip(question.turns[:turn], answers, strict=False):
+        said += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    return [*said, {"role": "user", "content": question.turns[turn]}]
 
 
 def _figures(reply: Reply, share: float | None, counted: dict[str, int]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ Speed-up over Vanilla (autoregressive), as Spec-Bench counts
 | Prompt lookup (PLD)      |                   1.50x |           - |             - | 2.00x |              - |   - | 1.20x |                  2.00 | 1.75x [1.57, 1.96] |
 | Vanilla (autoregressive) |                   1.00x |           - |             - | 1.00x |              - |   - | 1.00x |                  1.00 |              1.00x |
 
-Exact figures over Vanilla (autoregressive): every token weighs the same
+Exact figures over Vanilla (autoregressive): every token weighs the same; MAT is tokens a step, every step counted
 
 | Models                   |           Speed-up | Tokens/s |  MAT | Other answers |
 | ------------------------ | -----------------: | -------: | ---: | ------------: |
