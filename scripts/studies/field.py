@@ -69,6 +69,12 @@ ENTRANTS = (
     Entrant("eagle", "eagle --heads {eagle}", "--num-nodes {n}"),
     Entrant("eagle2", "eagle2 --heads {eagle}", "--num-nodes {n}"),
     Entrant("eagle3", "eagle3 --heads {eagle3}", "--num-nodes {n}"),
+    Entrant(
+        "hybrid and eagle3",
+        "hybrid --budget fixed --head eagle3={eagle3}",
+        "--num-nodes {n}",
+        is_published=False,
+    ),
 )
 
 

@@ -49,7 +49,7 @@ class Entrant(NamedTuple):
     @property
     def has_heads(self) -> bool:
         """Whether trained heads draft: it is not train-free, and cannot be replayed."""
-        return drafter_class(self.method).drafts_with() == "heads"
+        return drafter_class(self.method).drafts_with() == "heads" or "--head " in self.options
 
     @property
     def most_nodes(self) -> int:

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../growth/best_first.h"
+#include "guide.h"
 #include "neighbours.h"
 #include "shared.h"
 #include "suffix_index.h"
@@ -28,6 +29,7 @@ struct Context {
   Last last;
   Match match;
   Neighbour neighbour;
+  int64_t guided = NOWHERE;  // node of the guide
 };
 
 }  // namespace
@@ -38,6 +40,7 @@ struct CandidatePool {
   Buckets buckets;
   SuffixIndex index;
   Neighbours neighbours;
+  Guide guide;
   State end;  // state after the text's last token but one
   Growth<CandidatePool, Context> growth;
 
@@ -58,6 +61,7 @@ struct CandidatePool {
   }
 
   void append(int32_t token) {
+    guide.clear();
     index.append(token);
     ++shared.counts[token];
     rank(token);
@@ -100,7 +104,8 @@ struct CandidatePool {
 
   Context at_end() const {
     const Last last = index.end(LONGEST_KEY);
-    return {last, index.match_end(), neighbours.find(*(last.from_end(1)), end.empty() ? nullptr : end.data())};
+    const Neighbour neighbour = neighbours.find(*(last.from_end(1)), end.empty() ? nullptr : end.data());
+    return {last, index.match_end(), neighbour, guide.root()};
   }
 
   Context follow(const Context& before, int32_t token) const {
@@ -108,6 +113,7 @@ struct CandidatePool {
     after.last.push(token);
     after.match = index.follow(before.match, token, after.last);
     after.neighbour = neighbours.find(token, neighbours.after(before.neighbour.number));
+    after.guided = guide.child(before.guided, token);
     return after;
   }
 
@@ -139,6 +145,11 @@ struct CandidatePool {
         weight_of(row[i] / num_codes) *= shared.row_weights[row[i] % num_codes] * of_likeness;
       }
     }
+    if (context.guided != NOWHERE) {
+      for (const Guided& guided : guide.row(context.guided)) {
+        weight_of(guided.token) *= std::exp(shared.guide_offset + shared.guide_slope * guided.log_probability);
+      }
+    }
     int32_t matching = -1;
     int64_t kind_of_match = 0;
     if (context.match.position != NOWHERE) {
@@ -164,6 +175,7 @@ struct CandidatePool {
       const double probability = weights_[i] / total;
       int32_t kind = buckets.of(-probability);
       if (tokens_[i] == matching) kind += kind_of_match;
+      if (guide.names(context.guided, tokens_[i])) kind += shared.first_guided;
       const double expected = probability * rates[kind] / shared.kind_centres[kind];
       guesses.push_back({expected < 1.0 ? expected : 1.0, tokens_[i], kind});
     }
@@ -200,6 +212,7 @@ void pool_reload(CandidatePool* pool) { pool->reload(); }
 
 void pool_start(CandidatePool* pool, const int32_t* tokens, int64_t count) {
   pool->end.clear();
+  pool->guide.clear();
   pool->index.clear();
   for (int64_t i = 0; i < count; ++i) pool->index.append(tokens[i]);
 }
@@ -222,6 +235,14 @@ void pool_write_rows(
   pool->neighbours.read({sketches, row_step, step}, count - begin);
   for (int64_t i = 0; i < count - begin; ++i) pool->record(text[begin + i], i - 1, i, rows + i * k);
   pool->remember_end(count - begin - 1);
+}
+
+// Take what a guide says after the text and after M nodes of a tree of its own, until the text goes on: tokens (-1:
+// any) and parents [M], the root first; rows of tokens and logarithms of their probabilities [M, k].
+void pool_guide(
+    CandidatePool* pool, int64_t M, int64_t k, const int32_t* tokens, const int32_t* parents, const int32_t* rows,
+    const double* log_probabilities) {
+  pool->guide.take(M, k, tokens, parents, rows, log_probabilities);
 }
 
 // Grow a tree at the end of the text: tokens, parents and kinds [N], the root first; return N.

@@ -1,9 +1,10 @@
 """Hybrid: several sources propose candidates for every node; one calibrated probability ranks them.
 
-There are three sources. Rows of likely next tokens are recycled from every verified node, rejected
-ones included, and keyed by the last one, two and three tokens. Among nodes verified with the same
-token, the one whose state was most similar also proposes its row. And the earlier place in the text
-that agrees with its end proposes the token that followed. A candidate's weight is a product over
+There are three sources, and trained heads may be a fourth. Rows of likely next tokens are recycled
+from every verified node, rejected ones included, and keyed by the last one, two and three tokens.
+Among nodes verified with the same token, the one whose state was most similar also proposes its row.
+The earlier place in the text that agrees with its end proposes the token that followed. And heads give
+rows of their own, after the nodes of a tree that they grow first. A candidate's weight is a product over
 the sources that name it (a product of experts), a little larger for a token of the text, normalised
 over the node's candidates and the outcome "none of these". If no source knows a context, the most
 frequent tokens are used. The tree takes the nodes with the largest probability of being accepted,
@@ -19,20 +20,23 @@ Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...budget.measure import MAX_MEASURED_NODES
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.drafter import Needs, VerifiedStep
+from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.read_out import state_sketch
+from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, Options, budget_option, option
+from ..growth.guesses import Guesser
 from ..growth.memory import check_size, check_topk, wrong_tensors
+from ..registry import METHODS, drafter_class
 from .candidate_pool import CandidatePool, library_of_pool
 from .row_tables import LONGEST_KEY
 
@@ -40,6 +44,8 @@ if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
 
 MAX_DEPTH = 24
+# Methods whose heads can be one more source.
+GUIDES = ("medusa", "eagle", "eagle2", "eagle3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,11 @@ class HybridConfig(Options):
         32,
         "verified nodes with the same token among which the likest state is looked for; 0: none",
         least=0,
+    )
+    head: str | None = option(
+        None,
+        f"trained heads that guess too: FOLDER has those of METHOD ({', '.join(GUIDES)})",
+        metavar="METHOD=FOLDER",
     )
     harvest_prompt: bool | None = option(
         None,
@@ -86,10 +97,18 @@ class HybridDrafter(CostAwareDrafter):
             prompt_logits=config.harvest_prompt,
             cold_start=config.start == "cold",
         )
+        self._head: Guesser | None = None
+        if config.head:
+            self._head = _head_of(config.head, vocab_size, device)
+            self._take_needs(self._head)
         self.wants_costs = config.budget == "auto"
         self.max_nodes = 1 + config.num_nodes
         self._pool = CandidatePool(
-            2**config.table_bits, config.output_id_topk, vocab_size, config.neighbours
+            2**config.table_bits,
+            config.output_id_topk,
+            vocab_size,
+            config.neighbours,
+            bool(config.head),
         )
         self._before: tuple[int, ...] = ()  # last tokens of the prompt chunks read so far
 
@@ -97,9 +116,33 @@ class HybridDrafter(CostAwareDrafter):
         """Return a drafter with a text of its own; rows, states, counts and rates are shared."""
         sibling = super().sibling()
         sibling._pool = self._pool.sibling()
+        sibling._head = self._head.sibling() if self._head else None
         return sibling
 
+    def check_config(self, config: Any) -> None:
+        super().check_config(config)
+        if self._head:
+            self._head.check_config(config)
+            self._take_needs(self._head)  # it may choose layers only now
+
+    def check_target(self, target: TargetModel) -> None:
+        super().check_target(target)
+        if self._head:
+            self._head.check_target(target)
+
+    def for_target(self, target: TargetModel) -> Drafter:
+        if self._head:
+            self._head.for_target(target)
+            self._take_needs(self._head)
+        return super().for_target(target)
+
+    def _take_needs(self, head: Drafter) -> None:
+        layers, size = head.needs.hidden_layers, head.needs.hidden_size
+        self.needs = replace(self.needs, hidden_layers=layers, hidden_size=size)
+
     def start(self, prompt_ids: Sequence[int]) -> None:
+        if self._head:
+            self._head.start(prompt_ids)
         self._pool.start(prompt_ids)
         self._before = ()
 
@@ -111,7 +154,12 @@ class HybridDrafter(CostAwareDrafter):
         self._pool.write_rows(text, begin, top_ids.tolist(), values.tolist(), sketches)
         self._before = text[1 - LONGEST_KEY :]
 
+    def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        assert self._head is not None
+        self._head.observe_prompt_hidden(token_ids, hidden)
+
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
+        self._ask_head(context, budget)
         depth = min(budget.max_depth, MAX_DEPTH)
         limits = DraftBudget(depth, budget.chain_only, budget.cost_curve)
         return self._pool.grow(context[-1], self.config.num_nodes, limits)
@@ -119,6 +167,7 @@ class HybridDrafter(CostAwareDrafter):
     def offer(
         self, context: Sequence[int], budget: DraftBudget, most: int, least: float = 0.0
     ) -> Sequence[float]:
+        self._ask_head(context, budget)
         limits = DraftBudget(min(budget.max_depth, MAX_DEPTH), budget.chain_only)
         return self._pool.offer(context[-1], min(most, self.config.num_nodes), limits, least)
 
@@ -127,7 +176,16 @@ class HybridDrafter(CostAwareDrafter):
 
     def observe(self, step: VerifiedStep) -> None:
         """Write rows for every node, the accepted path last, and index the new tokens."""
-        self._pool.learn(step.tree, step.acceptance)
+        if self._head:
+            self._head.observe(step)
+        if len(step.acceptance.candidates.token_ids[0]) < self.config.output_id_topk:
+            self._pool.append(step.acceptance.tokens)  # a step in a rest, of which no rows are read
+        else:
+            self._pool.learn(step.tree, step.acceptance)
+
+    def _ask_head(self, context: Sequence[int], budget: DraftBudget) -> None:
+        if self._head and (guesses := self._head.guesses(context, budget)):
+            self._pool.guide(guesses)
 
     def skip(self, tokens: Sequence[int]) -> None:
         self._pool.append(tokens)
@@ -150,3 +208,18 @@ class HybridDrafter(CostAwareDrafter):
         if set(tensors) != set(self.memory()):
             raise ValueError(wrong_tensors(tensors, self.memory()))
         self._pool.load_memory(tensors)
+
+
+def _head_of(words: str, vocab_size: int, device: torch.device) -> Guesser:
+    """Return the drafter of METHOD=FOLDER.
+
+    Raises:
+        ValueError: if the method's heads cannot guess for another, or as that method's drafter.
+    """
+    method, _, folder = words.partition("=")
+    cls = drafter_class(method) if folder and method in METHODS else None
+    if cls is None or not issubclass(cls, Guesser):
+        raise ValueError(
+            f"head: got {words}; allowed: METHOD=FOLDER, METHOD one of {', '.join(GUIDES)}"
+        )
+    return cls(cls.config_class(heads=folder), vocab_size, device)

@@ -34,13 +34,14 @@ from ....engine.tree import DraftTree
 from ....machine.kept import Kept
 from ....machine.transfer import uploaded
 from ....options import Options, option
+from ...growth.guesses import Guesser, Guesses
 from ..drafter import HeadDrafter
 from ..head_files import required
 from .checkpoint import build_network, open_checkpoint, write_checkpoint
 from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
 from .shape import NetworkShape
 from .text import Draft, DraftText
-from .trees import PATHS, Grown, fixed_shape, grow_fixed, grow_likeliest
+from .trees import PATHS, Grown, fixed_shape, grow_fixed, grow_likeliest, likely_rows
 
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
@@ -52,6 +53,8 @@ NODES, DEPTH = "drafted nodes of a step", "levels of the tree below its root"
 WIDTH = "nodes read on each level, and tokens guessed after each"
 # Levels of a tree: each takes a pass of the draft network.
 MAX_DEPTH = 64
+# Levels of guesses for another drafter, and nodes read on each.
+GUIDE_DEPTH, GUIDE_WIDTH = 6, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Eagle3Config(Eagle2Config):
     depth: int = option(8, DEPTH, least=1, most=MAX_DEPTH)
 
 
-class NetworkDrafter(HeadDrafter):
+class NetworkDrafter(HeadDrafter, Guesser):
     """Base of the three: a draft network on the text, from which subclasses grow a tree.
 
     Raises:
@@ -150,6 +153,14 @@ class NetworkDrafter(HeadDrafter):
             return DraftTree.chain(context[-1:])
         grown = self.grow(draft, budget)
         return DraftTree.from_lists([context[-1], *grown.tokens], (-1, *grown.parents))
+
+    @torch.inference_mode()
+    def guesses(self, context: Sequence[int], budget: DraftBudget) -> Guesses | None:
+        draft = self._text.draft() if self._text and budget.max_depth else None
+        if draft is None:
+            return None
+        depth = min(GUIDE_DEPTH, budget.max_depth)
+        return likely_rows(draft, context[-1], depth, 1 if budget.chain_only else GUIDE_WIDTH)
 
     def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
         """Return a tree without its root; `budget.max_depth` is at least 1."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...growth.guesses import Guesses
 from ...growth.tree_template import TreeTemplate
 from ..tree_levels import levels_of
 from .text import Draft
@@ -122,3 +123,39 @@ def _most_probable(levels: Sequence[Candidates], num_nodes: int) -> Grown:
     numbers, parents_of, guesses = torch.stack((chosen, parents[chosen], tokens[chosen])).tolist()
     node_of = {-1: 0} | {number: node for node, number in enumerate(numbers, start=1)}
     return Grown(guesses, tuple(node_of[number] for number in parents_of))
+
+
+def likely_rows(draft: Draft, root: int, depth: int, width: int) -> Guesses:
+    """Return what `grow_likeliest` chooses from: the `width` likeliest tokens after every node that it reads."""
+    device = draft.logits.device
+    tokens, parents = [torch.full((1,), root, device=device)], [torch.full((1,), -1, device=device)]
+    rows, values = list[torch.Tensor](), list[torch.Tensor]()
+    scores, first, num_read = draft.logits.new_zeros(1), 0, 1
+    for level in range(depth):
+        logits = draft.logits
+        top = logits.log_softmax(dim=-1).topk(min(width, logits.shape[-1]), dim=-1)  # [n, k]
+        found = top.values.nan_to_num(nan=torch.finfo(logits.dtype).min)
+        rows.append(draft.token_ids(top.indices))
+        values.append(found)
+        if level == depth - 1:
+            break
+        best = (found + scores[:, None]).flatten().topk(min(width, found.numel()))
+        places = best.indices // found.shape[1]  # among the nodes of the level
+        drafted = rows[-1].flatten()[best.indices]
+        draft.deepen(places, drafted)
+        tokens.append(drafted)
+        parents.append(first + places)
+        scores, first = best.values, num_read
+        num_read += len(places)
+    # One copy to the host.
+    numbers = torch.cat((torch.cat(tokens), torch.cat(parents), torch.cat(rows).flatten()))
+    packed = torch.cat((numbers.double(), torch.cat(values).flatten().double())).tolist()
+    k = rows[0].shape[1]
+    at, of_rows = packed[: 2 * num_read], packed[2 * num_read :]
+    split = num_read * k
+    return Guesses(
+        [int(token) for token in at[:num_read]],
+        [int(parent) for parent in at[num_read:]],
+        [[int(token) for token in of_rows[begin : begin + k]] for begin in range(0, split, k)],
+        [of_rows[split + begin : split + begin + k] for begin in range(0, split, k)],
+    )

@@ -26,6 +26,7 @@ from ....engine.tree import DraftTree
 from ....kernels.largest_logits import top_k
 from ....machine.transfer import uploaded
 from ....options import Options, option
+from ...growth.guesses import ANY_TOKEN, Guesser, Guesses
 from ...growth.tree_template import TreeTemplate
 from ..drafter import NUM_NODES, StaticHeadDrafter
 from ..head_files import called, heads_option, required
@@ -38,7 +39,7 @@ class MedusaConfig(Options):
     num_nodes: int = option(NUM_NODES, "drafted nodes of a tree", least=1, most=NUM_NODES)
 
 
-class MedusaDrafter(StaticHeadDrafter):
+class MedusaDrafter(StaticHeadDrafter, Guesser):
     """Drafts a static tree of the heads' best guesses."""
 
     config_class = MedusaConfig
@@ -81,6 +82,15 @@ class MedusaDrafter(StaticHeadDrafter):
         root = uploaded(context[-1:], self.device)
         token_ids = torch.cat((root, guesses.flatten()))[self._places_of(tree)]
         return DraftTree(token_ids, tree.topology)
+
+    @torch.inference_mode()
+    def guesses(self, context: Sequence[int], budget: DraftBudget) -> Guesses | None:
+        depth = min(self._num_heads, budget.max_depth)
+        if self._state is None or depth == 0:
+            return None
+        top = self._logits(self._state, depth).log_softmax(dim=-1).topk(self._num_ranks, dim=-1)
+        tokens, parents = [context[-1], *[ANY_TOKEN] * (depth - 1)], range(-1, depth - 1)
+        return Guesses(tokens, parents, top.indices.tolist(), top.values.tolist())
 
     def observe(self, step: VerifiedStep) -> None:
         """Keep the state of the last accepted node, after which the bonus token comes."""

@@ -7,6 +7,7 @@ Shapes: N nodes, C tokens of a prompt chunk, k tokens in a row, S sketches, V vo
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, takewhile
@@ -20,9 +21,13 @@ from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
 from model.methods.growth.acceptance_rates import AcceptanceRates
 from model.methods.growth.best_first import MINUS_EDGES
+from model.methods.growth.guesses import ANY_TOKEN, Guesses
 from model.methods.hybrid.candidate_pool import (
     FIRST_FREQUENT,
+    FIRST_GUIDED,
     FREQUENT_PRIORS,
+    GUIDE_OFFSET,
+    GUIDE_SLOPE,
     IN_TEXT_WEIGHT,
     KIND_CENTRES,
     KIND_SOURCES,
@@ -54,12 +59,14 @@ class _Context(NamedTuple):
         neighbour: the record of the last token with the most similar state before it, if any; its
             state after the token is used for the node's, which is not known yet.
         likeness: similarity of the two states.
+        guided: the node of the guide's tree, if it is there.
     """
 
     last: tuple[int, ...]
     match: Match | None
     neighbour: int = NOBODY
     likeness: int = 0
+    guided: int | None = None
 
 
 class ReferencePool:
@@ -70,15 +77,25 @@ class ReferencePool:
         k: tokens in a row.
         vocab_size: V.
         num_neighbours: records that are compared for a node; 0: none.
+        has_guide: whether `guide` is called.
     """
 
-    def __init__(self, num_slots: int, k: int, vocab_size: int, num_neighbours: int = 0) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        k: int,
+        vocab_size: int,
+        num_neighbours: int = 0,
+        has_guide: bool = False,
+    ) -> None:
         self._k = k
         self._vocab_size = vocab_size
         self.tables = ReferenceRowTables(num_slots, k)
         self.neighbours = ReferenceNeighbours(num_neighbours, k, vocab_size)
         self._end: np.ndarray | None = None  # state after the text's last token but one, if known
-        self._rates = AcceptanceRates(KIND_CENTRES + FREQUENT_PRIORS)
+        self._centres = KIND_CENTRES + FREQUENT_PRIORS + KIND_CENTRES * has_guide
+        self._rates = AcceptanceRates(self._centres)
+        self._guide: Guesses | None = None
         self._frequent = ReferenceFrequentTokens(vocab_size)
         self._index = SuffixIndex()
 
@@ -86,6 +103,11 @@ class ReferencePool:
         """Begin a text: index the prompt."""
         self._index = SuffixIndex(prompt_ids)
         self._end = None
+        self._guide = None
+
+    def guide(self, guesses: Guesses) -> None:
+        """Take what a guide says after the text, until the text goes on."""
+        self._guide = guesses
 
     def write_rows(
         self,
@@ -157,6 +179,8 @@ class ReferencePool:
         self._index.append(tokens)
         self._frequent.append(tokens)
         self._end = None
+        if tokens:
+            self._guide = None
 
     def reset(self) -> None:
         """Forget the rows, the states and the learned acceptance."""
@@ -201,7 +225,8 @@ class ReferencePool:
 
     def _context_at_end(self) -> _Context:
         last = tuple(self._index.text[-LONGEST_KEY:])
-        return _Context(last, self._index.match_end(), *self.neighbours.find(last[-1], self._end))
+        found = self.neighbours.find(last[-1], self._end)
+        return _Context(last, self._index.match_end(), *found, 0 if self._guide else None)
 
     def _guesses(self, context: _Context) -> list[Guess]:
         """Pool the candidates of all sources for the token after a context."""
@@ -218,6 +243,11 @@ class ReferencePool:
                 weights[token] = weights.get(token, 1.0) * (
                     ROW_WEIGHTS[entry % NUM_CODES] * of_likeness
                 )
+        guided = self._row_of_guide(context)
+        for token, log_probability in guided:
+            weight = math.exp(GUIDE_OFFSET + GUIDE_SLOPE * log_probability)
+            weights[token] = weights.get(token, 1.0) * weight
+        named = {token for token, _ in guided}
         matching, kind_of_match = -1, 0
         if context.match:
             matching = self._index.text[context.match.position]
@@ -239,7 +269,9 @@ class ReferencePool:
             kind = bisect_left(MINUS_EDGES, -probability)
             if token == matching:
                 kind += kind_of_match
-            expected = probability * rates[kind] / KIND_CENTRES[kind]
+            if token in named:
+                kind += FIRST_GUIDED
+            expected = probability * rates[kind] / self._centres[kind]
             guesses.append((expected if expected < 1.0 else 1.0, token, kind))
         guesses.sort(reverse=True)
         return guesses
@@ -249,4 +281,22 @@ class ReferencePool:
         last = (*context.last, token)[-LONGEST_KEY:]
         match = self._index.follow(context.match, token, last)
         state = self.neighbours.after(context.neighbour)
-        return _Context(last, match, *self.neighbours.find(token, state))
+        found = self.neighbours.find(token, state)
+        return _Context(last, match, *found, self._child_of_guide(context.guided, token))
+
+    def _row_of_guide(self, context: _Context) -> list[tuple[int, float]]:
+        if self._guide is None or context.guided is None:
+            return []
+        rows, values = self._guide.rows, self._guide.log_probabilities
+        return [*zip(rows[context.guided], values[context.guided], strict=True)]
+
+    def _child_of_guide(self, node: int | None, token: int) -> int | None:
+        if self._guide is None or node is None:
+            return None
+        nodes = zip(self._guide.parents, self._guide.tokens, strict=True)
+        children = (
+            child
+            for child, (parent, own) in enumerate(nodes)
+            if parent == node and own in (token, ANY_TOKEN)
+        )
+        return next(children, None)

@@ -17,6 +17,7 @@ from model.engine.budget import CostCurve, DraftBudget
 from model.engine.read_out import state_sketch
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, verify
+from model.methods.growth.guesses import ANY_TOKEN, Guesses
 from model.methods.hybrid import candidate_pool, neighbours
 from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import HybridConfig
@@ -33,7 +34,8 @@ class Pair:
         self.source = random.Random(seed)
         self.k, self.vocab_size = k, vocab_size
         self.num_neighbours = self.source.choice((0, 1, 4, 32))
-        sizes = (num_slots, k, vocab_size, self.num_neighbours)
+        self.has_guide = seed % 2 == 1
+        sizes = (num_slots, k, vocab_size, self.num_neighbours, self.has_guide)
         self.pools = [kind(*sizes) for kind in (ReferencePool, CandidatePool)]
 
     def sibling(self) -> Pair:
@@ -85,9 +87,24 @@ class Pair:
             pool.start(prompt)
             pool.write_rows(prompt, begin, ids.tolist(), values.tolist(), sketches)
 
+    def guesses(self, root: int) -> Guesses:
+        """Return a guide's tree with random rows."""
+        draw, count = self.source.randint, self.source.choice((1, 4, 20))
+        tokens = [root, *(self.source.choice((ANY_TOKEN, draw(0, 5))) for _ in range(count - 1))]
+        parents = [-1, *(draw(0, node) for node in range(count - 1))]
+        width = min(3, self.vocab_size)
+        rows = [self.source.sample(range(self.vocab_size), width) for _ in range(count)]
+        values = [[-3 * self.source.random() for _ in row] for row in rows]
+        return Guesses(tokens, parents, rows, values)
+
     def step(self) -> None:
         """Draft in both, and teach both."""
-        root, num_nodes = self.tokens(1)[0], self.source.choice((1, 3, 7, 30))
+        root = self.tokens(1)[0]
+        if self.has_guide and self.source.random() < 0.8:
+            guesses = self.guesses(root)
+            for pool in self.pools:
+                pool.guide(guesses)
+        num_nodes = self.source.choice((1, 3, 7, 30))
         max_depth, chain_only = self.source.choice((0, 1, 3, 24)), self.source.random() < 0.2
         budget = DraftBudget(max_depth, chain_only, self.cost_curve())
         if self.source.random() < 0.3:
