@@ -7,6 +7,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from evaluation.scoring.comparable import group_answers, load_answers
@@ -64,8 +65,11 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
     target.write_bytes(content.read())
 
 
+@cache
 def groups_of(path: Path) -> tuple[list[Group], str]:
     """Return the groups of a pack's answers, measured, and the folder that stands before their files' names.
+
+    A pack is read once in a process: several tables of several pages are made from it.
 
     Raises:
         UserError: if it is no pack, or its answers cannot be compared.
