@@ -29,6 +29,7 @@ WITH_TRANSFORMERS = {
     *("model.states.layers", "model.states.own_cache", "model.states.scans"),
     *("model.compiled.target", "model.engine.passes.static_cache", "model.compiled.graphs"),
     *("model.kernels.attention", "model.kernels.registered", "model.kernels.packed_attention"),
+    "model.programs.layers",
     "model.methods.sps.draft_model",
     *("model.api.decoder", "model.api.custom_generate"),
     *("model.api.checkpoint_settings", "model.api.accelerate", "model.api.prepared_call"),

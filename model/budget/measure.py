@@ -67,6 +67,8 @@ def read_or_measure(target: TargetModel) -> CostModel:
     A measurement that other work disturbed serves this process only.
     """
     names = [target.linear_kernels.name, target.attention.name]
+    if target.programs:
+        names.append(target.programs.name)
     if target.norms:
         names.append(target.norms.name)
     key = "-".join((target.machine_key, *names))

@@ -219,6 +219,8 @@ def self_test(
         prefix_length = min(prefix_length, limit - CHAIN.num_nodes - 1)
     with target.lock, _said_if_slow(kind, say):
         code = OwnCode.of(target.model)
+        if code != target.code:
+            target.forget_programs()
         tested = with_short_windows(target)
         error = _tested(tested, prefix_length)
         if tested is not target:

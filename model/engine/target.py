@@ -39,6 +39,7 @@ from .support import (
     cache_argument,
     context_limit,
     forward_parameters,
+    new_cache,
     refuse_autocast,
     refuse_unverifiable,
     use_masked_attention,
@@ -200,6 +201,12 @@ class TargetModel(PassArithmetic):
                 partial(self._layout.plain_pass, self.run, last_logits_only=True),
             )
         return self._hidden[layers]
+
+    def plain_pass(self, num_tokens: int) -> Any:
+        cache = new_cache(self.model)
+        token_ids = torch.arange(num_tokens, device=self.device) % self.num_tokens
+        self.run(token_ids, 0, cache, None)
+        return cache
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree), or a few more."""

@@ -25,9 +25,10 @@ layers (`reference`). In half precision near-ties may fall either way, for all m
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,7 +76,16 @@ class LinearKernels(PassKernels):
         super().__init__("few-rows" if layers else "as-they-are", is_compiled or not has_exact)
         # Methods: a deep copy of the model gets functions of its own layers.
         self._forwards = OwnForwards({layer: MethodType(forward, layer) for layer in layers})
-        self._most_rows = most_rows
+        self._most_rows, self._is_compiled, self._forward = most_rows, is_compiled, forward
+
+    def __iter__(self) -> Iterator[Any]:
+        """The layers."""
+        return iter(self._forwards)
+
+    def without(self, modules: Container[nn.Module]) -> LinearKernels:
+        """Return the kernels of those layers that are not among these modules."""
+        layers = [layer for layer in self if layer not in modules]
+        return LinearKernels(layers, self._most_rows, self._is_compiled, self._forward)
 
     def __bool__(self) -> bool:
         return bool(self._forwards)

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "program.h"
+#include "row_operations.h"
 #include "short_attention.h"
 #include "short_pass.h"
 
@@ -157,14 +159,17 @@ void tiles(int64_t n, const Input<T>* x, const T* w, float* y, int64_t size, int
   }
 }
 
+// A layer's weights [O, I], bias [O] or none, and outputs [..., O].
+struct Layer {
+  at::Tensor weight, bias, outputs;
+};
+
+// Compute the outputs of layers that share their inputs.
 template <typename T>
-void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias, at::Tensor& outputs) {
-  const int64_t O = weight.size(0), I = weight.size(1), n = rows.numel() / I;
+void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
+  const int64_t I = rows.size(-1), n = rows.numel() / I;
   const at::Tensor inputs = rows.to(c10::CppTypeToScalarType<Input<T>>::value).contiguous();
   const Input<T>* x = inputs.const_data_ptr<Input<T>>();
-  const T* w = weight.const_data_ptr<T>();
-  const T* b = bias.defined() ? bias.const_data_ptr<T>() : nullptr;
-  T* y = outputs.mutable_data_ptr<T>();
   // A whole number of tiles: at other distances lie rows of this tile or the next, which are prefetched anyway.
   const int64_t size = TILE_OUTPUTS * I, bytes = size * sizeof(T);
   const int64_t ahead = at::divup(LOOK_AHEAD, bytes) * size;
@@ -173,17 +178,21 @@ void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor
   const int64_t block = at::divup(at::divup(I, num_blocks), LINE<T>) * LINE<T>;
   // Rows whose inputs of a block stay in the nearest cache, in whole tiles.
   const int64_t near = at::divup(NEAR_BYTES / (block * sizeof(Input<T>)), TILE_ROWS) * TILE_ROWS;
-  at::parallel_for(0, O, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
-    std::vector<float> sums(n * BAND);
+  // Some outputs of a layer.
+  const auto compute = [&](const Layer& layer, int64_t begin, int64_t end, float* sums) {
+    const int64_t O = layer.weight.size(0);
+    const T* w = layer.weight.const_data_ptr<T>();
+    const T* b = layer.bias.defined() ? layer.bias.const_data_ptr<T>() : nullptr;
+    T* y = layer.outputs.mutable_data_ptr<T>();
     for (int64_t first = begin; first < end; first += BAND) {
       const int64_t last = std::min(first + BAND, end);
-      std::fill(sums.begin(), sums.end(), 0.0f);
+      std::fill_n(sums, n * BAND, 0.0f);
       for (int64_t i = 0; i < I; i += block) {
         const int64_t width = std::min(block, I - i);
         for (int64_t r = 0; r < n; r += near) {
           const int64_t some = std::min(near, n - r);
           const Input<T>* inputs_of = x + r * I + i;
-          float* of_rows = sums.data() + r * BAND - first;
+          float* of_rows = sums + r * BAND - first;
           int64_t o = first;
           for (; o + TILE_OUTPUTS <= last; o += TILE_OUTPUTS) {
             tiles<TILE_OUTPUTS>(some, inputs_of, w + o * I + i, of_rows + o, width, I, ahead);
@@ -192,16 +201,27 @@ void multiply(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor
         }
       }
       for (int64_t r = 0; r < n; ++r) {
-        float* const of_row = sums.data() + r * BAND;
+        float* const of_row = sums + r * BAND;
         for (int64_t o = first; b && o < last; ++o) of_row[o - first] += static_cast<float>(b[o]);
         at::vec::convert(of_row, y + r * O + first, last - first);
       }
     }
+  };
+  int64_t total = 0;
+  for (const Layer& layer : layers) total += layer.weight.size(0);
+  at::parallel_for(0, total, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
+    std::vector<float> sums(n * BAND);
+    int64_t before = 0;  // outputs of the layers before
+    for (const Layer& layer : layers) {
+      const int64_t O = layer.weight.size(0);
+      compute(layer, std::clamp<int64_t>(begin - before, 0, O), std::clamp<int64_t>(end - before, 0, O), sums.data());
+      before += O;
+    }
   });
 }
 
-// Rows [..., I], weight [O, I] and bias [O] of one dtype; returns [..., O], rounded once.
-at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+// A layer for rows [..., I], weight [O, I] and bias [O] of one dtype, with room for its outputs.
+Layer layer_for(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const auto dtype = weight.scalar_type();
   TORCH_CHECK(
       rows.scalar_type() == dtype && (!bias || bias->scalar_type() == dtype) && weight.dim() == 2 &&
@@ -211,10 +231,23 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::o
       "; allowed: rows [..., I], weight [O, I] and bias [O] of one dtype, I above 0");
   auto sizes = rows.sizes().vec();
   sizes.back() = weight.size(0);
-  at::Tensor outputs = at::empty(sizes, weight.options());
-  const at::Tensor w = weight.contiguous();
-  const at::Tensor b = bias ? bias->contiguous() : at::Tensor();
-  for_dtype(dtype, "few_rows", [&](auto number) { multiply<decltype(number)>(rows, w, b, outputs); });
+  return {weight.contiguous(), bias ? bias->contiguous() : at::Tensor(), at::empty(sizes, weight.options())};
+}
+
+// Returns [..., O], rounded once.
+at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const Layer layer = layer_for(rows, weight, bias);
+  for_dtype(rows.scalar_type(), "few_rows", [&](auto number) { multiply<decltype(number)>(rows, {layer}); });
+  return layer.outputs;
+}
+
+// The same for several layers without bias that share their inputs.
+std::vector<at::Tensor> linears(const at::Tensor& rows, at::TensorList weights) {
+  std::vector<Layer> layers;
+  for (const at::Tensor& weight : weights) layers.push_back(layer_for(rows, weight, std::nullopt));
+  for_dtype(rows.scalar_type(), "few_rows", [&](auto number) { multiply<decltype(number)>(rows, layers); });
+  std::vector<at::Tensor> outputs;
+  for (const Layer& layer : layers) outputs.push_back(layer.outputs);
   return outputs;
 }
 
@@ -273,6 +306,15 @@ std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& logits, int64_t k) 
   return {values, places};
 }
 
+// Marks for the two places of a layer where a program hands over to Python: the cache, and the attention.
+std::tuple<at::Tensor, at::Tensor> captured_update(const at::Tensor& keys, const at::Tensor& values) {
+  return {keys.clone(), values.clone()};
+}
+
+at::Tensor captured_attention(const at::Tensor& query, const at::Tensor&, const at::Tensor& value) {
+  return at::zeros({query.size(0), query.size(2), query.size(1), value.size(3)}, query.options());
+}
+
 }  // namespace
 
 TORCH_LIBRARY(token_recycling, library) {
@@ -281,11 +323,30 @@ TORCH_LIBRARY(token_recycling, library) {
   library.def(
       "attend(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal=False) -> Tensor",
       {at::Tag::flexible_layout});
+  library.def("few_rows_of_layers(Tensor rows, Tensor[] weights) -> Tensor[]");
+  library.def("norm(Tensor rows, Tensor? weight, float epsilon, int kind) -> Tensor");
+  library.def("rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor");
+  library.def("captured_update(Tensor keys, Tensor values) -> (Tensor, Tensor)");
+  library.def("captured_attention(Tensor query, Tensor key, Tensor value) -> Tensor");
+  library.class_<few_rows::Program>("Program")
+      .def(torch::init<>())
+      .def("operation", &few_rows::Program::operation)
+      .def("constant", &few_rows::Program::constant)
+      .def("value", &few_rows::Program::value)
+      .def("rows", &few_rows::Program::rows)
+      .def("list", &few_rows::Program::list)
+      .def("result", &few_rows::Program::result)
+      .def("run", &few_rows::Program::run);
   library.def("largest(Tensor logits, int k) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(token_recycling, CPU, library) {
   library.impl("few_rows", linear);
+  library.impl("captured_update", captured_update);
+  library.impl("captured_attention", captured_attention);
+  library.impl("few_rows_of_layers", linears);
+  library.impl("norm", few_rows::norm);
+  library.impl("rotate", few_rows::rotate);
   library.impl("attend", few_rows::attend);
   library.impl("largest", largest);
 }

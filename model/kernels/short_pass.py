@@ -22,7 +22,10 @@ from ..machine.build import BuildError, built
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("short_pass.cpp")
-HEADERS = (SOURCE.with_name("short_pass.h"), SOURCE.with_name("short_attention.h"))
+HEADERS = tuple(
+    SOURCE.with_name(f"{name}.h")
+    for name in ("short_pass", "program", "row_operations", "short_attention")
+)
 # torch's vector classes by the processor's instruction set.
 INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),

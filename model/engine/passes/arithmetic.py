@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from threading import RLock
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -20,6 +20,11 @@ from ...kernels.attention import AttentionKernels, HeadShape, attention_kernels
 from ...kernels.linear import LinearKernels, linear_kernels
 from ...kernels.norms import FusedNorms, fused_norms
 from ...kernels.sdpa import without_cudnn
+from ...machine.huge_pages import use_huge_pages
+from ...programs.layers import LayerPrograms, layer_programs
+from ..own_code import OwnCode
+from ..support import UnsupportedModelError, new_cache
+from .hidden import layers_of
 from .layer_shape import BufferShape, LayerShape
 
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
@@ -70,6 +75,10 @@ class PassArithmetic:
     layer_shapes: Sequence[LayerShape | None]
     use_kernels: bool
 
+    def plain_pass(self, num_tokens: int) -> Any:
+        """Run a pass of the model itself over so many tokens; return its cache."""
+        raise NotImplementedError
+
     @property
     def lock(self) -> Any:
         """Serialises our passes of this model, and what looks at its modules or exchanges their functions.
@@ -83,7 +92,9 @@ class PassArithmetic:
         """The kernels of linear layers; built at the first call."""
         if not self.use_kernels:
             return LinearKernels([], is_compiled=self.is_compiled)
-        return linear_kernels(self.model, self.dtype, self.is_compiled)
+        kernels = linear_kernels(self.model, self.dtype, self.is_compiled)
+        use_huge_pages(layer.weight for layer in kernels)
+        return kernels
 
     @FoundOnce
     def norms(self) -> FusedNorms:
@@ -91,6 +102,25 @@ class PassArithmetic:
         if not self.use_kernels:
             return FusedNorms({}, self.dtype)
         return fused_norms(self.model, self.dtype, self.is_compiled)
+
+    @FoundOnce
+    def programs(self) -> LayerPrograms:
+        """The layers that passes run as programs; captured at the first call."""
+        is_for_them = self.linear_kernels and self.attention and not self.is_compiled
+        if not is_for_them or OwnCode.of(self.model).is_on_modules:
+            return LayerPrograms({}, self.dtype)
+        try:
+            _, layers = layers_of(self.model, self.config.num_hidden_layers)
+        except UnsupportedModelError:
+            return LayerPrograms({}, self.dtype)
+        return layer_programs(
+            self.model, [*layers], self.plain_pass, partial(new_cache, self.model)
+        )
+
+    @FoundOnce
+    def linear_kernels_outside(self) -> LinearKernels:
+        """The kernels of the linear layers that are in no program."""
+        return self.linear_kernels.without(self.programs.inner)
 
     @FoundOnce
     def attention(self) -> AttentionKernels:
@@ -115,6 +145,12 @@ class PassArithmetic:
         self.use_kernels = use_kernels
         for part in ("linear_kernels", "attention", "norms"):
             self.__dict__.pop(part, None)
+        self.forget_programs()
+
+    def forget_programs(self) -> None:
+        """Capture the layers' programs anew at the next pass, since the model's code has changed."""
+        for part in ("programs", "linear_kernels_outside"):
+            self.__dict__.pop(part, None)
 
     @property
     def has_kernels(self) -> bool:
@@ -134,6 +170,7 @@ class PassArithmetic:
             "linear": self.linear_kernels.name,
             "attention": self.attention.name,
             "norms": self.norms.name,
+            "layers": self.programs.name,
         }
 
     @contextmanager
@@ -145,14 +182,24 @@ class PassArithmetic:
             self.lock,
             without_cudnn(self.device),
             self.attention.exchanged(num_rows, is_packed),
-            self.linear_kernels.for_rows(num_rows),
+            self._layers_and_linear(num_rows),
             self.norms.exchanged(),
         ):
+            yield
+
+    @contextmanager
+    def _layers_and_linear(self, num_rows: int) -> Iterator[None]:
+        if not self.programs.are_used(num_rows):
+            with self.linear_kernels.for_rows(num_rows):
+                yield
+            return
+        with self.programs.exchanged(), self.linear_kernels_outside.for_rows(num_rows):
             yield
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt chunk of this length, or a single row, has reference arithmetic as it is."""
         is_reference = self.attention.is_reference and self.norms.is_reference
+        is_reference = is_reference and self.programs.is_reference(num_rows)
         return is_reference and self.linear_kernels.is_reference(num_rows)
 
     @contextmanager
@@ -164,6 +211,8 @@ class PassArithmetic:
         with (
             self.lock,
             self.linear_kernels.reference(),
+            self.linear_kernels_outside.reference(),
+            self.programs.reference(),
             self.attention.reference(),
             self.norms.reference(),
         ):

@@ -1,0 +1,289 @@
+"""The decoder layers of a model that run as programs in our passes.
+
+A layer of a small model is some sixty calls of torch, most of which take longer to call than to compute. As a
+program it is two calls around its attention (`capture`, `rewrite`, `program`). Layers of one kind share a
+program. Each layer's program is proved: on the numbers of a plain pass it gives what the layer gives, but for
+rounding. Other layers run as they are.
+
+In float32 near-ties are decided with the layers themselves (`reference`), as with other kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from ..kernels.linear import is_exact, most_rows
+from ..kernels.norms import FusedNorm, find_norms
+from ..kernels.pass_kernels import PassKernels
+from ..machine.own_forwards import OwnForwards
+from .capture import PLAIN_VALUES, Captured, LayerCall, NoProgramError, captured
+from .program import Programs, programs
+from .rewrite import rewrite
+
+logger = logging.getLogger(__name__)
+
+# Tokens of the plain passes whose calls are captured and proved.
+FEW, MANY = 3, 5
+# Largest difference of a layer's rows, in steps of the dtype at the largest number: sums in another order.
+MOST_STEPS = 64
+
+
+class ProgrammedLayer:
+    """The forward pass of a decoder layer as programs around its attention.
+
+    Attributes:
+        cache: name of the argument that is the cache.
+
+    Args:
+        layer: the decoder layer.
+        index: its number, under which it caches.
+        shape: what layers of its kind compute.
+        parts: their programs.
+        config: of the model; names the attention in use.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        index: int,
+        shape: Captured,
+        parts: Programs,
+        config: Any,
+    ) -> None:
+        self._layer, self._index, self._config = layer, index, config
+        self.cache = shape.cache
+        self._constants = shape.constants
+        names = {name if isinstance(name, str) else name[0] for name in shape.inputs[1:]}
+        self._names = {*names, *shape.constants, shape.cache, "attention_mask"}
+        self._is_tuple = shape.is_tuple
+        self._attention = layer.get_submodule(shape.attended.module)
+        self._options = shape.attended.options
+        self._before, self._after = parts.before.run, parts.after.run
+        self._inputs = [
+            [shape.inputs[i] for i in part] for part in (parts.inputs_before, parts.inputs_after)
+        ]
+        self._weights = [
+            [_place(layer, shape.weights[i]) for i in part]
+            for part in (parts.weights_before, parts.weights_after)
+        ]
+
+    def __call__(self, rows: torch.Tensor, *others: Any, **named: Any) -> Any:
+        """Return the layer's rows [1, n, D]; calls with other arguments go to the layer."""
+        cache = named.get(self.cache)
+        if others or cache is None or rows.shape[0] != 1 or not self._is_usual(named):
+            return type(self._layer).forward(self._layer, rows, *others, **named)
+        num_rows = rows.shape[1]
+        query, keys, values, *carried = self._before(self._given(0, [], rows, named), num_rows)
+        keys, values = cache.update(keys, values, self._index)
+        attend = AttentionInterface()[self._config._attn_implementation]
+        mask = named.get("attention_mask")
+        attended, _ = attend(self._attention, query, keys, values, mask, **self._options)
+        (found,) = self._after(self._given(1, [attended, *carried], rows, named), num_rows)
+        return (found,) if self._is_tuple else found
+
+    def _is_usual(self, named: Mapping[str, Any]) -> bool:
+        """Whether a call has the arguments of those that were captured."""
+        if not self._names.issuperset(named):
+            return False
+        return all(named.get(name) == value for name, value in self._constants.items())
+
+    def _given(
+        self, part: int, first: list[torch.Tensor], rows: torch.Tensor, named: Mapping[str, Any]
+    ) -> list[torch.Tensor]:
+        for name in self._inputs[part]:
+            if isinstance(name, tuple):
+                first.append(named[name[0]][name[1]])
+            else:
+                first.append(named[name] if name else rows)
+        # Read anew: a user may have put other weights in their place.
+        first += [weights[name] for weights, name in self._weights[part]]
+        return first
+
+
+def _place(layer: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Return the table in which a module keeps a parameter or buffer, and its name there."""
+    path, _, leaf = name.rpartition(".")
+    module = layer.get_submodule(path)
+    return (module._parameters if leaf in module._parameters else module._buffers), leaf
+
+
+class LayerPrograms(PassKernels):
+    """The layers of a model's passes that run as programs.
+
+    Args:
+        layers: their programs.
+        dtype: of the model.
+    """
+
+    def __init__(self, layers: Mapping[nn.Module, ProgrammedLayer], dtype: torch.dtype) -> None:
+        name = f"programs-{len(layers)}" if layers else "as-they-are"
+        super().__init__(name, not layers or not is_exact(dtype))
+        self._layers = OwnForwards(layers)
+        self._most_rows = most_rows(dtype)
+        # The modules within, which these passes do not call.
+        self.inner = {module for layer in layers for module in layer.modules()}
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
+    def are_used(self, num_rows: int) -> bool:
+        """Whether a pass over `num_rows` rows uses them."""
+        return bool(self._layers) and num_rows <= self._most_rows and not self._is_off
+
+    def exchanged(self) -> AbstractContextManager[None]:
+        """Return the block to run a pass in that uses them."""
+        return self._layers.exchanged()
+
+    def is_reference(self, num_rows: int) -> bool:
+        """Whether a pass over `num_rows` rows has reference arithmetic as it is."""
+        return self._is_plain or num_rows > self._most_rows
+
+
+class _Calls(NamedTuple):
+    """What the layers of a plain pass were given and returned, by their number, and its cache."""
+
+    cache: Any
+    given: dict[int, LayerCall]
+    returned: dict[int, torch.Tensor]
+
+
+@torch.inference_mode()
+def layer_programs(
+    model: PreTrainedModel,
+    layers: Sequence[nn.Module],
+    run: Callable[[int], Any],
+    new_cache: Callable[[], Any],
+) -> LayerPrograms:
+    """Return the programs of a model's decoder layers, on the CPU.
+
+    Args:
+        model: a causal LM.
+        layers: its decoder layers, in order.
+        run: runs a plain pass over so many tokens, and returns its cache.
+        new_cache: returns an empty cache of the model.
+    """
+    few, many = (_watched(layers, run, num_tokens) for num_tokens in (FEW, MANY))
+    norms = find_norms(model, model.dtype, "cpu")
+    config = model.config.get_text_config(decoder=True)
+    shapes: dict[Hashable, tuple[Captured, Programs] | NoProgramError] = {}
+    found: dict[nn.Module, ProgrammedLayer] = {}
+    reasons: list[str] = []
+    cache = new_cache()
+    for index, layer in enumerate(layers):
+        calls = [(watched.given.get(index), watched.cache) for watched in (few, many)]
+        key = _kind(layer)
+        try:
+            if key not in shapes:
+                shapes[key] = _shape(layer, index, calls, config, norms)
+            shape = shapes[key]
+            if isinstance(shape, NoProgramError):
+                raise shape
+            programmed = ProgrammedLayer(layer, index, *shape, config)
+            _prove(programmed, many.given[index], many.returned[index], cache)
+        except NoProgramError as error:
+            shapes.setdefault(key, error)
+            reasons.append(str(error))
+        else:
+            found[layer] = programmed
+    if reasons:
+        kind = f"model type {config.model_type}"
+        message = "%s: %d of %d layers run as programs; the others as they are: %s"
+        logger.info(message, kind, len(found), len(layers), reasons[0])
+    return LayerPrograms(found, model.dtype)
+
+
+def _watched(layers: Sequence[nn.Module], run: Callable[[int], Any], num_tokens: int) -> _Calls:
+    """Run a plain pass; return what its layers were given, and returned."""
+    given: dict[int, LayerCall] = {}
+    returned: dict[int, Any] = {}
+    thread = get_ident()
+
+    def watch(index: int) -> Callable[..., None]:
+        def note(module: nn.Module, arguments: Any, named: dict[str, Any], output: Any) -> None:
+            if len(arguments) == 1 and get_ident() == thread:
+                given[index] = LayerCall(arguments[0], named)
+                returned[index] = output[0] if isinstance(output, tuple) else output
+
+        return note
+
+    with ExitStack() as stack:
+        for index, layer in enumerate(layers):
+            handle = layer.register_forward_hook(watch(index), with_kwargs=True)
+            stack.callback(handle.remove)
+        cache = run(num_tokens)
+    return _Calls(cache, given, returned)
+
+
+def _shape(
+    layer: nn.Module,
+    index: int,
+    calls: Sequence[tuple[LayerCall | None, Any]],
+    config: Any,
+    norms: Mapping[nn.Module, FusedNorm],
+) -> tuple[Captured, Programs]:
+    """Return what layers of a kind compute, from the calls of one of them in two passes.
+
+    Raises:
+        NoProgramError: if they have no program.
+    """
+    _refuse_other_code(layer)
+    (few, _), (many, cache) = calls
+    if few is None or many is None:
+        raise NoProgramError("a layer that is given more than its rows by place")
+    names = [name for name, value in many.named.items() if value is cache]
+    if len(names) != 1:
+        raise NoProgramError("a layer without a cache")
+    within = {module: norm for module, norm in norms.items() if module in {*layer.modules()}}
+    shape = captured(layer, index, (few, many), names[0], config, within)
+    rewrite(shape.graph)
+    return shape, programs(shape)
+
+
+def _refuse_other_code(layer: nn.Module) -> None:
+    """Raise NoProgramError for modules that may compute otherwise another time, or have unusual weights."""
+    for module in layer.modules():
+        name = f"{type(module).__module__}."
+        if not name.startswith(("torch.nn.", "transformers.")) or "forward" in module.__dict__:
+            raise NoProgramError(f"a layer with {type(module).__name__} from outside transformers")
+    for weight in (*layer.parameters(), *layer.buffers()):
+        if type(weight) not in (nn.Parameter, torch.Tensor) or weight.device.type != "cpu":
+            raise NoProgramError("a layer with weights of another kind, or on another device")
+
+
+def _kind(layer: nn.Module) -> Hashable:
+    """Return what layers must share to compute the same, but for weights."""
+    weights = (*layer.named_parameters(), *layer.named_buffers())
+    return (
+        tuple((name, tuple(weight.shape), weight.dtype) for name, weight in weights),
+        tuple(
+            (name, type(module), *sorted(_settings(module)))
+            for name, module in layer.named_modules()
+        ),
+    )
+
+
+def _settings(module: nn.Module) -> Iterator[tuple[str, str]]:
+    for name, value in vars(module).items():
+        if not name.startswith("_") and name != "layer_idx":
+            yield name, repr(value) if isinstance(value, PLAIN_VALUES) else type(value).__name__
+
+
+def _prove(
+    programmed: ProgrammedLayer, call: LayerCall, expected: torch.Tensor, cache: Any
+) -> None:
+    """Raise NoProgramError if a program does not give what its layer gave."""
+    named = {**call.named, programmed.cache: cache}
+    found = programmed(call.rows, **named)
+    found = found[0] if isinstance(found, tuple) else found
+    largest = float(expected.abs().max())
+    difference = float((found - expected).abs().max())
+    if not difference <= MOST_STEPS * torch.finfo(expected.dtype).eps * largest:
+        raise NoProgramError(f"a program that differs from its layer by {difference:.1e}")

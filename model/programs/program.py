@@ -1,0 +1,152 @@
+"""A layer's graph as programs for the library of `model.kernels`: before its attention, and after it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from .capture import ATTEND, UPDATE, Captured, NoProgramError, rows
+
+ours = torch.ops.token_recycling
+
+
+class Programs(NamedTuple):
+    """The programs of a layer.
+
+    Attributes:
+        before: inputs and weights -> query, new keys, new values, and what `after` needs.
+        after: attended values, what it needs, inputs and weights -> the layer's rows.
+        inputs_before, inputs_after: which of the layer's inputs they read, by number.
+        weights_before, weights_after: which of its weights, likewise.
+    """
+
+    before: Any
+    after: Any
+    inputs_before: tuple[int, ...]
+    weights_before: tuple[int, ...]
+    inputs_after: tuple[int, ...]
+    weights_after: tuple[int, ...]
+
+
+def programs(layer: Captured) -> Programs:
+    """Return the programs of a layer.
+
+    Raises:
+        NoProgramError: if its graph cannot be run in two parts.
+    """
+    nodes: list[Any] = list(layer.graph.nodes)
+    (output,) = (node for node in nodes if node.op == "output")
+    (update,) = (node for node in nodes if node.target is getattr(ours, UPDATE).default)
+    (attend,) = (node for node in nodes if node.target is getattr(ours, ATTEND).default)
+    given = [node for node in nodes if node.op == "placeholder"]
+    query, keys, values = attend.args
+    if [_part(one, update) for one in (keys, values)] != [0, 1]:
+        raise NoProgramError("a layer that attends to other keys than those it caches")
+    border = nodes.index(attend)
+    skipped = {output, update, attend, keys, values, *given}
+    before = [node for node in nodes[:border] if node not in skipped]
+    after = [node for node in nodes[border:] if node not in skipped]
+    used_after = {one for node in (*after, output) for one in node.all_input_nodes}
+    if update in used_after or any(one in used_after for one in (keys, values)):
+        raise NoProgramError("a layer that uses its cached keys after its attention")
+    carried = [node for node in before if node in used_after and node.target is not rows]
+    num_inputs = len(layer.inputs)
+
+    def reads(part: Sequence[Any], more: Sequence[Any]) -> tuple[list[int], list[int]]:
+        used = {one for node in part for one in node.all_input_nodes} | set(more)
+        indices = [index for index, node in enumerate(given) if node in used]
+        return [i for i in indices if i < num_inputs], [i for i in indices if i >= num_inputs]
+
+    results = [query, *update.args, *carried]
+    (result,) = output.all_input_nodes
+    read_before, read_after = reads(before, results), reads(after, [result])
+    first = _program([given[i] for i in (*read_before[0], *read_before[1])], before, results)
+    inputs = [attend, *carried, *(given[i] for i in (*read_after[0], *read_after[1]))]
+    constants = [node for node in before if node.target is rows]
+    second = _program(inputs, [*constants, *after], [result])
+    of_weights = [tuple(i - num_inputs for i in part[1]) for part in (read_before, read_after)]
+    return Programs(
+        first, second, tuple(read_before[0]), of_weights[0], tuple(read_after[0]), of_weights[1]
+    )
+
+
+def _part(node: Any, of: Any) -> int | None:
+    """Return which of a node's results another is; None if it is none."""
+    is_part = node.target is operator.getitem and node.args[0] is of
+    return node.args[1] if is_part else None
+
+
+def _program(inputs: Sequence[Any], nodes: Sequence[Any], results: Sequence[Any]) -> Any:
+    places = {node: index for index, node in enumerate(inputs)}
+    count = len(inputs)
+    operations: list[tuple[Any, list[_Argument]]] = []
+    for node in nodes:
+        if node.target is rows:
+            continue
+        if node.target is operator.getitem:
+            places[node] = places[node.args[0]] + node.args[1]
+            continue
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise NoProgramError(f"{node.op} {node.target} in a layer")
+        operations.append((node.target._schema, list(_arguments(node, places))))
+        places[node] = count
+        value = node.meta["val"]
+        count += len(value) if isinstance(value, list | tuple) else 1
+    kept = {places[result] for result in results}
+    program = torch.classes.token_recycling.Program()
+    last = {
+        argument.value: (number, place)
+        for number, (_, found) in enumerate(operations)
+        for place, argument in enumerate(found)
+        if argument.kind == "value"
+    }
+    for number, (schema, found) in enumerate(operations):
+        program.operation(schema.name, schema.overload_name)
+        for place, (kind, value, more) in enumerate(found):
+            if kind == "value":
+                more = last[value] == (number, place) and value not in kept
+            getattr(program, kind)(*((value,) if more is None else (value, more)))
+    for result in results:
+        program.result(places[result])
+    return program
+
+
+class _Argument(NamedTuple):
+    """A call of the library's `Program`: its method, and what it is given."""
+
+    kind: str
+    value: Any
+    more: Any = None
+
+
+def _arguments(node: Any, places: Mapping[Any, int]) -> Iterator[_Argument]:
+    for index, argument in enumerate(node.target._schema.arguments):
+        if index < len(node.args):
+            value = node.args[index]
+        else:
+            value = node.kwargs.get(argument.name, argument.default_value)
+        of = str(argument.type)
+        if isinstance(value, int) and of == "float":
+            value = float(value)
+        elif isinstance(value, int | float) and of == "Tensor":
+            # Without dimensions: it does not change the dtype of what it meets.
+            value = torch.tensor(value, dtype=torch.float64 if type(value) is float else None)
+        yield from _argument(value, places)
+
+
+def _argument(value: Any, places: Mapping[Any, int]) -> Iterator[_Argument]:
+    if isinstance(value, list | tuple):
+        is_tensors = any(isinstance(one, fx.Node) and one.target is not rows for one in value)
+        yield _Argument("list", len(value), is_tensors)
+        for one in value:
+            yield from _argument(one, places)
+    elif not isinstance(value, fx.Node):
+        yield _Argument("constant", value)
+    elif value.target is rows:
+        yield _Argument("rows", *value.args)
+    else:
+        yield _Argument("value", places[value], False)

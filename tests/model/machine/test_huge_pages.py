@@ -1,0 +1,29 @@
+"""Weights in huge pages: the same numbers at the same place.
+
+Run: pytest tests/model/machine/test_huge_pages.py
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from model.machine import huge_pages
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has them")
+def test_tensors_stay_as_they_are() -> None:
+    tensors = [torch.randn(size) for size in (10, 3 * huge_pages.PAGE // 4, 1)]
+    before = [(one.data_ptr(), one.clone()) for one in tensors]
+    thread = huge_pages.use_huge_pages([*tensors, torch.empty(0)])
+    assert thread is not None
+    thread.join()
+    for tensor, (place, numbers) in zip(tensors, before, strict=True):
+        assert tensor.data_ptr() == place and torch.equal(tensor, numbers)
+
+
+def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert huge_pages.use_huge_pages([torch.ones(1)]) is None
