@@ -36,6 +36,22 @@ FEW, MANY = 3, 5
 MOST_STEPS = 64
 
 
+class Attending:
+    """The attention of the pass that runs, which its layers share; found once: a config is slow to read.
+
+    Args:
+        config: of the model; names the attention in use.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self.find()
+
+    def find(self) -> None:
+        """Take the attention that is in use now."""
+        self.attend: Callable[..., Any] = AttentionInterface()[self._config._attn_implementation]
+
+
 class ProgrammedLayer:
     """The forward pass of a decoder layer as programs around its attention.
 
@@ -47,7 +63,7 @@ class ProgrammedLayer:
         index: its number, under which it caches.
         shape: what layers of its kind compute.
         parts: their programs.
-        config: of the model; names the attention in use.
+        attending: what it attends with.
     """
 
     def __init__(
@@ -56,9 +72,9 @@ class ProgrammedLayer:
         index: int,
         shape: Captured,
         parts: Programs,
-        config: Any,
+        attending: Attending,
     ) -> None:
-        self._layer, self._index, self._config = layer, index, config
+        self._layer, self._index, self._attending = layer, index, attending
         self.cache = shape.cache
         self._constants = shape.constants
         names = {name if isinstance(name, str) else name[0] for name in shape.inputs[1:]}
@@ -83,9 +99,10 @@ class ProgrammedLayer:
         num_rows = rows.shape[1]
         query, keys, values, *carried = self._before(self._given(0, [], rows, named), num_rows)
         keys, values = cache.update(keys, values, self._index)
-        attend = AttentionInterface()[self._config._attn_implementation]
         mask = named.get("attention_mask")
-        attended, _ = attend(self._attention, query, keys, values, mask, **self._options)
+        attended, _ = self._attending.attend(
+            self._attention, query, keys, values, mask, **self._options
+        )
         (found,) = self._after(self._given(1, [attended, *carried], rows, named), num_rows)
         return (found,) if self._is_tuple else found
 
@@ -121,13 +138,19 @@ class LayerPrograms(PassKernels):
     Args:
         layers: their programs.
         dtype: of the model.
+        attending: what they attend with; None without programs.
     """
 
-    def __init__(self, layers: Mapping[nn.Module, ProgrammedLayer], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        layers: Mapping[nn.Module, ProgrammedLayer],
+        dtype: torch.dtype,
+        attending: Attending | None = None,
+    ) -> None:
         name = f"programs-{len(layers)}" if layers else "as-they-are"
         super().__init__(name, not layers or not is_exact(dtype))
         self._layers = OwnForwards(layers)
-        self._most_rows = most_rows(dtype)
+        self._most_rows, self._attending = most_rows(dtype), attending
         # The modules within, which these passes do not call.
         self.inner = {module for layer in layers for module in layer.modules()}
 
@@ -139,7 +162,9 @@ class LayerPrograms(PassKernels):
         return bool(self._layers) and num_rows <= self._most_rows and not self._is_off
 
     def exchanged(self) -> AbstractContextManager[None]:
-        """Return the block to run a pass in that uses them."""
+        """Return the block to run a pass in that uses them; the attention of the pass is in use already."""
+        assert self._attending is not None
+        self._attending.find()
         return self._layers.exchanged()
 
     def is_reference(self, num_rows: int) -> bool:
@@ -176,7 +201,7 @@ def layer_programs(
     shapes: dict[Hashable, tuple[Captured, Programs] | NoProgramError] = {}
     found: dict[nn.Module, ProgrammedLayer] = {}
     reasons: list[str] = []
-    cache = new_cache()
+    cache, attending = new_cache(), Attending(config)
     for index, layer in enumerate(layers):
         calls = [(watched.given.get(index), watched.cache) for watched in (few, many)]
         key = _kind(layer)
@@ -186,7 +211,7 @@ def layer_programs(
             shape = shapes[key]
             if isinstance(shape, NoProgramError):
                 raise shape
-            programmed = ProgrammedLayer(layer, index, *shape, config)
+            programmed = ProgrammedLayer(layer, index, *shape, attending)
             _prove(programmed, many.given[index], many.returned[index], cache)
         except NoProgramError as error:
             shapes.setdefault(key, error)
@@ -197,7 +222,7 @@ def layer_programs(
         kind = f"model type {config.model_type}"
         message = "%s: %d of %d layers run as programs; the others as they are: %s"
         logger.info(message, kind, len(found), len(layers), reasons[0])
-    return LayerPrograms(found, model.dtype)
+    return LayerPrograms(found, model.dtype, attending)
 
 
 def _watched(layers: Sequence[nn.Module], run: Callable[[int], Any], num_tokens: int) -> _Calls:
