@@ -40,7 +40,7 @@ class LeanDrafter(CostAwareDrafter):
         return LeanDrafter(self._drafter.sibling())
 
     def for_target(self, target: TargetModel) -> Drafter:
-        if self.needs.hidden_layers:
+        if self.needs.hidden_layers or self.needs.probes:
             self._drafter.for_target(target)
         return super().for_target(target)
 

@@ -202,6 +202,10 @@ def _check_drafter(name: str, drafter: Drafter, is_compiled: bool, is_saved: boo
             f"compile: got it with {name}, which reads hidden states that compiled passes do not show; "
             "leave it out"
         )
+    if is_compiled and drafter.needs.probes:
+        raise UserError(
+            f"compile: got it with {name}, whose masks compiled passes do not read; leave it out"
+        )
     if is_saved and not drafter.memory():
         raise UserError(
             f"save_matrix: {name} keeps nothing across prompts with these options; leave it out"

@@ -42,12 +42,15 @@ class GraphedSlotPasses(SlotPasses):
     def _num_shown(self, num_rows: int) -> int:
         return length_bucket(num_rows)
 
-    def _computed(self, shape: PassShape, hidden: HiddenStates | None) -> Computed:
+    def _computed(
+        self, shape: PassShape, hidden: HiddenStates | None, probes: torch.Tensor | None
+    ) -> Computed:
+        assert probes is None  # refused by `StaticTarget.check_probes`
         passes = self._graphed.passes_over(self.slots.storage)
         compute = super()._computed
 
         def call() -> dict[int, torch.Tensor]:
-            done = compute(shape, hidden)
+            done = compute(shape, hidden, None)
             passes.keep_logits(done.logits)
             return done.hidden
 

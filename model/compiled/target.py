@@ -119,6 +119,17 @@ class StaticTarget(TargetModel, PassShapes):
             "compile: passes in static shapes show no hidden states, which this method reads; leave it out"
         )
 
+    def check_probes(self) -> None:
+        """Refuse: neither compiled code nor a graph notices another forward of the embedding.
+
+        Raises:
+            UnsupportedModelError: always.
+        """
+        raise UnsupportedModelError(
+            "compile, graphs: such passes read tokens alone, and this method appends masks; leave compile out, and "
+            "on a GPU give graphs off (in Python a TargetModel)"
+        )
+
     def new_cache(self, capacity: int) -> StaticTreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree).
 

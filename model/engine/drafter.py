@@ -62,6 +62,7 @@ class Needs:
             prompt: no later step repays one that is a large part of the model.
         cold_start: whether memory is cleared between questions.
         warmup_memory: whether memory from the warm-up stays for the measured run, as in a published code.
+        probes: whether drafts have probes (`DraftTree.probe`).
         overrun: tokens past the limit that are decoded unseen, as in a published code.
     """
 
@@ -74,6 +75,7 @@ class Needs:
     cheap_head: float = 0.1
     cold_start: bool = False
     warmup_memory: bool = False
+    probes: bool = False
     overrun: int = 0
 
 
@@ -194,11 +196,14 @@ class Drafter:
         """Check that this drafter can draft for a target model, as far as its vocabulary does not tell.
 
         Raises:
-            ValueError: if the model has another hidden size, or shows no hidden states to one that reads them.
+            ValueError: if the model has another hidden size, shows no hidden states to one that reads them, or
+                reads no probes.
         """
         self.check_config(target.config)
         if self.needs.hidden_layers:
             target.hidden_states(self.needs.hidden_layers)
+        if self.needs.probes:
+            target.check_probes()
 
     def check_config(self, config: Any) -> None:
         """Check what the target model's text config tells, before its weights load.

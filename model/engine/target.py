@@ -29,6 +29,7 @@ from .passes.hidden import HiddenStates
 from .passes.layout import CacheLayout
 from .passes.masks import Masks, TreeMasks
 from .passes.packed import PackedCache, PackedPasses
+from .passes.probes import probes_of_nodes, reading_probes
 from .passes.shapes import ANY_SHAPE, PassShapes
 from .passes.shared import SharedPasses
 from .passes.slot_passes import SlotPasses
@@ -202,6 +203,18 @@ class TargetModel(PassArithmetic):
             )
         return self._hidden[layers]
 
+    def check_probes(self) -> None:
+        """Check that passes can read probes (`DraftTree.probe`).
+
+        Raises:
+            UnsupportedModelError: if they cannot; found out by a plain pass.
+        """
+        embedding = self.model.get_input_embeddings()
+        token_ids = torch.arange(2, device=self.device)
+        with self.lock, torch.no_grad():
+            probe = embedding(token_ids[:1])
+            self.run(token_ids, 0, new_cache(self.model), None, probes=probe)
+
     def plain_pass(self, num_tokens: int) -> Any:
         cache = new_cache(self.model)
         token_ids = torch.arange(num_tokens, device=self.device) % self.num_tokens
@@ -244,7 +257,7 @@ class TargetModel(PassArithmetic):
                 positions = topology.depth_tensor(self.device) + base
             with self._branching(topology, cache):
                 token_ids = uploaded(tree.token_ids, self.device)
-                return self.run(token_ids, base, cache, masks, positions)
+                return self.run(token_ids, base, cache, masks, positions, probes=tree.probe)
 
     def forward_packed(
         self, trees: Sequence[DraftTree], caches: Sequence[TreeCache]
@@ -264,7 +277,8 @@ class TargetModel(PassArithmetic):
         with self.kernels(len(token_ids), is_packed=True):
             masks = self.masks.of_texts(topologies, bases, self.device, self.dtype)
             cache = PackedCache(caches, sizes, self.masks.has_windows)
-            return self.run(token_ids, max(bases), cache, masks, positions)
+            probes = probes_of_nodes(trees)
+            return self.run(token_ids, max(bases), cache, masks, positions, probes=probes)
 
     def _needs_mask(self, topology: TreeTopology) -> bool:
         """Whether a draft is given a mask; the model's own causal mask is enough for a chain.
@@ -331,9 +345,20 @@ class TargetModel(PassArithmetic):
         masks: Masks | None,
         positions: torch.Tensor | None = None,
         last_logits_only: bool = False,
+        probes: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run the model on `token_ids` [L] after `base` cached tokens; return logits [L, V] or the last, [1, V]."""
-        arguments: dict[str, object] = {"input_ids": token_ids[None], self.cache_argument: cache}
+        """Run the model on `token_ids` [L] after `base` cached tokens; return logits [L, V] or the last, [1, V].
+
+        Args:
+            token_ids: [L].
+            base: cached tokens.
+            cache: of the text, to which the rows are appended.
+            masks: what each row sees; None: the text up to it.
+            positions: [L]; None: those after the cached tokens.
+            last_logits_only: whether the last row's logits suffice.
+            probes: the embedding of tokens `PROBE`, [D] or [L, D]; None if there are none.
+        """
+        arguments: dict[str, object] = {self.cache_argument: cache}
         if "position_ids" in self._parameters:
             if positions is None:
                 positions = torch.arange(base, base + token_ids.shape[0], device=self.device)
@@ -345,12 +370,22 @@ class TargetModel(PassArithmetic):
         if last_logits_only and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
         has_states = isinstance(cache, TreeCache) and cache.states
-        with cache.states.reading(token_ids.shape[0]) if has_states else nullcontext():
-            logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
+        with (
+            cache.states.reading(token_ids.shape[0]) if has_states else nullcontext(),
+            reading_probes(self.model.get_input_embeddings(), token_ids[None], probes) as input_ids,
+        ):
+            logits: torch.Tensor = self.model(
+                input_ids=input_ids, **arguments, use_cache=True, return_dict=True
+            ).logits
         return logits[0].to(self.device)  # a model spread over devices returns them on its last one
 
     def run_texts(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, masks: Masks, cache: Cache
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Masks,
+        cache: Cache,
+        probes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the model on N tokens of each of B texts, as a batch; return logits [B, N, V].
 
@@ -359,14 +394,16 @@ class TargetModel(PassArithmetic):
             positions: [B, N].
             masks: of B texts.
             cache: holds the rows of B texts.
+            probes: the embedding of each text's tokens `PROBE`, [B, 1, D]; None if there are none.
         """
-        arguments: dict[str, object] = {"input_ids": token_ids, self.cache_argument: cache}
+        arguments: dict[str, object] = {self.cache_argument: cache, "attention_mask": masks}
         if "position_ids" in self._parameters:
             arguments["position_ids"] = positions
         if "cache_position" in self._parameters:
             # Without it, transformers 4.57 asks the cache for its length; masks and positions are given.
             arguments["cache_position"] = torch.arange(token_ids.shape[1], device=self.device)
-        logits: torch.Tensor = self.model(
-            **arguments, attention_mask=masks, use_cache=True, return_dict=True
-        ).logits
+        with reading_probes(self.model.get_input_embeddings(), token_ids, probes) as input_ids:
+            logits: torch.Tensor = self.model(
+                input_ids=input_ids, **arguments, use_cache=True, return_dict=True
+            ).logits
         return logits

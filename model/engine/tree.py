@@ -20,6 +20,9 @@ import torch
 from ..machine.transfer import uploaded
 from ..states.tree import LevelTree
 
+# Token of a node that guesses nothing: no token equals it, so that it is never accepted.
+PROBE = -1
+
 
 class TreeTopology:
     """The shape of a draft tree: the parents, and everything derived from them.
@@ -161,11 +164,14 @@ class DraftTree:
             `token_ids[0]` is the last committed token.
         topology: the shape of the tree, N nodes.
         sources: name of each node's source [N], unused for the root; None if the drafter has one source.
+        probe: the embedding [D], on the model's device, as which the model reads the nodes of token `PROBE`; None
+            if there are none.
     """
 
     token_ids: torch.Tensor
     topology: TreeTopology
     sources: tuple[str, ...] | None = None
+    probe: torch.Tensor | None = None
 
     @classmethod
     def from_lists(

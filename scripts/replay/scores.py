@@ -91,6 +91,10 @@ def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
             f"{words!r}: reads the model's hidden states, which are not recorded; give methods without "
             "trained heads"
         )
+    if drafter.needs.probes:
+        raise UserError(
+            f"{words!r}: appends masks to the pass, which are not recorded; give methods that draft tokens alone"
+        )
     if drafter.needs.num_candidates > top_k:
         raise UserError(
             f"{words!r}: asks for {drafter.needs.num_candidates} tokens of a row; the recording holds {top_k}; "

@@ -47,6 +47,8 @@ class Setting:
 
     def runs_on(self, kind: str) -> bool:
         """Whether a kind of target model shows what the method reads."""
+        if self.method == "esp":
+            return kind == "eager"  # others read tokens alone
         return kind != "static" or drafter_class(self.method).drafts_with() != "heads"
 
     def drafter(self, target: TargetModel) -> Drafter:

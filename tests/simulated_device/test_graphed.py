@@ -113,7 +113,11 @@ def test_weights_at_new_addresses_are_found(target: GraphedTarget) -> None:
     assert target.num_prepared == num_before, "graphs of an unchanged model were forgotten"
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize(
+    "setting",
+    [setting for setting in SETTINGS if setting.runs_on("graphed")],
+    ids=lambda setting: setting.name,
+)
 def test_no_measured_step_captures(
     setting: Setting, target: GraphedTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

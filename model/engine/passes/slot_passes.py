@@ -25,6 +25,7 @@ from .hidden import HiddenStates
 from .inputs import TextNodes
 from .layer_shape import LayerShape
 from .masks import Masks, TreeMasks
+from .probes import probes_of_texts
 from .shared import SharedPass
 from .slots import SlotCache, Slots
 
@@ -50,7 +51,12 @@ class SlotTarget(Protocol):
     def kernels(self, num_rows: int) -> AbstractContextManager[None]: ...
 
     def run_texts(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, masks: Masks, cache: Any
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Masks,
+        cache: Any,
+        probes: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -113,7 +119,8 @@ class SlotPasses:
         texts = {cache.index: TextNodes(cache.length, tree) for tree, cache in pairs}
         inputs.upload(texts, moves, idle_start=slots.num_rows - 1)
         hidden = self._target.capturing
-        done = self._computed(shape, hidden)
+        probes = probes_of_texts({cache.index: tree for tree, cache in pairs}, shape.num_texts)
+        done = self._computed(shape, hidden, probes)
         for tree, cache in pairs:
             cache.append(tree.topology.num_nodes)
 
@@ -154,12 +161,15 @@ class SlotPasses:
         """Return the rows of each slot that a pass shows, which reads and writes this many."""
         return -(-num_rows // SHOWN_STEP) * SHOWN_STEP
 
-    def _computed(self, shape: PassShape, hidden: HiddenStates | None) -> Computed:
+    def _computed(
+        self, shape: PassShape, hidden: HiddenStates | None, probes: torch.Tensor | None
+    ) -> Computed:
         """Run a pass over the uploaded inputs.
 
         Args:
             shape: of the pass.
             hidden: captures its hidden states.
+            probes: the embedding of each text's probes, [B, 1, D]; None if there are none.
         """
         target, slots = self._target, self.slots
         inputs = slots.inputs_of(shape.num_texts, shape.num_nodes)
@@ -172,7 +182,7 @@ class SlotPasses:
             inputs.sees, numbers.starts, positions, shape.num_rows, target.dtype
         )
         with target.kernels(shape.num_nodes):
-            logits = target.run_texts(numbers.token_ids, positions, masks, view)
+            logits = target.run_texts(numbers.token_ids, positions, masks, view, probes)
         return Computed(logits.flatten(0, 1), hidden.pop() if hidden else {})
 
     def _packed(

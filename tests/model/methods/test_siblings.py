@@ -55,7 +55,10 @@ LENGTH = 12
 
 
 def fresh(method: str, options: dict[str, Any]) -> Drafter:
-    return drafter_for(method, target_of(LLAMA), **options)
+    drafter = drafter_for(method, target_of(LLAMA), **options)
+    if drafter.needs.probes:
+        drafter.for_target(target_of(LLAMA))  # whose embedding it takes
+    return drafter
 
 
 @cache
