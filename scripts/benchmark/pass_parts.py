@@ -1,9 +1,9 @@
 """Where the time of a forward pass goes: products, attention, other operations, Python.
 
 Passes over a few rows are timed as they are, then watched by torch's profiler. Its times of operations are sums
-over all passes that were watched; what is left of a pass outside all operations is Python, with dispatch. "Read"
-is the least time of the products: a copy of as many bytes as their weights have. Beside other work the figures say
-nothing.
+of the calling thread over all passes that were watched; what is left of a pass outside all operations is Python,
+with dispatch. "Read" is the roofline of the products: the bytes of the weights at the bandwidth of a copy. Beside
+other work the figures say nothing.
 
 Examples:
     python -m scripts.benchmark.pass_parts --threads 1
@@ -48,7 +48,7 @@ class PassParts(NamedTuple):
         milliseconds: median of whole passes that nobody watches.
         products, attention, others: of operations.
         python: the rest.
-        read: to copy the weights once.
+        read: to read the weights once, at the bandwidth of a copy.
     """
 
     num_nodes: int
@@ -69,7 +69,7 @@ def pass_parts(
     for _ in target.prefill([1] * (context + 1), cache, with_logits=False):
         pass
     weights = sum(weight.nbytes for weight in target.model.parameters())
-    read = 2e3 * weights / copy_bandwidth(target.device, target.synchronize)
+    read = 1e3 * weights / copy_bandwidth(target.device, target.synchronize)
     found = []
     for num_nodes in nodes:
         tree = draft_of(target, num_nodes)

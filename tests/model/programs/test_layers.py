@@ -19,6 +19,7 @@ from model.kernels import attention, linear
 from model.kernels.short_pass import short_pass_kernel
 from model.programs import layers as module
 from tests.model.decoded import drafter_for, known, random_ids, referee
+from tests.model.families.test_families import NUM_NEW, batch_tokens
 
 LLAMA = "Llama, grouped heads"
 # Norms before and after, one and two inputs of a norm, partial and paired rotation, biases, a window, a matrix
@@ -82,6 +83,14 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(dtype: torch.dtype) -> No
     with torch.inference_mode():
         few, many = (logits_of(target, num_rows) for num_rows in (3, 40))
     assert torch.equal(few, many)
+
+
+@pytest.mark.parametrize("name", [LLAMA, "Gemma 3 text"])
+def test_texts_that_share_passes_stay_transformers(name: str) -> None:
+    target = target_of(name)
+    assert self_test(target) < 1e-3 and target.programs
+    prompts = [random_ids(length, seed=length) for length in (5, 21, 12)]
+    assert batch_tokens(target, prompts) == [referee(target, one, NUM_NEW) for one in prompts]
 
 
 @torch.inference_mode()
