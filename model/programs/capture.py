@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -116,6 +117,8 @@ class _Attention:
 
 
 _ATTENTION = _Attention()
+# A capture replaces the call of all modules of the process, and puts back what it found.
+_ONE_AT_A_TIME = Lock()
 register_attention(CAPTURED, _ATTENTION)
 
 
@@ -156,7 +159,10 @@ def captured(
     Raises:
         NoProgramError: if it computes anything that a program cannot.
     """
-    first, second = (_capture(layer, index, call, cache_argument, config, norms) for call in calls)
+    with _ONE_AT_A_TIME:
+        first, second = (
+            _capture(layer, index, call, cache_argument, config, norms) for call in calls
+        )
     graph = _joined(first.graph, second.graph, *(call.rows.shape[1] for call in calls))
     return Captured(
         graph,

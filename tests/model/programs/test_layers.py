@@ -6,6 +6,7 @@ Run: pytest tests/model/programs/test_layers.py
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -139,6 +140,14 @@ def test_layers_without_a_program_run_as_they_are_with_a_line(
     with caplog.at_level(logging.INFO, logger=module.logger.name):
         assert target.kernel_names["layers"] == "as-they-are"
     assert reason in caplog.text and "0 of 2 layers run as programs" in caplog.text
+
+
+def test_threads_capture_models_of_their_own_at_once() -> None:
+    call, targets = nn.Module.__call__, [target_of(LLAMA) for _ in range(4)]
+    with ThreadPoolExecutor(len(targets)) as threads:
+        names = [*threads.map(lambda target: target.kernel_names["layers"], targets)]
+    assert names == ["programs-2"] * len(targets)
+    assert nn.Module.__call__ is call, "a capture has left its own call of modules"
 
 
 def test_a_program_that_differs_from_its_layer_is_not_used(
