@@ -113,11 +113,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         pieces = [words[begin : begin + it.step] for begin in range(0, len(words), it.step)]
+        space = " "  # before the first word, as many tokenizers have it
         for piece in pieces:
-            choice: dict[str, Any] = {"index": 0, "delta": {"content": "".join(piece)}}
+            choice: dict[str, Any] = {"index": 0, "delta": {"content": space + "".join(piece)}}
             if body.get("return_token_ids"):
                 choice["token_ids"] = [it.vocabulary[word] for word in piece]
             self._event({"choices": [choice]})
+            space = ""
         for index, (name, arguments) in enumerate(it.tool_calls):
             middle = len(arguments) // 2
             for part in ({"name": name}, *({"arguments": arguments[s]} for s in _halves(middle))):

@@ -112,6 +112,8 @@ class EndpointAnswerer:
         for turn in range(len(question.turns)):
             said = asked_messages(question, turn, answers)
             reply, share, counted = self._asked(said, seed, question.tools)
+            # As Spec-Bench's commands keep and repeat an answer; the spaces around it differ between servers.
+            reply.text = reply.text.strip()
             answers.append(reply.text)
             yield _figures(reply, share if self._concurrency > 1 else None, counted)
 

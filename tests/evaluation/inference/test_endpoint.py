@@ -43,7 +43,7 @@ def test_a_server_answers_every_turn_with_what_was_said_before(tmp_path: Path) -
         (choice,) = row["choices"]
         for turn, user in enumerate(question.turns):
             words = f"{2 * turn + 1} messages, the last of {len(user.split())} words.".split()
-            assert choice["turns"][turn].split() == words[:6]
+            assert choice["turns"][turn] == " ".join(words[:6])  # without spaces around it
             assert choice["new_tokens"][turn] == len(choice["token_ids"][turn]) == 6
             # Three chunks of two words: a target's token and an accepted draft in each step.
             assert choice["decoding_steps"][turn] == 3 == len(choice["chunk_times"][turn])
@@ -53,6 +53,8 @@ def test_a_server_answers_every_turn_with_what_was_said_before(tmp_path: Path) -
     assert not [
         flaw for flaw in find_defects("x", read_lines(tmp_path / "served-temp-0.0-6.jsonl"))
     ]
+    history = [one["content"] for request in server.requests for one in request["messages"]]
+    assert history == [one.strip() for one in history]
     sent = server.requests[0]
     assert (sent["temperature"], sent["max_tokens"], sent["stream"]) == (0.0, 6, True)
     assert not {"seed", "top_k", "min_p", "stop"} & set(sent)
