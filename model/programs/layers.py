@@ -152,14 +152,17 @@ class LayerPrograms(PassKernels):
         self._layers = OwnForwards(layers)
         self._most_rows, self._attending = most_rows(dtype), attending
         # The modules within, which these passes do not call.
-        self.inner = {module for layer in layers for module in layer.modules()}
+        self.inner = {module for layer in layers for module in layer.modules()} - {*layers}
 
     def __bool__(self) -> bool:
         return bool(self._layers)
 
     def are_used(self, num_rows: int) -> bool:
-        """Whether a pass over `num_rows` rows uses them."""
-        return bool(self._layers) and num_rows <= self._most_rows and not self._is_off
+        """Whether a pass over `num_rows` rows uses them: not while a module within has hooks, or a function of a
+        user's in place of its own.
+        """
+        is_for_them = bool(self._layers) and num_rows <= self._most_rows and not self._is_off
+        return is_for_them and not any(map(_is_changed, self.inner))
 
     def exchanged(self) -> AbstractContextManager[None]:
         """Return the block to run a pass in that uses them; the attention of the pass is in use already."""
@@ -170,6 +173,11 @@ class LayerPrograms(PassKernels):
     def is_reference(self, num_rows: int) -> bool:
         """Whether a pass over `num_rows` rows has reference arithmetic as it is."""
         return self._is_plain or num_rows > self._most_rows
+
+
+def _is_changed(module: nn.Module) -> bool:
+    own = module.__dict__
+    return bool("forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"])
 
 
 class _Calls(NamedTuple):

@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None) -> Asked:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     first = OptionParser(add_help=False)
-    first.add_argument("--method")
+    first.add_argument("--method", help="read before all others, whose names it decides")
     known, _ = first.parse_known_args(words)  # type: ignore[no-untyped-call]
     name: str | None = known.method
     with user_errors():

@@ -348,7 +348,8 @@ def test_the_sidecar_says_what_was_run_with_what(
     kernels = meta["kernel_names"]
     has_kernels = {kernels["linear"], kernels["attention"]} & {"few-rows", "few-queries"}
     assert meta["lacks_kernels"] is not bool(has_kernels)
-    assert kernels.keys() == {"linear", "attention", "norms"} and kernels["norms"] == "as-they-are"
+    assert kernels.keys() == {"linear", "attention", "norms", "layers"}
+    assert kernels["norms"] == "as-they-are"
     assert meta["versions"]["torch"] == torch.__version__
     assert {"python", "transformers", "tokenizers", "fschat"} <= set(meta["versions"])
     assert meta["git_commit"] is None or len(meta["git_commit"].removesuffix("-dirty")) == 12

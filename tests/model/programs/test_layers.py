@@ -120,6 +120,8 @@ def test_other_weights_and_hooks_are_heeded() -> None:
     layer.up_proj.weight = nn.Parameter(layer.up_proj.weight * 2)
     torch.testing.assert_close(*passes())
     layer.register_forward_hook(lambda module, given, output: output * 3)
+    assert target.programs and not target.programs.are_used(1)
+    torch.testing.assert_close(*passes())
     prove_changes(target)
     assert not target.programs, "programs go past the hook"
     torch.testing.assert_close(*passes())
