@@ -45,6 +45,7 @@ examples:
   python -m evaluation.compare --batch-size 8 --methods vanilla hybrid generate generate-batch \\
       --max-new-tokens 128 --out answers
   python -m evaluation.compare --methods vanilla hybrid http://127.0.0.1:8000 --max-new-tokens 128 --out answers
+  python -m evaluation.compare --methods vanilla hybrid llama.cpp --model-path FILE.gguf --out answers
   python -m evaluation.compare --methods http://127.0.0.1:8000 http://127.0.0.1:8001 --out answers
   python -m evaluation.leaderboard answers
 """
@@ -65,7 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="METHOD",
         help='methods, NAME-auto (automatic number of nodes), methods with options ("pld --match latest"), '
         "package.module:DrafterClass, addresses of OpenAI-compatible servers (with --served-model, --api-key-env, "
-        "--timeout), and transformers' generate, generate-pld, generate-assisted, generate-batch "
+        "--timeout), transformers' generate, generate-pld, generate-assisted, generate-batch, and of a GGUF file "
+        "llama.cpp, llama.cpp-ngram "
         f"(default: {' '.join(DEFAULT_METHODS)})",
     )
     group.add_argument(

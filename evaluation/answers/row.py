@@ -92,7 +92,8 @@ class Turn:
     """The answer to one turn."""
 
     token_ids: list[int]  # new tokens, the one that ended the text included
-    accept_lengths: list[int]  # tokens emitted by each step; they sum to the number of new tokens
+    # Tokens emitted by each step; they sum to the number of new tokens. None: `details` has decoding_steps alone.
+    accept_lengths: list[int] | None
     wall_time: float  # seconds for prompt and answer, tokenisation excluded
     # Further per-turn figures for the answer file, such as prefill_time.
     details: dict[str, Any] = field(default_factory=dict)
@@ -165,12 +166,14 @@ class Choice:
         values = {
             "index": index,
             "turns": list(texts),
-            "decoding_steps": [len(turn.accept_lengths) for turn in turns],
+            "decoding_steps": [len(turn.accept_lengths or ()) for turn in turns],
             "new_tokens": [len(turn.token_ids) for turn in turns],
             "wall_time": [turn.wall_time for turn in turns],
-            "accept_lengths": [length for turn in turns for length in turn.accept_lengths],
+            "accept_lengths": [length for turn in turns for length in turn.accept_lengths or ()],
             "token_ids": [turn.token_ids for turn in turns],
         }
+        if turns[0].accept_lengths is None:
+            del values["accept_lengths"]
         for name in turns[0].details:
             values[name] = [turn.details[name] for turn in turns]
         return cls(values)

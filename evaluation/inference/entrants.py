@@ -1,4 +1,4 @@
-"""Entrants of a comparison: methods with options, servers, and transformers' own ways to decode as referees.
+"""Entrants of a comparison: methods with options, servers, and referees: transformers' own ways, and llama.cpp.
 
 An entrant is named as its inference command spells it, without what all have in common: "pld",
 "recycling --tree-version 2.2.2". NAME-auto is the method with its automatic number of nodes. An address
@@ -17,6 +17,7 @@ from typing import Any
 from evaluation.inference.command import parse
 from evaluation.inference.config import RunConfig
 from evaluation.inference.endpoint.config import EndpointConfig, EndpointMethod, is_address
+from evaluation.inference.llama_cpp import LLAMA_CPP
 from evaluation.inference.referees import ASSISTED, REFEREES, Referee
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.model_options import DEMO_MODEL
@@ -26,6 +27,7 @@ from model.options import unknown_name
 
 AUTO = "-auto"
 BASELINE = "vanilla"
+OTHERS = REFEREES | LLAMA_CPP
 DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
 
 
@@ -108,10 +110,10 @@ def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = 
     if is_address(name):
         config = _endpoint_config(name, options)
         return Entrant(words, EndpointMethod(config.base_url), config)
-    if name in REFEREES:
+    if name in OTHERS:
         if options:
             raise UserError(f"methods: got {words!r}; {name} takes no options")
-        return Entrant(words, REFEREES[name], REFEREES[name].config(draft_model))
+        return Entrant(words, OTHERS[name], OTHERS[name].config(draft_model))
     method = _method_of(name)
     given = list(options)
     if name.endswith(AUTO):
@@ -154,7 +156,7 @@ def _method_of(name: str) -> Method:
                 return method
         known = [*METHODS]
         known += [one + AUTO for one in METHODS if find_method(one).drafter_class.auto_options]
-    raise UserError(unknown_name("methods", name, [*known, *REFEREES]))
+    raise UserError(unknown_name("methods", name, [*known, *OTHERS]))
 
 
 def _split(words: str) -> list[str]:
@@ -169,8 +171,8 @@ def _needs_draft_model(words: str) -> bool:
     name, *options = _split(words)
     if is_address(name):
         return False
-    if name in REFEREES:
-        return REFEREES[name].drafts_with_model
+    if name in OTHERS:
+        return OTHERS[name].drafts_with_model
     return not _names("--draft-model", options) and (
         _method_of(name).drafter_class.drafts_with() == "draft_model"
     )

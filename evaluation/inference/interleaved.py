@@ -27,6 +27,7 @@ from evaluation.inference.endpoint.answers import EndpointAnswerer
 from evaluation.inference.endpoint.config import EndpointMethod
 from evaluation.inference.endpoint.plan import EndpointPlan, prepare_endpoint
 from evaluation.inference.entrants import Entrant, baseline_again
+from evaluation.inference.llama_cpp import LlamaCpp, LlamaCppAnswerer
 from evaluation.inference.loop import Finished, record, report
 from evaluation.inference.method import (
     MethodAnswerer,
@@ -91,7 +92,7 @@ def compare_methods(
     entrants = [*entrants, baseline_again(entrants)]
     for entrant in entrants:
         if isinstance(entrant.method, Referee):
-            entrant.method.check(run.sampling, run.answers.batch_size)
+            entrant.method.check(run)
     has_model = not all(entrant.is_served for entrant in entrants)
     if not has_model and run.questions.prompt_tokens:
         raise UserError(
@@ -158,6 +159,8 @@ def _plan(
     assert not isinstance(entrant.method, EndpointMethod), "it has a plan of its own"
     model_id = file.name.removesuffix(".jsonl")
     answers = replace(run.answers, model_id=model_id, answer_file=str(file))
+    if isinstance(entrant.method, LlamaCpp):
+        about = {**about, **entrant.method.circumstances()}
     return prepare(
         asked,
         entrant.method,
@@ -258,7 +261,10 @@ def _ready(
     assert target is not None, "a method needs a model"
     setup, memory = plan.setup, memories[plan.setup.model_id]
     answerer: Answerer
-    if isinstance(setup.method, Referee):
+    if isinstance(setup.method, LlamaCpp):
+        most, path = setup.run.sampling.max_new_tokens, setup.run.model.model_path
+        answerer = LlamaCppAnswerer(target, path, setup.config, most, setup.longest_text)
+    elif isinstance(setup.method, Referee):
         limit, ends = setup.run.sampling.max_new_tokens, eos_ids(setup, target)
         settings = generate_settings(setup.run.sampling, stop_of(setup))
         answerer = RefereeAnswerer(target, setup.config, limit, ends, settings)

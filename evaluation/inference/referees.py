@@ -13,7 +13,7 @@ import transformers
 from transformers import StoppingCriteriaList, StopStringCriteria
 
 from evaluation.answers.row import Turn
-from evaluation.inference.config import DecodingOptions
+from evaluation.inference.config import DecodingOptions, RunConfig
 from evaluation.inference.question import Answerer
 from evaluation.inference.referee_batches import ContinuousBatch, PaddedBatch
 from model.commands.command_line import UserError
@@ -50,17 +50,18 @@ class Referee:
     def drafts_with_model(self) -> bool:
         return self.name == ASSISTED
 
-    def config(self, draft_model: str | None) -> RefereeConfig:
+    def config(self, draft_model: str | None) -> Options:
         if self.name == LOOKUP:
             return RefereeConfig(prompt_lookup_num_tokens=10)
         return RefereeConfig(draft_model=draft_model if self.drafts_with_model else None)
 
-    def check(self, sampling: DecodingOptions, batch_size: int) -> None:
+    def check(self, run: RunConfig) -> None:
         """Refuse what transformers does not do in this way.
 
         Raises:
             UserError: in such a case.
         """
+        sampling, batch_size = run.sampling, run.answers.batch_size
         if sampling.temperature:
             raise UserError(
                 f"temperature: got {sampling.temperature} with {self.name}, which is greedy; leave one out"
@@ -117,6 +118,12 @@ def generate_settings(sampling: DecodingOptions, stop: StopStringCriteria | None
     }
 
 
+def room_of(target: TargetModel, num_prompt: int, max_new_tokens: int) -> int:
+    """Return how many tokens may follow a prompt: ours stop at the end of the model's context, others do not."""
+    limit = target.context_limit(num_prompt)
+    return max_new_tokens if limit is None else min(max_new_tokens, limit - num_prompt)
+
+
 class RefereeAnswerer(Answerer):
     """transformers' `generate` on the target's model, as an `Answerer`; greedy.
 
@@ -143,10 +150,7 @@ class RefereeAnswerer(Answerer):
     @torch.inference_mode()
     def answer(self, prompt_ids: list[int]) -> Turn:
         ids = torch.tensor([prompt_ids], device=self.target.device)
-        # Our methods stop at the end of the model's context, transformers does not.
-        limit = self.target.context_limit(len(prompt_ids))
-        most = self._max_new_tokens
-        room = most if limit is None else min(most, limit - len(prompt_ids))
+        room = room_of(self.target, len(prompt_ids), self._max_new_tokens)
         self.target.synchronize()
         steps = _Steps()
         start, cpu_start = time.perf_counter(), time.process_time()

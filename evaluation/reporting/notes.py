@@ -87,6 +87,7 @@ def group_notes(group: Group, baseline: PublishedBaseline | None) -> list[str]:
     notes = [
         *_floor_notes(group),
         *_verdict_notes(group),
+        *_rounding_notes(group),
         *_circumstance_notes(group),
         *group.warnings,
     ]
@@ -160,6 +161,18 @@ def _verdict_notes(group: Group) -> Iterator[str]:
         ]
         if names:
             yield f"{wording}: {', '.join(names)}"
+
+
+def _rounding_notes(group: Group) -> Iterator[str]:
+    """Yield a line for each entry whose answers another program gave, and not all the same."""
+    titles = entry_titles(group)
+    for row in group.rows:
+        served = row.entry.files[0].is_served
+        if served and row.equality.num_differing and not row.equality.is_broken:
+            yield (
+                f"{titles[row.entry.label].short} has other answers to {row.equality} questions: it rounds "
+                "otherwise (python -m evaluation.equal with --model-path and --served-dtype judges each)"
+            )
 
 
 def _circumstance_notes(group: Group) -> Iterator[str]:

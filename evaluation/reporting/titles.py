@@ -25,6 +25,8 @@ REFEREE_TITLES = {
     "generate-pld": "transformers prompt lookup",
     "generate-assisted": "transformers assisted generation",
     "generate-batch": "transformers generate_batch",
+    "llama.cpp": "llama.cpp",
+    "llama.cpp-ngram": "llama.cpp, n-gram speculation",
 }
 # As Spec-Bench's Leaderboard.md calls them.
 TASK_TITLES = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.inference.referees import REFEREES
+from evaluation.inference.entrants import OTHERS
 from evaluation.reporting.notes import group_caption, group_notes
 from evaluation.reporting.titles import (
     BUILT_IN_WORDS,
@@ -47,7 +47,7 @@ def test_a_question_file_of_ones_own_is_named(tmp_path: Path) -> None:
 
 
 def test_every_title_is_of_a_method_and_a_new_method_is_its_own() -> None:
-    assert set(REFEREE_TITLES) == set(REFEREES)
+    assert set(REFEREE_TITLES) == set(OTHERS)
     for name, place in BUILT_IN.items():
         package = importlib.import_module(place.rpartition(".")[0], "model.methods")
         assert name in package.WORDS and words_of(name).title == method_title(name) != name

@@ -1,0 +1,186 @@
+"""llama.cpp as a referee: the same GGUF file, prompts and answers as the same token ids, within this process.
+
+The package `xllamacpp` holds llama.cpp and starts its server here. The server's path /completion takes and gives
+token ids. It rounds otherwise than we do (by default its KV cache is float16), so that its answers are marked
+as a server's: compared, and never called "not lossless".
+
+Times: `prefill_time` and `decode_time` are its own `timings`. Its prompt's time includes the first new token.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from importlib.util import find_spec
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import torch
+
+from evaluation.answers.record import SERVED
+from evaluation.answers.row import Turn
+from evaluation.inference.config import RunConfig
+from evaluation.inference.question import Answerer
+from evaluation.inference.referees import Referee, room_of
+from model.api.gguf import is_gguf
+from model.commands.command_line import UserError
+from model.commands.loading import choose_device
+from model.engine.target import TargetModel
+from model.options import Options, option
+
+PLAIN, NGRAM = "llama.cpp", "llama.cpp-ngram"
+PACKAGE = "xllamacpp"
+# Of its five kinds that draft by n-grams, the one that wastes least. On eight demo questions (SmolLM2-135M, Q8_0,
+# 694 tokens) it drafted nothing, the others 30 to 118 tokens of which 5 to 21 were right. Asked the last question
+# again, it alone drafted, and all 53 tokens were right: it remembers other texts.
+BEST_NGRAM = "ngram_mod"
+STOP_REASONS = {"limit": "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppConfig(Options):
+    """How llama.cpp drafts."""
+
+    speculation: str | None = option(None, "llama.cpp's name of its speculation (default: none)")
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCpp(Referee):
+    """llama.cpp on the GGUF file of the run, plain or with its n-gram speculation."""
+
+    config_class: ClassVar[type] = LlamaCppConfig
+
+    def config(self, draft_model: str | None) -> LlamaCppConfig:
+        return LlamaCppConfig(BEST_NGRAM if self.name == NGRAM else None)
+
+    def check(self, run: RunConfig) -> None:
+        """Refuse runs without the package or a GGUF file, and options that llama.cpp takes in another sense.
+
+        Raises:
+            UserError: in such a case.
+        """
+        if find_spec(PACKAGE) is None:
+            raise UserError(
+                f"methods: got {self.name}, which needs {PACKAGE}; pip install {PACKAGE}"
+            )
+        if not is_gguf(run.model.model_path):
+            raise UserError(
+                f"model_path: got {run.model.model_path} with {self.name}; allowed: a GGUF file; give "
+                "--model-path FILE.gguf"
+            )
+        device, sampling = choose_device(run.model), run.sampling
+        allowed = {
+            "device": (device.type, "cpu"),
+            "batch_size": (run.answers.batch_size, 1),
+            "temperature": (sampling.temperature, 0),
+            "repetition_penalty": (sampling.repetition_penalty, 1),
+            "stop": (sampling.stop, ()),
+        }
+        for name, (given, only) in allowed.items():
+            if given != only:
+                shown = " ".join(given) if isinstance(given, tuple) else given
+                advice = "give --device cpu" if name == "device" else "leave one out"
+                raise UserError(
+                    f"{name}: got {shown} with {self.name}; allowed: {'none' if only == () else only}; "
+                    f"{advice}"
+                )
+
+    def circumstances(self) -> dict[str, Any]:
+        """Return what a sidecar says otherwise of its answers: the target's precision is not theirs."""
+        import xllamacpp
+
+        return {SERVED: True, "dtype": None, PACKAGE: xllamacpp.__version__}
+
+
+LLAMA_CPP: dict[str, Referee] = {name: LlamaCpp(name) for name in (PLAIN, NGRAM)}
+
+
+class LlamaCppAnswerer(Answerer):
+    """llama.cpp with torch's number of threads, as an `Answerer`; greedy.
+
+    Args:
+        target: the same model in our hands, whose context it keeps to.
+        path: the GGUF file.
+        config: its speculation.
+        max_new_tokens: of a turn.
+        longest_text: tokens that a question can grow to.
+
+    Raises:
+        UserError: if llama.cpp cannot load the file.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        path: str,
+        config: LlamaCppConfig,
+        max_new_tokens: int,
+        longest_text: int,
+    ) -> None:
+        self._target, self._path, self._max_new_tokens = target, path, max_new_tokens
+        self._speculation = config.speculation
+        self._longest_text = min(longest_text, target.context_limit(1) or longest_text)
+        self._server = self._started()
+
+    def end_warmup(self) -> None:
+        """Forget the warm-up: its n-grams are kept across questions."""
+        if self._speculation:
+            del self._server  # one at a time is in memory
+            self._server = self._started()
+
+    def answer(self, prompt_ids: list[int]) -> Turn:
+        asked = {
+            "prompt": prompt_ids,
+            "n_predict": room_of(self._target, len(prompt_ids), self._max_new_tokens),
+            "temperature": 0,
+            "top_k": 1,
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        start, cpu_start = time.perf_counter(), time.process_time()
+        reply = self._reply(asked)
+        wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
+        token_ids, timings = reply["tokens"], reply["timings"]
+        prefill_time = timings["prompt_ms"] / 1000
+        details = {
+            "prompt_tokens": len(prompt_ids),
+            "prefill_time": prefill_time,
+            "time_to_first_token": prefill_time,
+            "decode_time": timings["predicted_ms"] / 1000,
+            "cpu_time": cpu_time,
+            "stop_reasons": STOP_REASONS.get(reply["stop_type"], reply["stop_type"]),
+            # Every pass gives one token beside the accepted ones; it says no more of its steps.
+            "decoding_steps": len(token_ids) - timings.get("draft_n_accepted", 0),
+            "draft_tokens": timings.get("draft_n", 0),
+        }
+        return Turn(token_ids, None, wall_time, details)
+
+    def _started(self) -> Any:
+        import xllamacpp
+
+        params = xllamacpp.CommonParams()
+        params.model.path = self._path
+        params.n_ctx, params.n_parallel = self._longest_text, 1
+        params.n_gpu_layers, params.verbosity = 0, 0
+        for threads in (params.cpuparams, params.cpuparams_batch):
+            threads.n_threads = torch.get_num_threads()
+        if self._speculation:
+            kind = f"COMMON_SPECULATIVE_TYPE_{self._speculation.upper()}"
+            params.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
+        try:
+            return xllamacpp.Server(params)
+        except RuntimeError as error:
+            raise UserError(f"llama.cpp cannot load {self._path}: {error}") from error
+
+    def _reply(self, asked: dict[str, Any]) -> dict[str, Any]:
+        address = urlsplit(self._server.listening_address)
+        with closing(HTTPConnection(str(address.hostname), address.port)) as connection:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/completion", json.dumps(asked), headers)
+            reply: dict[str, Any] = json.load(connection.getresponse())
+        if "error" in reply:
+            raise RuntimeError(f"llama.cpp: {reply['error']['message']}")
+        return reply
