@@ -170,8 +170,9 @@ def _rounding_notes(group: Group) -> Iterator[str]:
         served = row.entry.files[0].is_served
         if served and row.equality.num_differing and not row.equality.is_broken:
             yield (
-                f"{titles[row.entry.label].short} has other answers to {row.equality} questions: it rounds "
-                "otherwise (python -m evaluation.equal with --model-path and --served-dtype judges each)"
+                f"{titles[row.entry.label].short} has other answers to {row.equality} questions: another "
+                "program may round otherwise; python -m evaluation.equal with --model-path and "
+                "--served-dtype judges each"
             )
 
 
