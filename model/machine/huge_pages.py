@@ -20,13 +20,13 @@ COLLAPSE = 25
 
 
 def use_huge_pages(tensors: Iterable[torch.Tensor]) -> Thread | None:
-    """Put tensors' memory into huge pages, in a thread that ends by itself; return it, None where there are none.
+    """Put tensors' memory into huge pages, in a thread that ends by itself; return it, None without any.
 
     Nothing is copied into other tensors: texts may be decoded meanwhile. What cannot be a huge page stays as it is.
     """
-    if sys.platform != "linux":
-        return None
     storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
+    if sys.platform != "linux" or not storages:
+        return None
     # The thread keeps the storages, whose memory must not be freed meanwhile.
     thread = Thread(target=_collapse, args=(storages,), daemon=True, name="huge-pages")
     thread.start()

@@ -24,6 +24,10 @@ def test_tensors_stay_as_they_are() -> None:
         assert tensor.data_ptr() == place and torch.equal(tensor, numbers)
 
 
+def test_without_tensors_no_thread_is_started() -> None:
+    assert huge_pages.use_huge_pages([]) is None
+
+
 def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert huge_pages.use_huge_pages([torch.ones(1)]) is None
