@@ -40,7 +40,6 @@ from .support import (
     cache_argument,
     context_limit,
     forward_parameters,
-    new_cache,
     refuse_autocast,
     refuse_unverifiable,
     use_masked_attention,
@@ -209,17 +208,14 @@ class TargetModel(PassArithmetic):
         Raises:
             UnsupportedModelError: if they cannot; found out by a plain pass.
         """
-        embedding = self.model.get_input_embeddings()
-        token_ids = torch.arange(2, device=self.device)
         with self.lock, torch.no_grad():
-            probe = embedding(token_ids[:1])
-            self.run(token_ids, 0, new_cache(self.model), None, probes=probe)
+            probe = self.model.get_input_embeddings()(
+                torch.zeros(1, dtype=torch.long, device=self.device)
+            )
+            self._layout.plain_pass(self.run, probes=probe)
 
     def plain_pass(self, num_tokens: int) -> Any:
-        cache = new_cache(self.model)
-        token_ids = torch.arange(num_tokens, device=self.device) % self.num_tokens
-        self.run(token_ids, 0, cache, None)
-        return cache
+        return self._layout.plain_pass(self.run, num_tokens)[0]
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Return an empty cache for `capacity` tokens (prompt, new tokens and one tree), or a few more."""

@@ -10,7 +10,7 @@ Shapes: n rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from ..kernels.norms import KINDS, FusedNorm
 from ..kernels.registered import register_attention
 from ..machine.own_forwards import OwnForwards
 
-UPDATE, ATTEND = "captured_update", "captured_attention"
 # The name under which attention is captured.
 CAPTURED = "captured"
 # Operations after which another text may go another way, or which draw numbers.
@@ -122,7 +121,7 @@ _ONE_AT_A_TIME = Lock()
 register_attention(CAPTURED, _ATTENTION)
 
 
-def split_arguments(
+def _split_arguments(
     named: Mapping[str, Any],
 ) -> tuple[dict[str | tuple[str, int], torch.Tensor], dict[str, Any]]:
     """Return the tensors among a call's named arguments, and the others."""
@@ -164,15 +163,7 @@ def captured(
             _capture(layer, index, call, cache_argument, config, norms) for call in calls
         )
     graph = _joined(first.graph, second.graph, *(call.rows.shape[1] for call in calls))
-    return Captured(
-        graph,
-        first.inputs,
-        first.weights,
-        first.constants,
-        cache_argument,
-        first.attended,
-        first.is_tuple,
-    )
+    return replace(first, graph=graph)
 
 
 def _capture(
@@ -184,7 +175,7 @@ def _capture(
     norms: Mapping[nn.Module, FusedNorm],
 ) -> Captured:
     mask, cache = _Passed(), _Cache()
-    tensors, constants = split_arguments(
+    tensors, constants = _split_arguments(
         {name: value for name, value in call.named.items() if name != "attention_mask"}
     )
     constants.pop(cache_argument, None)

@@ -25,7 +25,7 @@ from ..kernels.norms import FusedNorm, find_norms
 from ..kernels.pass_kernels import PassKernels
 from ..machine.own_forwards import OwnForwards
 from .capture import PLAIN_VALUES, Captured, LayerCall, NoProgramError, captured
-from .program import Programs, programs
+from .program import Part, Programs, programs
 from .rewrite import rewrite
 
 logger = logging.getLogger(__name__)
@@ -82,28 +82,20 @@ class ProgrammedLayer:
         self._is_tuple = shape.is_tuple
         self._attention = layer.get_submodule(shape.attended.module)
         self._options = shape.attended.options
-        self._before, self._after = parts.before.run, parts.after.run
-        self._inputs = [
-            [shape.inputs[i] for i in part] for part in (parts.inputs_before, parts.inputs_after)
-        ]
-        self._weights = [
-            [_place(layer, shape.weights[i]) for i in part]
-            for part in (parts.weights_before, parts.weights_after)
-        ]
+        self._before, self._after = (_BoundPart(layer, shape, part) for part in parts)
 
     def __call__(self, rows: torch.Tensor, *others: Any, **named: Any) -> Any:
         """Return the layer's rows [1, n, D]; calls with other arguments go to the layer."""
         cache = named.get(self.cache)
         if others or cache is None or rows.shape[0] != 1 or not self._is_usual(named):
             return type(self._layer).forward(self._layer, rows, *others, **named)
-        num_rows = rows.shape[1]
-        query, keys, values, *carried = self._before(self._given(0, [], rows, named), num_rows)
+        query, keys, values, *carried = self._before([], rows, named)
         keys, values = cache.update(keys, values, self._index)
         mask = named.get("attention_mask")
         attended, _ = self._attending.attend(
             self._attention, query, keys, values, mask, **self._options
         )
-        (found,) = self._after(self._given(1, [attended, *carried], rows, named), num_rows)
+        (found,) = self._after([attended, *carried], rows, named)
         return (found,) if self._is_tuple else found
 
     def _is_usual(self, named: Mapping[str, Any]) -> bool:
@@ -112,17 +104,27 @@ class ProgrammedLayer:
             return False
         return all(named.get(name) == value for name, value in self._constants.items())
 
-    def _given(
-        self, part: int, first: list[torch.Tensor], rows: torch.Tensor, named: Mapping[str, Any]
+
+class _BoundPart:
+    """A part of a layer's programs, with the layer's own weights."""
+
+    def __init__(self, layer: nn.Module, shape: Captured, part: Part) -> None:
+        self._run = part.program.run
+        self._inputs = [shape.inputs[index] for index in part.inputs]
+        self._weights = [_place(layer, shape.weights[index]) for index in part.weights]
+
+    def __call__(
+        self, handed: list[torch.Tensor], rows: torch.Tensor, named: Mapping[str, Any]
     ) -> list[torch.Tensor]:
-        for name in self._inputs[part]:
+        for name in self._inputs:
             if isinstance(name, tuple):
-                first.append(named[name[0]][name[1]])
+                handed.append(named[name[0]][name[1]])
             else:
-                first.append(named[name] if name else rows)
+                handed.append(named[name] if name else rows)
         # Read anew: a user may have put other weights in their place.
-        first += [weights[name] for weights, name in self._weights[part]]
-        return first
+        handed += [weights[name] for weights, name in self._weights]
+        found: list[torch.Tensor] = self._run(handed, rows.shape[1])
+        return found
 
 
 def _place(layer: nn.Module, name: str) -> tuple[dict[str, Any], str]:
@@ -193,7 +195,7 @@ def layer_programs(
     model: PreTrainedModel,
     layers: Sequence[nn.Module],
     run: Callable[[int], Any],
-    new_cache: Callable[[], Any],
+    cache: Any,
 ) -> LayerPrograms:
     """Return the programs of a model's decoder layers, on the CPU.
 
@@ -201,7 +203,7 @@ def layer_programs(
         model: a causal LM.
         layers: its decoder layers, in order.
         run: runs a plain pass over so many tokens, and returns its cache.
-        new_cache: returns an empty cache of the model.
+        cache: an empty one of the model.
     """
     few, many = (_watched(layers, run, num_tokens) for num_tokens in (FEW, MANY))
     norms = find_norms(model, model.dtype, "cpu")
@@ -209,13 +211,12 @@ def layer_programs(
     shapes: dict[Hashable, tuple[Captured, Programs] | NoProgramError] = {}
     found: dict[nn.Module, ProgrammedLayer] = {}
     reasons: list[str] = []
-    cache, attending = new_cache(), Attending(config)
+    attending = Attending(config)
     for index, layer in enumerate(layers):
-        calls = [(watched.given.get(index), watched.cache) for watched in (few, many)]
         key = _kind(layer)
         try:
             if key not in shapes:
-                shapes[key] = _shape(layer, index, calls, config, norms)
+                shapes[key] = _shape(layer, index, few, many, config, norms)
             shape = shapes[key]
             if isinstance(shape, NoProgramError):
                 raise shape
@@ -258,7 +259,8 @@ def _watched(layers: Sequence[nn.Module], run: Callable[[int], Any], num_tokens:
 def _shape(
     layer: nn.Module,
     index: int,
-    calls: Sequence[tuple[LayerCall | None, Any]],
+    few: _Calls,
+    many: _Calls,
     config: Any,
     norms: Mapping[nn.Module, FusedNorm],
 ) -> tuple[Captured, Programs]:
@@ -268,14 +270,14 @@ def _shape(
         NoProgramError: if they have no program.
     """
     _refuse_other_code(layer)
-    (few, _), (many, cache) = calls
-    if few is None or many is None:
+    if index not in few.given or index not in many.given:
         raise NoProgramError("a layer that is given more than its rows by place")
-    names = [name for name, value in many.named.items() if value is cache]
+    calls = (few.given[index], many.given[index])
+    names = [name for name, value in calls[1].named.items() if value is many.cache]
     if len(names) != 1:
         raise NoProgramError("a layer without a cache")
     within = {module: norm for module, norm in norms.items() if module in {*layer.modules()}}
-    shape = captured(layer, index, (few, many), names[0], config, within)
+    shape = captured(layer, index, calls, names[0], config, within)
     rewrite(shape.graph)
     return shape, programs(shape)
 

@@ -9,27 +9,34 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from .capture import ATTEND, UPDATE, Captured, NoProgramError, rows
+from .capture import Captured, NoProgramError, rows
 
 ours = torch.ops.token_recycling
+
+
+class Part(NamedTuple):
+    """A program, and what it reads of a layer beside what it is handed, by number.
+
+    Attributes:
+        program: what it is handed, inputs, weights -> its results.
+        inputs, weights: the layer's.
+    """
+
+    program: Any
+    inputs: list[int]
+    weights: list[int]
 
 
 class Programs(NamedTuple):
     """The programs of a layer.
 
     Attributes:
-        before: inputs and weights -> query, new keys, new values, and what `after` needs.
-        after: attended values, what it needs, inputs and weights -> the layer's rows.
-        inputs_before, inputs_after: which of the layer's inputs they read, by number.
-        weights_before, weights_after: which of its weights, likewise.
+        before: nothing is handed to it -> query, new keys, new values, and what `after` needs.
+        after: attended values, and what it needs -> the layer's rows.
     """
 
-    before: Any
-    after: Any
-    inputs_before: tuple[int, ...]
-    weights_before: tuple[int, ...]
-    inputs_after: tuple[int, ...]
-    weights_after: tuple[int, ...]
+    before: Part
+    after: Part
 
 
 def programs(layer: Captured) -> Programs:
@@ -40,8 +47,8 @@ def programs(layer: Captured) -> Programs:
     """
     nodes: list[Any] = list(layer.graph.nodes)
     (output,) = (node for node in nodes if node.op == "output")
-    (update,) = (node for node in nodes if node.target is getattr(ours, UPDATE).default)
-    (attend,) = (node for node in nodes if node.target is getattr(ours, ATTEND).default)
+    (update,) = (node for node in nodes if node.target is ours.captured_update.default)
+    (attend,) = (node for node in nodes if node.target is ours.captured_attention.default)
     given = [node for node in nodes if node.op == "placeholder"]
     query, keys, values = attend.args
     if [_part(one, update) for one in (keys, values)] != [0, 1]:
@@ -51,26 +58,22 @@ def programs(layer: Captured) -> Programs:
     before = [node for node in nodes[:border] if node not in skipped]
     after = [node for node in nodes[border:] if node not in skipped]
     used_after = {one for node in (*after, output) for one in node.all_input_nodes}
-    if update in used_after or any(one in used_after for one in (keys, values)):
+    if not used_after.isdisjoint((update, keys, values)):
         raise NoProgramError("a layer that uses its cached keys after its attention")
     carried = [node for node in before if node in used_after and node.target is not rows]
-    num_inputs = len(layer.inputs)
 
-    def reads(part: Sequence[Any], more: Sequence[Any]) -> tuple[list[int], list[int]]:
-        used = {one for node in part for one in node.all_input_nodes} | set(more)
-        indices = [index for index, node in enumerate(given) if node in used]
-        return [i for i in indices if i < num_inputs], [i for i in indices if i >= num_inputs]
+    def part(handed: Sequence[Any], nodes: Sequence[Any], results: Sequence[Any]) -> Part:
+        used = {one for node in nodes for one in node.all_input_nodes} | set(results)
+        read = [index for index, node in enumerate(given) if node in used]
+        program = _program([*handed, *(given[index] for index in read)], nodes, results)
+        num_inputs = len(layer.inputs)
+        inputs = [index for index in read if index < num_inputs]
+        return Part(program, inputs, [i - num_inputs for i in read if i >= num_inputs])
 
-    results = [query, *update.args, *carried]
-    (result,) = output.all_input_nodes
-    read_before, read_after = reads(before, results), reads(after, [result])
-    first = _program([given[i] for i in (*read_before[0], *read_before[1])], before, results)
-    inputs = [attend, *carried, *(given[i] for i in (*read_after[0], *read_after[1]))]
     constants = [node for node in before if node.target is rows]
-    second = _program(inputs, [*constants, *after], [result])
-    of_weights = [tuple(i - num_inputs for i in part[1]) for part in (read_before, read_after)]
     return Programs(
-        first, second, tuple(read_before[0]), of_weights[0], tuple(read_after[0]), of_weights[1]
+        part([], before, [query, *update.args, *carried]),
+        part([attend, *carried], [*constants, *after], output.all_input_nodes),
     )
 
 

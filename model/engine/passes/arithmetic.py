@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from threading import RLock
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -113,9 +113,7 @@ class PassArithmetic:
             _, layers = layers_of(self.model, self.config.num_hidden_layers)
         except UnsupportedModelError:
             return LayerPrograms({}, self.dtype)
-        return layer_programs(
-            self.model, [*layers], self.plain_pass, partial(new_cache, self.model)
-        )
+        return layer_programs(self.model, [*layers], self.plain_pass, new_cache(self.model))
 
     @FoundOnce
     def linear_kernels_outside(self) -> LinearKernels:
@@ -198,9 +196,12 @@ class PassArithmetic:
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a prompt chunk of this length, or a single row, has reference arithmetic as it is."""
-        is_reference = self.attention.is_reference and self.norms.is_reference
-        is_reference = is_reference and self.programs.is_reference(num_rows)
-        return is_reference and self.linear_kernels.is_reference(num_rows)
+        return (
+            self.attention.is_reference
+            and self.norms.is_reference
+            and self.programs.is_reference(num_rows)
+            and self.linear_kernels.is_reference(num_rows)
+        )
 
     @contextmanager
     def reference(self) -> Iterator[None]:

@@ -110,12 +110,11 @@ class CacheLayout:
 
     @torch.no_grad()
     def plain_pass(
-        self, run: Callable[..., torch.Tensor], last_logits_only: bool = False
+        self, run: Callable[..., torch.Tensor], num_tokens: int = 2, **options: Any
     ) -> tuple[Any, torch.Tensor]:
-        """Run a pass over two tokens; return the model's own cache and the logits."""
+        """Run a pass over some tokens, with more options of `run`; return the model's own cache and the logits."""
         cache = new_cache(self._model)
-        tokens = _tokens(self._model)
-        return cache, run(tokens, 0, cache, None, last_logits_only=last_logits_only)
+        return cache, run(_tokens(self._model, num_tokens), 0, cache, None, **options)
 
     def _read_shapes(self, cache: Any) -> None:
         """Take the shapes of a cache that `plain_pass` has filled."""
@@ -182,8 +181,9 @@ class OwnStatesCache(TreeCache):
         """Ignore the value: the cache counts what was read."""
 
 
-def _tokens(model: PreTrainedModel) -> torch.Tensor:
-    return torch.zeros(2, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+def _tokens(model: PreTrainedModel, count: int = 2) -> torch.Tensor:
+    weight = model.get_input_embeddings().weight
+    return torch.arange(count, device=weight.device) % len(weight)
 
 
 def _layer_shape(cache: Any, index: int) -> LayerShape | None:
