@@ -33,9 +33,6 @@ from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.methods.registry import find_method
 
-# Fewer do not determine a 99.9th percentile.
-NOISE_POSITIONS = 1000
-
 # Question, choice and turn.
 TurnKey = tuple[int | str, int, int]
 
@@ -94,10 +91,7 @@ class Replay:
     def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
         """Judge the answers that differ at these places, after measuring the noise."""
         if not self._judge.is_exact:
-            for prompt_ids, token_ids in self._plain_texts(places):
-                if self._judge.num_positions >= NOISE_POSITIONS:
-                    break
-                self._judge.measure_noise(prompt_ids, token_ids)
+            self._judge.measure_noise_on(self._plain_texts(places))
         return [self._verdict(place) for place in places]
 
     def _verdict(self, place: TurnKey) -> Judgement:

@@ -7,7 +7,7 @@ and of all tokens that continue the text in the same way the likeliest counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from evaluation.answers.differences import Difference
 from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow, Choice
-from evaluation.checking.rerun import NOISE_POSITIONS, TurnKey
+from evaluation.checking.rerun import TurnKey
 from evaluation.checking.tie_or_bug import Judge, Judgement
 from evaluation.questions.conversation import Message, asked_ids, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
@@ -72,15 +72,17 @@ class ServedReplay:
 
     def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
         """Judge the answers that differ at these places, after measuring the noise on texts of the first file."""
+        self._judge.measure_noise_on(self._plain_texts(places))
+        return [self._verdict(place) for place in places]
+
+    def _plain_texts(self, places: Sequence[TurnKey]) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield texts of the first file: those that differ, then others."""
         others = [(key, 0, 0) for key, row in self._rows[0].items() if row.choices]
         for place in dict.fromkeys((*places, *others)):
-            if self._judge.num_positions >= NOISE_POSITIONS:
-                break
             choice = self._choice(0, place)
             ids = choice.token_ids or [self._tokens(text) for text in choice.turns]
             if place[2] < len(ids) and ids[place[2]]:
-                self._judge.measure_noise(self._prompt(place), ids[place[2]])
-        return [self._verdict(place) for place in places]
+                yield self._prompt(place), ids[place[2]]
 
     def _verdict(self, place: TurnKey) -> Judgement:
         first, second = self._texts(place)

@@ -25,7 +25,7 @@ Use:
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ from model.engine.target import TargetModel
 from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
 
 NOISE_QUANTILE = 0.999
+# Fewer do not determine it.
+NOISE_POSITIONS = 1000
 # Chosen before any test: clean runs stay below, injected bugs lie far above.
 NOISE_FACTOR = 3.0
 TIE, BUG = "tie", "BUG"
@@ -120,6 +122,13 @@ class Judge:
         if not self._plain_errors:
             return 0.0
         return float(np.quantile(self._plain_errors, NOISE_QUANTILE))
+
+    def measure_noise_on(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """Measure the noise on prompts and texts of plain decoding, until there are positions enough."""
+        for prompt_ids, token_ids in texts:
+            self.measure_noise(prompt_ids, token_ids)
+            if self.num_positions >= NOISE_POSITIONS:
+                break
 
     def measure_noise(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """Measure the noise on a text of plain decoding; judgements need some hundred positions."""
