@@ -6,12 +6,13 @@ Bins are those of speculators' scripts (vllm-project/speculators, scripts/evalua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from evaluation.formats.steps import (
     AcceptanceSums,
     TurnSteps,
     acceptance_sums,
+    grouped,
     positions_of,
 )
 from model.serve.acceptance import StepCounts
@@ -31,7 +32,7 @@ def by_start_length(
         length = turn.prompt_tokens or 0
         return next((place for place, edge in enumerate(edges[1:]) if length <= edge), len(edges))
 
-    found = _grouped(known, upper)
+    found = grouped(sorted(known, key=upper), upper)
     return {
         f"{edges[place]}-{edges[place + 1]}" if place < len(edges) else f"{edges[-1]}+": part
         for place, part in found.items()
@@ -59,7 +60,8 @@ def by_position(
 
 def by_turn(turns: Sequence[TurnSteps]) -> dict[str, list[TurnSteps]]:
     """Return the turns by their index, from 1."""
-    return {str(index + 1): part for index, part in _grouped(turns, lambda it: it.turn).items()}
+    found = grouped(sorted(turns, key=lambda it: it.turn), lambda it: it.turn)
+    return {str(index + 1): part for index, part in found.items()}
 
 
 def bin_records(
@@ -84,12 +86,3 @@ def _record(sums: AcceptanceSums) -> dict[str, float]:
         "draft_acceptance_rate": sums.accepted / sums.draft_tokens if sums.draft_tokens else 0.0,
         "mean_acceptance_length": sums.per_drafted_step if sums.drafts else 0.0,
     }
-
-
-def _grouped(
-    turns: Sequence[TurnSteps], key: Callable[[TurnSteps], int]
-) -> dict[int, list[TurnSteps]]:
-    found: dict[int, list[TurnSteps]] = {}
-    for turn in sorted(turns, key=key):
-        found.setdefault(key(turn), []).append(turn)
-    return found

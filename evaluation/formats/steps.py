@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from evaluation.answers.row import AnswerRow, Choice
 from model.serve.acceptance import Acceptance, StepCounts
+
+Key = TypeVar("Key", int, str)
 
 
 class TurnSteps(NamedTuple):
@@ -123,9 +125,16 @@ def acceptance_sums(turns: Sequence[TurnSteps]) -> AcceptanceSums:
 
 def by_category(turns: Sequence[TurnSteps]) -> dict[str, list[TurnSteps]]:
     """Return the turns of each category, in the order in which these occur."""
-    found: dict[str, list[TurnSteps]] = {}
+    return grouped(turns, lambda turn: turn.category)
+
+
+def grouped(
+    turns: Iterable[TurnSteps], key: Callable[[TurnSteps], Key]
+) -> dict[Key, list[TurnSteps]]:
+    """Return the turns by a key, in the order in which its values occur."""
+    found: dict[Key, list[TurnSteps]] = {}
     for turn in turns:
-        found.setdefault(turn.category, []).append(turn)
+        found.setdefault(key(turn), []).append(turn)
     return found
 
 
@@ -158,8 +167,8 @@ def _turn(row: AnswerRow, index: int, choice: Choice, turn: int) -> TurnSteps | 
     if turn < len(choice.speculative_decoding):
         fields = choice.speculative_decoding[turn]
         num_steps = choice.decoding_steps[turn]
-        steps, is_whole = steps_of_fields(fields, num_steps)
-        return TurnSteps(request, row.category, turn, prompt_tokens, steps, is_whole)
+        steps, is_in_order = steps_of_fields(fields, num_steps)
+        return TurnSteps(request, row.category, turn, prompt_tokens, steps, is_in_order)
     if not choice.accept_lengths or turn >= len(choice.decoding_steps):
         return None
     begin = sum(choice.decoding_steps[:turn])
