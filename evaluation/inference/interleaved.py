@@ -159,7 +159,7 @@ def _plan(
     assert not isinstance(entrant.method, EndpointMethod), "it has a plan of its own"
     model_id = file.name.removesuffix(".jsonl")
     answers = replace(run.answers, model_id=model_id, answer_file=str(file))
-    if isinstance(entrant.method, LlamaCpp):
+    if isinstance(entrant.method, Referee):
         about = {**about, **entrant.method.circumstances()}
     return prepare(
         asked,

@@ -52,6 +52,7 @@ class LlamaCpp(Referee):
     """llama.cpp on the GGUF file of the run, plain or with its n-gram speculation."""
 
     config_class: ClassVar[type] = LlamaCppConfig
+    needs_longest_text: ClassVar[bool] = True
 
     def config(self, draft_model: str | None) -> LlamaCppConfig:
         return LlamaCppConfig(BEST_NGRAM if self.name == NGRAM else None)

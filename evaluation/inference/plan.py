@@ -22,7 +22,6 @@ from evaluation.answers.log import AnswerLog
 from evaluation.answers.provenance import git_commit, model_fingerprint, versions
 from evaluation.answers.record import RunRecord, recorded_options, sidecar_path
 from evaluation.inference.config import QuestionOptions, RunConfig
-from evaluation.inference.llama_cpp import LlamaCpp
 from evaluation.inference.method import Setup
 from evaluation.inference.method_batch import check_batch_size
 from evaluation.inference.referees import Referee
@@ -184,7 +183,7 @@ def prepare(
     read = [asked.question_file, *(loaded if loaded != saved else [])]
     refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
     longest = 0
-    if run.model.compile or isinstance(method, LlamaCpp):
+    if run.model.compile or (isinstance(method, Referee) and method.needs_longest_text):
         longest = _longest_text(asked.questions, asked.conversation, run.sampling.max_new_tokens)
     setup = Setup(method, run, config, asked.model, asked.conversation, memory, model_id, longest)
     is_fixed = run.uses_ray or asked.model.device.type != "cpu"

@@ -45,6 +45,8 @@ class Referee:
     name: str
 
     config_class: ClassVar[type] = RefereeConfig
+    # Whether it must be told how long a text can grow.
+    needs_longest_text: ClassVar[bool] = False
 
     @property
     def drafts_with_model(self) -> bool:
@@ -86,6 +88,10 @@ class Referee:
             raise UserError(
                 f"methods: got {self.name}; transformers {transformers.__version__} cannot do it; leave it out"
             )
+
+    def circumstances(self) -> dict[str, Any]:
+        """Return what a sidecar says otherwise of its answers."""
+        return {}
 
 
 REFEREES: dict[str, Referee] = {
