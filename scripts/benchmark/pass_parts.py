@@ -30,7 +30,7 @@ from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.target import TargetModel
 from model.machine.timing import seconds_of
-from scripts.benchmark.device_costs import conditions, copy_bandwidth
+from scripts.benchmark.device_costs import choose_contexts, conditions, copy_bandwidth
 
 NUM_PASSES = 15
 # What an operation of torch's or ours counts as, by a part of its name; the first that fits.
@@ -118,8 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"{name}: got {least}; allowed: 1 or more")
     options = config_of(ModelOptions, vars(args))
     model = check_model(options)
+    (context,) = choose_contexts([args.context], model.hf_config.get_text_config(decoder=True))
     target = load_target(options, model)
-    parts = pass_parts(target, sorted(set(args.nodes)), args.context)
+    parts = pass_parts(target, sorted(set(args.nodes)), context)
     header = ["nodes", "ms", "products", "attention", "others", "Python", "read"]
     cells = [
         [str(one.num_nodes), *(f"{milliseconds:.2f}" for milliseconds in one[1:])] for one in parts
@@ -127,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = {
         **conditions(argv, model),
         "kernel_names": target.kernel_names,
-        "context": args.context,
+        "context": context,
         "parts": [one._asdict() for one in parts],
     }
     print(markdown_table(header, cells))

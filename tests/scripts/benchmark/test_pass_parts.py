@@ -42,3 +42,11 @@ def test_operations_are_known_by_name(operation: str, kind: str) -> None:
 def test_no_rows_are_refused() -> None:
     with pytest.raises(UserError, match="nodes: got 0; allowed: 1 or more"):
         main(["--nodes", "0"])
+
+
+def test_a_context_that_the_model_lacks_is_refused_before_the_weights_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("scripts.benchmark.pass_parts.load_target")
+    with pytest.raises(UserError, match="contexts: got 1000000; allowed: 1 to"):
+        main(["--context", "1000000"])
