@@ -64,6 +64,7 @@ ENTRANTS = (
     Entrant("goose", "goose", "--num-nodes {n} --max-extended-chain {n}"),
     Entrant("goose, hot", "goose --start hot", "--num-nodes {n} --max-extended-chain {n}"),
     Entrant("cacheback", "cacheback", "--num-nodes {n}"),
+    Entrant("esp", "esp", "--num-nodes {n}"),
     Entrant("medusa", "medusa --heads {medusa}", "--num-nodes {n}"),
     Entrant("hydra", "hydra --heads {hydra}", "--num-nodes {n}"),
     Entrant("eagle", "eagle --heads {eagle}", "--num-nodes {n}"),
@@ -116,7 +117,7 @@ def left_out(files: Mapping[str, str]) -> str:
 def field(lab: Lab) -> Study:
     """Compare all methods at equal nodes, and at their papers' defaults.
 
-    Those with trained heads, whose hidden states are not recorded, answer on the model itself.
+    Those that read what is not recorded, hidden states or logits after masks, answer on the model itself.
     """
     entrants = compared(lab.files)
     for entrant in entrants:
@@ -177,7 +178,7 @@ def _run(
     ranked: Mapping[int, Sequence[tuple[int, ...]]],
 ) -> Run:
     """Run an entrant over all turns, each with a tree that was not ranked on it."""
-    if entrant.has_heads:
+    if not entrant.is_recorded:
         scores, num_bytes = lab.answer_and_weigh(_options(entrant, nodes, lab.files))
     else:
         trees = [""]

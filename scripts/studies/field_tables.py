@@ -48,8 +48,13 @@ class Entrant(NamedTuple):
 
     @property
     def has_heads(self) -> bool:
-        """Whether trained heads draft: it is not train-free, and cannot be replayed."""
+        """Whether trained heads draft: it is not train-free."""
         return drafter_class(self.method).drafts_with() == "heads" or "--head " in self.options
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a recording holds all that it reads: no hidden states, no logits after masks."""
+        return not self.has_heads and self.method != "esp"
 
     @property
     def most_nodes(self) -> int:

@@ -67,7 +67,7 @@ class Lab:
     def check(self, words: str) -> None:
         """Raise UserError if the recording cannot serve a drafter, or its heads are not of this model."""
         drafter = drafter_from(words, self.recording.source.vocab_size)
-        if drafter.needs.hidden_layers:
+        if drafter.needs.hidden_layers or drafter.needs.probes:
             with user_errors():
                 drafter.check_target(self.model)
         else:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from evaluation.inference.config import DecodingOptions, QuestionOptions, RunConfig
+from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.inference.entrants import Entrant, entrants_of
 from evaluation.inference.method import Setup, eos_ids, method_answerer, stop_of
 from evaluation.inference.plan import Asked, check_asked
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = check_asked(run)
     prompts = first_prompts(asked)
     for entrant in entrants:
-        check_entrant(entrant, asked.model)
+        check_entrant(entrant, run, asked.model)
     target = load_target(run.model, asked.model)
     found = {}
     for entrant in entrants:
@@ -157,14 +157,14 @@ def first_prompts(asked: Asked) -> list[list[int]]:
     return prompts
 
 
-def check_entrant(entrant: Entrant, model: CheckedModel) -> None:
+def check_entrant(entrant: Entrant, run: RunConfig, model: CheckedModel) -> None:
     """Refuse an entrant whose draft model or heads do not go with the model, before the weights load.
 
     Raises:
         UserError: with the reason.
     """
     if isinstance(entrant.method, Referee):
-        entrant.method.check(DecodingOptions(), batch_size=1)
+        entrant.method.check(run)
     draft_model = getattr(entrant.config, "draft_model", None)
     if model.vocab_size is None:
         return

@@ -183,18 +183,22 @@ def test_the_study_runs(
     assert all(row["8"] > 0 and row[DEFAULTS] > 0 for row in table)
 
 
-def test_trained_heads_answer_on_the_model_and_are_no_train_free_rival(
+def test_what_is_not_recorded_answers_on_the_model_and_heads_are_no_train_free_rival(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(studies_field, "NODES", (8,))
-    lines = tuple(one for one in ENTRANTS if one.title in ("hybrid", "pld", "eagle", "eagle3"))
+    lines = tuple(
+        one for one in ENTRANTS if one.title in ("hybrid", "pld", "esp", "eagle", "eagle3")
+    )
     monkeypatch.setattr(studies_field, "ENTRANTS", lines)
     words = f"field --mix demo=2 --max-new-tokens 16 --top-k 65 --out {tmp_path / 'out'}"
     heads = ["--files", "eagle=data/demo/eagle", "eagle3=data/demo/eagle3"]
     assert main([*words.split(), *heads]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     mats = {point["series"]: point["figures"]["mat"] for point in report["points"]}
-    assert list(mats) == ["hybrid", "pld", "eagle", "eagle3"] and mats["eagle3"] > mats["pld"]
+    assert (
+        list(mats) == ["hybrid", "pld", "esp", "eagle", "eagle3"] and mats["eagle3"] > mats["pld"]
+    )
     (rows,) = (rows for name, rows in report["tables"].items() if name.startswith("hybrid against"))
     assert {row["best other"] for row in rows} == {"pld"}
     (rows,) = (rows for name, rows in report["tables"].items() if name.startswith("MB held"))

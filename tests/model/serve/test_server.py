@@ -6,8 +6,11 @@ Run: pytest tests/model/serve/test_server.py
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ import torch
 
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 
+from model.engine.batch import Event
 from tests.model.api.test_decoder import decoder_for, demo
 from tests.model.serve.serving import NAME, Served, serving, wait_for
 
@@ -319,6 +323,19 @@ def test_a_full_queue_refuses_and_a_failed_pass_ends_its_texts_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with serving("vanilla", batch_size=2, max_queue=0) as served:
+        batch = served.service.thread._batch
+        step, is_refused = batch.step, threading.Event()
+        steps = {1: count(), 2: count()}  # with so many texts
+
+        def step_that_fails_at_last() -> list[Event]:
+            if next(steps[len(batch)]) < 20:
+                return step()
+            if is_refused.is_set():
+                raise ZeroDivisionError
+            time.sleep(0.001)
+            return []  # no text ends before both places were seen taken
+
+        monkeypatch.setattr(batch, "step", step_that_fails_at_last)
         fields = {
             "model": NAME,
             "prompt": "a",
@@ -334,8 +351,7 @@ def test_a_full_queue_refuses_and_a_failed_pass_ends_its_texts_alone(
             next(lines), next(second.iter_lines())
             refused = served.ask(prompt="a")
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
-            broken = served.service.thread._batch
-            monkeypatch.setattr(broken, "step", lambda: 1 / 0)
+            is_refused.set()
             rest = [line for line in lines if line]
         assert "ZeroDivisionError" in rest[-2] and rest[-1] == "data: [DONE]"
         one = decoder_for("vanilla", *demo()).generate(PROMPTS[0], max_new_tokens=9)
