@@ -44,7 +44,7 @@ SLOW = (
     *("simulated_device/test_workers.py", "model/chat/test_chat_process.py"),
     "model/serve/test_command.py",
     *("test_package.py", "test_recipe.py", "test_shell.py"),
-    "model/methods/test_other_packages.py",
+    *("model/methods/test_other_packages.py", "examples"),
 )
 
 
