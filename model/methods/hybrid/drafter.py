@@ -36,6 +36,7 @@ from ...kernels.largest_logits import top_k
 from ...options import STARTS, Options, budget_option, option
 from ..growth.guesses import Guesser
 from ..growth.memory import check_size, check_topk, wrong_tensors
+from ..heads.mtp.guesser import MtpGuesser
 from ..registry import METHODS, drafter_class
 from .candidate_pool import CandidatePool, library_of_pool
 from .row_tables import LONGEST_KEY
@@ -44,8 +45,9 @@ if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
 
 MAX_DEPTH = 24
-# Methods whose heads can be one more source.
+# Methods whose heads can be one more source, and the name of the layers that the model's checkpoint ships itself.
 GUIDES = ("medusa", "eagle", "eagle2", "eagle3")
+SHIPPED = "mtp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,9 @@ class HybridConfig(Options):
     )
     head: str | None = option(
         None,
-        f"trained heads that guess too: FOLDER has those of METHOD ({', '.join(GUIDES)})",
-        metavar="METHOD=FOLDER",
+        f"trained heads that guess too: FOLDER has those of METHOD ({', '.join(GUIDES)}); {SHIPPED}: the "
+        "MTP layers of the model's own checkpoint",
+        metavar=f"METHOD=FOLDER, or {SHIPPED}",
     )
     harvest_prompt: bool | None = option(
         None,
@@ -211,15 +214,17 @@ class HybridDrafter(CostAwareDrafter):
 
 
 def _head_of(words: str, vocab_size: int, device: torch.device) -> Guesser:
-    """Return the drafter of METHOD=FOLDER.
+    """Return the drafter of METHOD=FOLDER, or the guesser of the model's own MTP layers.
 
     Raises:
         ValueError: if the method's heads cannot guess for another, or as that method's drafter.
     """
+    if words == SHIPPED:
+        return MtpGuesser(vocab_size, device)
     method, _, folder = words.partition("=")
     cls = drafter_class(method) if folder and method in METHODS else None
     if cls is None or not issubclass(cls, Guesser):
         raise ValueError(
-            f"head: got {words}; allowed: METHOD=FOLDER, METHOD one of {', '.join(GUIDES)}"
+            f"head: got {words}; allowed: {SHIPPED}, or METHOD=FOLDER, METHOD one of {', '.join(GUIDES)}"
         )
     return cls(cls.config_class(heads=folder), vocab_size, device)
