@@ -174,7 +174,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "--data-dir",
         type=Path,
         default=DATA_DIR,
-        help="folder that receives <bench>/question.jsonl (default: %(default)s)",
+        help="folder that receives NAME/question.jsonl (default: data/ of the checkout)",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace a file that has another sha256"

@@ -1,0 +1,126 @@
+"""Write docs/help.md: what `--help` of every command says.
+
+Run:
+    python -m scripts.help_page            # writes the page
+    python -m scripts.help_page --check    # only says whether it is up to date
+
+Exit code: 0; 1 if the page differs, with --check; 2 if something given cannot be used.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import runpy
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from unittest import mock
+
+from model.commands.command_line import OptionParser, run_command
+from model.commands.files import write_whole
+from model.methods.registry import BUILT_IN
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "help.md"
+WIDTH = 100
+# Commands by what they are for; words after the module are given before --help.
+COMMANDS = {
+    "Use": ("model.chat", "model.serve", "model.build"),
+    "Answer questions": (
+        "evaluation.compare",
+        "evaluation.inference hybrid",
+        "evaluation.endpoint",
+    ),
+    "Read answers": (
+        *("evaluation.speed", "evaluation.leaderboard", "evaluation.plots", "evaluation.equal"),
+        *("evaluation.defects", "evaluation.convert", "evaluation.merge"),
+    ),
+    "Check": ("evaluation.check_rows", "evaluation.sampling_check", "evaluation.compare_states"),
+    "Get data and models": (
+        *("scripts.download_data", "scripts.download_model", "scripts.make_trajectories"),
+        *("scripts.build_datastore", "scripts.build_automaton", "scripts.train_heads"),
+        *("scripts.enlarge", "scripts.export_custom_generate"),
+    ),
+    "Measure": (
+        *("scripts.gpu_check", "scripts.benchmark", "scripts.benchmark.context_cost"),
+        *("scripts.benchmark.pass_parts", "scripts.batch_map"),
+    ),
+    "Study and keep results": (
+        *("scripts.replay", "scripts.replay record", "scripts.replay.search_tree"),
+        *("scripts.studies", "scripts.studies field", "scripts.results", "scripts.results pack"),
+        *("scripts.results unpack", "scripts.results tables"),
+    ),
+    "Make the demo model": ("scripts.demo_model", "scripts.demo_model.answers"),
+    "Maintain the pages": ("scripts.help_page", "scripts.generate_arguments"),
+}
+INFERENCE = "evaluation.inference"
+OWN_OPTIONS = re.compile(r"^options of \S+:\n.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+INTRODUCTION = """\
+# Every command
+
+Options may be written with dashes or underscores. This page is made by `python -m scripts.help_page`.
+"""
+
+
+def help_of(command: str) -> str:
+    """Return what a command's `--help` says, without the line of usage, which repeats the options."""
+    module, *words = command.split()
+    said = io.StringIO()
+    argv, width = [module, *words, "--help"], {"COLUMNS": str(WIDTH + 2)}
+    with (
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.dict(os.environ, width),
+        redirect_stdout(said),
+        warnings.catch_warnings(),
+    ):
+        # A module that another one has imported is run again, which is meant here.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as end:
+            assert end.code in (0, None), command
+    return said.getvalue().partition("\n\n")[2].rstrip()
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [INTRODUCTION]
+    for title, commands in COMMANDS.items():
+        parts.append(f"## {title}\n")
+        for command in commands:
+            parts.append(f"### `python -m {command}`\n\n```text\n{help_of(command)}\n```\n")
+            if command.startswith(f"{INFERENCE} "):
+                parts += _of_methods()
+    return "\n".join(parts)
+
+
+def _of_methods() -> list[str]:
+    """Return the options of each method's inference command that are its own."""
+    parts = [f"The other methods, `python -m {INFERENCE} NAME`, have these options of their own:\n"]
+    for name in BUILT_IN:
+        own = OWN_OPTIONS.search(help_of(f"{INFERENCE} {name}"))
+        parts.append(f"#### {name}\n\n" + (f"```text\n{own[0]}\n```\n" if own else "None.\n"))
+    return parts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check the page."""
+    parser = OptionParser(prog="python -m scripts.help_page", description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if the page differs"
+    )
+    args = parser.parse_args(argv)
+    text = page()
+    if args.check:
+        is_same = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
+        print("up to date" if is_same else "differs: run python -m scripts.help_page")
+        return int(not is_same)
+    write_whole(str(PAGE), text)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
