@@ -1,4 +1,4 @@
-"""README's recipe for a new method, followed word for word in a copy of the checkout, passes every check.
+"""The recipe of docs/adding-a-method.md, followed word for word in a copy of the checkout, passes every check.
 
 Run: pytest tests/test_recipe.py
 """
@@ -35,7 +35,7 @@ def run(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout in which README's recipe has been followed."""
+    """A copy of the checkout in which the recipe has been followed."""
     folder = tmp_path_factory.mktemp("recipe")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
@@ -51,9 +51,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def follow_recipe(folder: Path) -> None:
-    """Write the files of README's blocks, and the line of the registry as the last of its table."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.partition("## Adding a method\n")[2].partition("\n## ")[0]
+    """Write the files of the page's blocks, and the line of the registry as the last of its table."""
+    page = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+    section = page.partition("## In this repository\n")[2].partition("\n## ")[0]
     blocks = BLOCK.findall(section)
     assert len(blocks) == section.count("```python"), "each block names its file in its first line"
     assert "model/methods/registry.py" in {name for name, *_ in blocks}

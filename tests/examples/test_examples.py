@@ -60,7 +60,7 @@ def test_every_example_is_listed_and_tested() -> None:
     tested, listed = Path(__file__).read_text(), (EXAMPLES / "README.md").read_text()
     for file in EXAMPLES.iterdir():
         if file.name != "README.md" and not file.name.startswith(("_", ".")):
-            assert f"({file.name})" in listed and f'"{file.name}"' in tested, file.name
+            assert f"({file.name}" in listed and f'"{file.name}"' in tested, file.name
 
 
 def test_token_recycling_from_scratch_equals_generate(capsys: pytest.CaptureFixture[str]) -> None:

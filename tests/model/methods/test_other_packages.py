@@ -1,4 +1,4 @@
-"""A method of another package takes part in the laws, the commands and the library, as README says.
+"""A method of another package takes part in laws, commands and library, as docs/adding-a-method.md says.
 
 Run: pytest tests/model/methods/test_other_packages.py
 """
@@ -22,6 +22,7 @@ from model.methods import registry
 from model.methods.registry import METHODS, find_method
 
 ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "adding-a-method.md"
 DEMO = ROOT / "data" / "demo" / "model"
 CLASS = "echo_method.drafter:EchoDrafter"
 LAWS = (
@@ -40,13 +41,13 @@ for method in ("echo", "{CLASS}"):
 
 
 def install(folder: Path, entry_points: str) -> Path:
-    """Install README's drafter as the package `echo-method`; return the folder."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Install the page's drafter as the package `echo-method`; return the folder."""
+    page = PAGE.read_text(encoding="utf-8")
     package, info = folder / "echo_method", folder / "echo_method-1.0.dist-info"
     for path in (package, info):
         path.mkdir(parents=True)
     for name in ("__init__.py", "drafter.py"):
-        found = re.search(rf"# model/methods/echo/{name}\n(.*?)^```$", readme, re.M | re.S)
+        found = re.search(rf"# model/methods/echo/{name}\n(.*?)^```$", page, re.M | re.S)
         assert found
         text = found[1].replace("from ...", "from token_recycling.")
         (package / name).write_text(text, encoding="utf-8")
@@ -57,8 +58,8 @@ def install(folder: Path, entry_points: str) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(r'^\[project\.entry-points\."(.*?)"\]\n(\w+) = "(.*?)"$', readme, re.M)
+    page = PAGE.read_text(encoding="utf-8")
+    found = re.search(r'^\[project\.entry-points\."(.*?)"\]\n(\w+) = "(.*?)"$', page, re.M)
     assert found and found[3] == CLASS
     return install(tmp_path_factory.mktemp("site"), f"[{found[1]}]\n{found[2]} = {found[3]}\n")
 
