@@ -37,8 +37,9 @@ MARKED = re.compile(r"(<!-- table: (\w+) of ([^>]+?) -->\n).*?(<!-- end of table
 
 
 def pages() -> list[Path]:
-    """Return the pages that may have tables of results."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Return the pages that may have tables of results; what --help says, marks included, has none."""
+    docs = ROOT / "docs"
+    return [ROOT / "README.md", *sorted({*docs.rglob("*.md")} - {docs / "help.md"})]
 
 
 def with_tables(text: str, folder: Path) -> str:
