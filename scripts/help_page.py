@@ -26,12 +26,14 @@ from model.methods.registry import BUILT_IN
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "help.md"
 WIDTH = 100
+# One method has all options of an inference command on the page, the others their own.
+INFERENCE, SHOWN = "evaluation.inference", "hybrid"
 # Commands by what they are for; words after the module are given before --help.
 COMMANDS = {
     "Use": ("model.chat", "model.serve", "model.build"),
     "Answer questions": (
         "evaluation.compare",
-        "evaluation.inference hybrid",
+        f"{INFERENCE} {SHOWN}",
         "evaluation.endpoint",
     ),
     "Read answers": (
@@ -56,7 +58,6 @@ COMMANDS = {
     "Make the demo model": ("scripts.demo_model", "scripts.demo_model.answers"),
     "Maintain the pages": ("scripts.help_page", "scripts.generate_arguments"),
 }
-INFERENCE = "evaluation.inference"
 OWN_OPTIONS = re.compile(r"^options of \S+:\n.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 INTRODUCTION = """\
 # Every command
@@ -100,7 +101,7 @@ def page() -> str:
 def _of_methods() -> list[str]:
     """Return the options of each method's inference command that are its own."""
     parts = [f"The other methods, `python -m {INFERENCE} NAME`, have these options of their own:\n"]
-    for name in BUILT_IN:
+    for name in [name for name in BUILT_IN if name != SHOWN]:
         own = OWN_OPTIONS.search(help_of(f"{INFERENCE} {name}"))
         parts.append(f"#### {name}\n\n" + (f"```text\n{own[0]}\n```\n" if own else "None.\n"))
     return parts
