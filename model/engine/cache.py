@@ -58,15 +58,25 @@ class TreeCacheLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append rows [1, H, n, D] and return views of all rows in use."""
-        end = self.length + key_states.shape[-2]
+        begin = self.claim(key_states.shape[-2])
+        end = self.length
+        self.keys[:, :, begin:end] = key_states
+        self.values[:, :, begin:end] = value_states
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def claim(self, num_rows: int) -> int:
+        """Count more rows as in use, which the caller writes; return how many were in use.
+
+        Raises:
+            ValueError: if there is no room for them.
+        """
+        begin, end = self.length, self.length + num_rows
         if end > self.keys.shape[-2]:
             raise ValueError(
                 f"KV cache is full: {end} rows asked for, capacity {self.keys.shape[-2]}"
             )
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
         self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return begin
 
     def update_indexer(self, index_states: torch.Tensor) -> torch.Tensor:
         """Append rows [1, n, D] of index keys and return a view of all rows in use."""
@@ -203,6 +213,11 @@ class TreeCache(Cache):
             layer = self._writing_layers[0]
         sizes: tuple[int, int] = layer.get_mask_sizes(query)
         return sizes
+
+    def plain_layer(self, layer_idx: int) -> TreeCacheLayer | None:
+        """Return a layer whose rows may be written without `update`; None for layers of other kinds."""
+        layer = self.layers[layer_idx]
+        return layer if type(layer) is TreeCacheLayer else None
 
     def keep(self, base: int, rows: Sequence[int]) -> None:
         """Keep the first `base` rows and, after them, the rows `base + rows[i]`; forget the others.

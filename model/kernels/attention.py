@@ -104,18 +104,31 @@ def few_queries_attention(
     head or cover more than a draft, dropout, special arguments.
     """
     num_queries, num_keys = query.shape[2], key.shape[2]
-    shape = (1, 1, num_queries, num_keys)
     is_causal = attention_mask is None and num_queries > 1
-    if attention_mask is not None:
-        is_known = num_queries <= MOST_WITH_MASK and attention_mask.shape == shape
+    if is_causal:
+        is_known = num_queries == num_keys and _is_decoder(module, kwargs)
     else:
-        is_known = not is_causal or (num_queries == num_keys and _is_decoder(module, kwargs))
+        is_known = is_for_draft(attention_mask, num_queries, num_keys)
     if not is_known or dropout or key.dtype != query.dtype or is_special(kwargs):
         return grouped_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return few_rows.attend(query, key, value, attention_mask, scale, is_causal), None
+
+
+def is_for_draft(mask: torch.Tensor | None, num_queries: int, num_keys: int) -> bool:
+    """Whether the kernel attends with a mask: that of a draft; or without one from a single query."""
+    if mask is None:
+        return num_queries == 1
+    return num_queries <= MOST_WITH_MASK and mask.shape == (1, 1, num_queries, num_keys)
+
+
+def additive(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask, boolean (True: seen) or additive, as additive float32."""
+    if mask.dtype != torch.bool:
+        return mask.float()
+    return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
 
 
 def _is_decoder(module: torch.nn.Module, options: dict[str, Any]) -> bool:

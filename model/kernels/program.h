@@ -26,17 +26,19 @@ class Program : public torch::CustomClassHolder {
   void value(int64_t index, bool is_last) { add({is_last ? Kind::LAST : Kind::VALUE, {}, index}); }
   // An argument that is a whole number in proportion to the rows of a run.
   void rows(int64_t factor, int64_t more) { add({Kind::ROWS, {}, factor, more}); }
+  // An argument that is the number of cached rows of a run.
+  void length() { add({Kind::LENGTH, {}}); }
   // An argument that is a list of the next `size` arguments: tensors, or whole numbers.
   void list(int64_t size, bool is_tensors) { add({is_tensors ? Kind::TENSORS : Kind::NUMBERS, {}, size}); }
   // A value that a run returns.
   void result(int64_t index) { results_.push_back(index); }
 
-  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, int64_t num_rows) const {
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, int64_t num_rows, int64_t length) const {
     std::vector<c10::IValue> values(std::make_move_iterator(inputs.begin()), std::make_move_iterator(inputs.end()));
     torch::jit::Stack stack;
     for (const Operation& operation : operations_) {
       stack.clear();
-      for (size_t i = 0; i < operation.arguments.size();) stack.push_back(argument(operation, i, values, num_rows));
+      for (size_t i = 0; i < operation.arguments.size();) stack.push_back(argument(operation, i, values, num_rows, length));
       operation.handle.callBoxed(stack);
       for (c10::IValue& result : stack) {
         if (result.isTensorList()) {
@@ -52,7 +54,7 @@ class Program : public torch::CustomClassHolder {
   }
 
  private:
-  enum class Kind { CONSTANT, VALUE, LAST, ROWS, TENSORS, NUMBERS };
+  enum class Kind { CONSTANT, VALUE, LAST, ROWS, LENGTH, TENSORS, NUMBERS };
   struct Argument {
     Kind kind;
     c10::IValue constant;
@@ -67,7 +69,7 @@ class Program : public torch::CustomClassHolder {
 
   // The argument at place i, which moves on to the next one.
   static c10::IValue argument(
-      const Operation& operation, size_t& i, std::vector<c10::IValue>& values, int64_t num_rows) {
+      const Operation& operation, size_t& i, std::vector<c10::IValue>& values, int64_t num_rows, int64_t length) {
     const Argument& found = operation.arguments[i++];
     switch (found.kind) {
       case Kind::CONSTANT:
@@ -78,14 +80,16 @@ class Program : public torch::CustomClassHolder {
         return std::move(values[found.index]);
       case Kind::ROWS:
         return found.index * num_rows + found.more;
+      case Kind::LENGTH:
+        return length;
       case Kind::TENSORS: {
         c10::List<at::Tensor> list;
-        for (int64_t k = 0; k < found.index; ++k) list.push_back(argument(operation, i, values, num_rows).toTensor());
+        for (int64_t k = 0; k < found.index; ++k) list.push_back(argument(operation, i, values, num_rows, length).toTensor());
         return list;
       }
       default: {
         c10::List<int64_t> list;
-        for (int64_t k = 0; k < found.index; ++k) list.push_back(argument(operation, i, values, num_rows).toInt());
+        for (int64_t k = 0; k < found.index; ++k) list.push_back(argument(operation, i, values, num_rows, length).toInt());
         return list;
       }
     }

@@ -1,4 +1,5 @@
-// Small operations of a layer, each in one call: norms, and the rotation of queries and keys by their positions.
+// Small operations of a layer, each in one call: norms, gates, and the rotation of queries and keys by their
+// positions.
 //
 // A row's numbers are computed in float32 and rounded once. Sums run in one order, so no other row changes its bits.
 //
@@ -6,6 +7,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -69,6 +71,37 @@ inline at::Tensor norm(const at::Tensor& rows, const std::optional<at::Tensor>& 
     at::parallel_for(0, n, std::max<int64_t>(1, GRAIN / size), [&](int64_t begin, int64_t end) {
       std::vector<float> wide(size);
       for (int64_t r = begin; r < end; ++r) norm_row(x + r * size, w, y + r * size, wide.data(), size, epsilon, kind);
+    });
+  });
+  return outputs;
+}
+
+// silu(gate) times rows, of one shape and dtype.
+inline at::Tensor gated(const at::Tensor& gate, const at::Tensor& rows) {
+  TORCH_CHECK(
+      gate.scalar_type() == rows.scalar_type() && gate.sizes() == rows.sizes(), "gated: got ", gate.dtype(), gate.sizes(),
+      " and ", rows.dtype(), rows.sizes(), "; allowed: two of one shape and dtype");
+  const at::Tensor gates = gate.contiguous(), inputs = rows.contiguous();
+  at::Tensor outputs = at::empty_like(inputs);
+  for_dtype(rows.scalar_type(), "gated", [&](auto number) {
+    using T = decltype(number);
+    const T *g = gates.const_data_ptr<T>(), *x = inputs.const_data_ptr<T>();
+    T* y = outputs.mutable_data_ptr<T>();
+    at::parallel_for(0, inputs.numel(), GRAIN, [&](int64_t begin, int64_t end) {
+      float lanes[Floats::size()];
+      T some_gates[Floats::size()] = {}, some_inputs[Floats::size()] = {};
+      for (int64_t i = begin; i < end; i += Floats::size()) {
+        // The last few numbers too as a vector: a number has the same bits at any place.
+        const int64_t count = std::min<int64_t>(Floats::size(), end - i);
+        const bool is_whole = count == Floats::size();
+        if (!is_whole) {
+          std::copy_n(g + i, count, some_gates);
+          std::copy_n(x + i, count, some_inputs);
+        }
+        const Floats gate = floats_at(is_whole ? g + i : some_gates), input = floats_at(is_whole ? x + i : some_inputs);
+        (gate / (Floats(1.0f) + gate.neg().exp()) * input).store(lanes);
+        for (int64_t k = 0; k < count; ++k) y[i + k] = static_cast<T>(lanes[k]);
+      }
     });
   });
   return outputs;

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -317,6 +318,39 @@ inline at::Tensor attend(
   const at::Tensor allowed = mask ? additive(*mask) : at::Tensor();
   for_dtype(dtype, "attend", [&](auto number) { attend_heads<decltype(number)>(q, k, v, allowed, scale, is_causal, outputs); });
   return outputs;
+}
+
+// Copy rows [1, K, n, D] into a buffer [1, K, M, D] of the same dtype, after its first `length` rows.
+inline void append(const at::Tensor& buffer, const at::Tensor& rows, int64_t length) {
+  const int64_t K = rows.size(1), n = rows.size(2), D = rows.size(3);
+  TORCH_CHECK(
+      buffer.dim() == 4 && buffer.scalar_type() == rows.scalar_type() && buffer.size(1) == K && buffer.size(3) == D &&
+          length + n <= buffer.size(2) && buffer.stride(3) == 1,
+      "append: got rows ", rows.dtype(), rows.sizes(), " for a buffer ", buffer.dtype(), buffer.sizes(), " with ", length,
+      " in use; allowed: rows [1, K, n, D] that fit into [1, K, M, D]");
+  const at::Tensor from = in_rows(rows);
+  const size_t bytes = rows.element_size();
+  for (int64_t head = 0; head < K; ++head) {
+    for (int64_t r = 0; r < n; ++r) {
+      const int64_t source = head * from.stride(1) + r * from.stride(2);
+      const int64_t place = head * buffer.stride(1) + (length + r) * buffer.stride(2);
+      std::memcpy(
+          static_cast<char*>(buffer.mutable_data_ptr()) + place * bytes,
+          static_cast<const char*>(from.const_data_ptr()) + source * bytes, D * bytes);
+    }
+  }
+}
+
+// Append keys [1, K, n, D] and values [1, K, n, E] to the `length` rows of a cache, then attend to all of them; `mask`
+// without numbers: each query sees all.
+inline at::Tensor attend_with_cache(
+    const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& key_buffer,
+    const at::Tensor& value_buffer, const at::Tensor& mask, double scale, int64_t length) {
+  append(key_buffer, keys, length);
+  append(value_buffer, values, length);
+  const int64_t end = length + keys.size(2);
+  const auto allowed = mask.numel() ? std::make_optional(mask) : std::nullopt;
+  return attend(query, key_buffer.narrow(2, 0, end), value_buffer.narrow(2, 0, end), allowed, scale, false);
 }
 
 }  // namespace few_rows

@@ -326,6 +326,10 @@ TORCH_LIBRARY(token_recycling, library) {
   library.def("few_rows_of_layers(Tensor rows, Tensor[] weights) -> Tensor[]");
   library.def("norm(Tensor rows, Tensor? weight, float epsilon, int kind) -> Tensor");
   library.def("rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor");
+  library.def(
+      "attend_with_cache(Tensor query, Tensor keys, Tensor values, Tensor(a!) key_buffer, Tensor(b!) value_buffer, "
+      "Tensor mask, float scale, int length) -> Tensor");
+  library.def("gated(Tensor gate, Tensor rows) -> Tensor");
   library.def("captured_update(Tensor keys, Tensor values) -> (Tensor, Tensor)");
   library.def("captured_attention(Tensor query, Tensor key, Tensor value) -> Tensor");
   library.class_<few_rows::Program>("Program")
@@ -334,6 +338,7 @@ TORCH_LIBRARY(token_recycling, library) {
       .def("constant", &few_rows::Program::constant)
       .def("value", &few_rows::Program::value)
       .def("rows", &few_rows::Program::rows)
+      .def("length", &few_rows::Program::length)
       .def("list", &few_rows::Program::list)
       .def("result", &few_rows::Program::result)
       .def("run", &few_rows::Program::run);
@@ -348,5 +353,7 @@ TORCH_LIBRARY_IMPL(token_recycling, CPU, library) {
   library.impl("norm", few_rows::norm);
   library.impl("rotate", few_rows::rotate);
   library.impl("attend", few_rows::attend);
+  library.impl("attend_with_cache", few_rows::attend_with_cache);
+  library.impl("gated", few_rows::gated);
   library.impl("largest", largest);
 }

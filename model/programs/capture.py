@@ -279,6 +279,11 @@ def rows(factor: int, more: int) -> int:
     raise NotImplementedError
 
 
+def length() -> int:
+    """Stands in a graph for the number of rows that the cache has in use."""
+    raise NotImplementedError
+
+
 def _joined(first: fx.Graph, second: fx.Graph, few: int, many: int) -> fx.Graph:
     """Return the first graph with its numbers of rows as `rows`; both are of the same layer.
 

@@ -1,9 +1,10 @@
 """The decoder layers of a model that run as programs in our passes.
 
 A layer of a small model is some sixty calls of torch, most of which take longer to call than to compute. As a
-program it is two calls around its attention (`capture`, `rewrite`, `program`). Layers of one kind share a
-program. Each layer's program is proved: on the numbers of a plain pass it gives what the layer gives, but for
-rounding. Other layers run as they are.
+program it is one call, which also appends to the cache and attends by our kernel; where a pass attends otherwise,
+it is two calls around its attention (`capture`, `rewrite`, `program`). Layers of one kind share a program. Each
+layer's program is proved: on the numbers of a plain pass it gives what the layer gives, but for rounding. Other
+layers run as they are.
 
 In float32 near-ties are decided with the layers themselves (`reference`), as with other kernels.
 """
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from ..kernels.attention import FEW_QUERIES, additive, is_for_draft
 from ..kernels.linear import is_exact, most_rows
 from ..kernels.norms import FusedNorm, find_norms
 from ..kernels.pass_kernels import PassKernels
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 FEW, MANY = 3, 5
 # Largest difference of a layer's rows, in steps of the dtype at the largest number: sums in another order.
 MOST_STEPS = 64
+NO_MASK = torch.empty(0)
 
 
 class Attending:
@@ -49,7 +52,18 @@ class Attending:
 
     def find(self) -> None:
         """Take the attention that is in use now."""
-        self.attend: Callable[..., Any] = AttentionInterface()[self._config._attn_implementation]
+        name = self._config._attn_implementation
+        self.attend: Callable[..., Any] = AttentionInterface()[name]
+        self.is_kernel = name == FEW_QUERIES
+        self._mask: tuple[torch.Tensor | None, torch.Tensor] = (None, NO_MASK)
+
+    def additive(self, mask: torch.Tensor | None) -> torch.Tensor:
+        """Return a mask as the kernel wants it; all layers of a pass with the same mask share it."""
+        known, found = self._mask
+        if known is not mask:
+            found = NO_MASK if mask is None else additive(mask)
+            self._mask = (mask, found)
+        return found
 
 
 class ProgrammedLayer:
@@ -82,21 +96,40 @@ class ProgrammedLayer:
         self._is_tuple = shape.is_tuple
         self._attention = layer.get_submodule(shape.attended.module)
         self._options = shape.attended.options
-        self._before, self._after = (_BoundPart(layer, shape, part) for part in parts)
+        self._before, self._after = (
+            _BoundPart(layer, shape, part) for part in (parts.before, parts.after)
+        )
+        self._whole = parts.whole and _BoundPart(layer, shape, parts.whole)
 
     def __call__(self, rows: torch.Tensor, *others: Any, **named: Any) -> Any:
         """Return the layer's rows [1, n, D]; calls with other arguments go to the layer."""
         cache = named.get(self.cache)
         if others or cache is None or rows.shape[0] != 1 or not self._is_usual(named):
             return type(self._layer).forward(self._layer, rows, *others, **named)
-        query, keys, values, *carried = self._before([], rows, named)
-        keys, values = cache.update(keys, values, self._index)
-        mask = named.get("attention_mask")
-        attended, _ = self._attending.attend(
-            self._attention, query, keys, values, mask, **self._options
-        )
-        (found,) = self._after([attended, *carried], rows, named)
+        found = self.at_once(cache, rows, named) if self._attending.is_kernel else None
+        if found is None:
+            query, keys, values, *carried = self._before([], rows, named)
+            keys, values = cache.update(keys, values, self._index)
+            mask = named.get("attention_mask")
+            attended, _ = self._attending.attend(
+                self._attention, query, keys, values, mask, **self._options
+            )
+            (found,) = self._after([attended, *carried], rows, named)
         return (found,) if self._is_tuple else found
+
+    def at_once(
+        self, cache: Any, rows: torch.Tensor, named: Mapping[str, Any]
+    ) -> torch.Tensor | None:
+        """Return the layer's rows by one call with the kernel's attention; None if it is not for this call."""
+        of_layer = getattr(cache, "plain_layer", None)
+        layer = of_layer(self._index) if of_layer and self._whole else None
+        mask, num_rows = named.get("attention_mask"), rows.shape[1]
+        if layer is None or not is_for_draft(mask, num_rows, layer.length + num_rows):
+            return None
+        assert self._whole
+        handed = [layer.keys, layer.values, self._attending.additive(mask)]
+        (found,) = self._whole(handed, rows, named, layer.claim(num_rows))
+        return found
 
     def _is_usual(self, named: Mapping[str, Any]) -> bool:
         """Whether a call has the arguments of those that were captured."""
@@ -114,7 +147,11 @@ class _BoundPart:
         self._weights = [_place(layer, shape.weights[index]) for index in part.weights]
 
     def __call__(
-        self, handed: list[torch.Tensor], rows: torch.Tensor, named: Mapping[str, Any]
+        self,
+        handed: list[torch.Tensor],
+        rows: torch.Tensor,
+        named: Mapping[str, Any],
+        length: int = 0,
     ) -> list[torch.Tensor]:
         for name in self._inputs:
             if isinstance(name, tuple):
@@ -123,7 +160,7 @@ class _BoundPart:
                 handed.append(named[name] if name else rows)
         # Read anew: a user may have put other weights in their place.
         handed += [weights[name] for weights, name in self._weights]
-        found: list[torch.Tensor] = self._run(handed, rows.shape[1])
+        found: list[torch.Tensor] = self._run(handed, rows.shape[1], length)
         return found
 
 
@@ -195,7 +232,7 @@ def layer_programs(
     model: PreTrainedModel,
     layers: Sequence[nn.Module],
     run: Callable[[int], Any],
-    cache: Any,
+    new_cache: Callable[[int], Any],
 ) -> LayerPrograms:
     """Return the programs of a model's decoder layers, on the CPU.
 
@@ -203,7 +240,7 @@ def layer_programs(
         model: a causal LM.
         layers: its decoder layers, in order.
         run: runs a plain pass over so many tokens, and returns its cache.
-        cache: an empty one of the model.
+        new_cache: returns an empty cache of passes, for so many tokens.
     """
     few, many = (_watched(layers, run, num_tokens) for num_tokens in (FEW, MANY))
     norms = find_norms(model, model.dtype, "cpu")
@@ -212,6 +249,7 @@ def layer_programs(
     found: dict[nn.Module, ProgrammedLayer] = {}
     reasons: list[str] = []
     attending = Attending(config)
+    cache = new_cache(MANY)
     for index, layer in enumerate(layers):
         key = _kind(layer)
         try:
@@ -314,11 +352,17 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, str]]:
 def _prove(
     programmed: ProgrammedLayer, call: LayerCall, expected: torch.Tensor, cache: Any
 ) -> None:
-    """Raise NoProgramError if a program does not give what its layer gave."""
+    """Raise NoProgramError if a program does not give what its layer gave, in two calls or in one."""
     named = {**call.named, programmed.cache: cache}
-    found = programmed(call.rows, **named)
-    found = found[0] if isinstance(found, tuple) else found
+    in_two = programmed(call.rows, **named)
+    cache.set_length(0)
+    if named.get("attention_mask") is None:
+        num_rows = call.rows.shape[1]
+        named["attention_mask"] = torch.ones(1, 1, num_rows, num_rows, dtype=torch.bool).tril()
+    at_once = programmed.at_once(cache, call.rows, named)
+    cache.set_length(0)
     largest = float(expected.abs().max())
-    difference = float((found - expected).abs().max())
-    if not difference <= MOST_STEPS * torch.finfo(expected.dtype).eps * largest:
-        raise NoProgramError(f"a program that differs from its layer by {difference:.1e}")
+    for found in (in_two[0] if isinstance(in_two, tuple) else in_two, at_once):
+        difference = 0.0 if found is None else float((found - expected).abs().max())
+        if not difference <= MOST_STEPS * torch.finfo(expected.dtype).eps * largest:
+            raise NoProgramError(f"a program that differs from its layer by {difference:.1e}")

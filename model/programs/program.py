@@ -1,4 +1,4 @@
-"""A layer's graph as programs for the library of `model.kernels`: before its attention, and after it."""
+"""A layer's graph as programs for the library of `model.kernels`: whole, and in two parts around its attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from .capture import Captured, NoProgramError, rows
+from ..kernels.registered import is_special
+from .capture import Captured, NoProgramError, length, rows
+from .rewrite import HANDED, with_cache
 
 ours = torch.ops.token_recycling
 
@@ -33,10 +35,12 @@ class Programs(NamedTuple):
     Attributes:
         before: nothing is handed to it -> query, new keys, new values, and what `after` needs.
         after: attended values, and what it needs -> the layer's rows.
+        whole: buffers of keys and values, and the mask -> the layer's rows; None if it attends in an unusual way.
     """
 
     before: Part
     after: Part
+    whole: Part | None
 
 
 def programs(layer: Captured) -> Programs:
@@ -51,7 +55,7 @@ def programs(layer: Captured) -> Programs:
     (attend,) = (node for node in nodes if node.target is ours.captured_attention.default)
     given = [node for node in nodes if node.op == "placeholder"]
     query, keys, values = attend.args
-    if [_part(one, update) for one in (keys, values)] != [0, 1]:
+    if [_place_in(one, update) for one in (keys, values)] != [0, 1]:
         raise NoProgramError("a layer that attends to other keys than those it caches")
     border = nodes.index(attend)
     skipped = {output, update, attend, keys, values, *given}
@@ -62,22 +66,53 @@ def programs(layer: Captured) -> Programs:
         raise NoProgramError("a layer that uses its cached keys after its attention")
     carried = [node for node in before if node in used_after and node.target is not rows]
 
-    def part(handed: Sequence[Any], nodes: Sequence[Any], results: Sequence[Any]) -> Part:
-        used = {one for node in nodes for one in node.all_input_nodes} | set(results)
-        read = [index for index, node in enumerate(given) if node in used]
-        program = _program([*handed, *(given[index] for index in read)], nodes, results)
-        num_inputs = len(layer.inputs)
-        inputs = [index for index in read if index < num_inputs]
-        return Part(program, inputs, [i - num_inputs for i in read if i >= num_inputs])
-
     constants = [node for node in before if node.target is rows]
+    num_inputs = len(layer.inputs)
     return Programs(
-        part([], before, [query, *update.args, *carried]),
-        part([attend, *carried], [*constants, *after], output.all_input_nodes),
+        _part([], before, [query, *update.args, *carried], given, num_inputs),
+        _part([attend, *carried], [*constants, *after], output.all_input_nodes, given, num_inputs),
+        _whole(layer, [query, *update.args]),
     )
 
 
-def _part(node: Any, of: Any) -> int | None:
+def _whole(layer: Captured, attending: Sequence[Any]) -> Part | None:
+    """Return a layer as one program, which attends by the kernel to these queries, keys and values, and those of a
+    cache; None if the kernel cannot.
+    """
+    query, keys, values = (node.meta["val"] for node in attending)
+    options = layer.attended.options
+    is_usual = query.dtype == keys.dtype == values.dtype and keys.shape[1] == values.shape[1]
+    if (
+        not is_usual
+        or query.shape[1] % keys.shape[1]
+        or options.get("dropout")
+        or is_special(options)
+    ):
+        return None
+    graph = with_cache(layer.graph, options.get("scaling") or query.shape[-1] ** -0.5)
+    nodes: list[Any] = list(graph.nodes)
+    given = [node for node in nodes if node.op == "placeholder"]
+    handed, given = given[: len(HANDED)], given[len(HANDED) :]
+    computed = [node for node in nodes if node.op == "call_function"]
+    return _part(handed, computed, nodes[-1].all_input_nodes, given, len(layer.inputs))
+
+
+def _part(
+    handed: Sequence[Any],
+    nodes: Sequence[Any],
+    results: Sequence[Any],
+    given: Sequence[Any],
+    num_inputs: int,
+) -> Part:
+    """Return a part that computes some nodes; of what is `given` the first are inputs, the others weights."""
+    used = {one for node in nodes for one in node.all_input_nodes} | set(results)
+    read = [index for index, node in enumerate(given) if node in used]
+    program = _program([*handed, *(given[index] for index in read)], nodes, results)
+    inputs = [index for index in read if index < num_inputs]
+    return Part(program, inputs, [i - num_inputs for i in read if i >= num_inputs])
+
+
+def _place_in(node: Any, of: Any) -> int | None:
     """Return which of a node's results another is; None if it is none."""
     is_part = node.target is operator.getitem and node.args[0] is of
     return node.args[1] if is_part else None
@@ -88,7 +123,7 @@ def _program(inputs: Sequence[Any], nodes: Sequence[Any], results: Sequence[Any]
     count = len(inputs)
     operations: list[tuple[Any, list[_Argument]]] = []
     for node in nodes:
-        if node.target is rows:
+        if node.target in (rows, length):
             continue
         if node.target is operator.getitem:
             places[node] = places[node.args[0]] + node.args[1]
@@ -102,17 +137,18 @@ def _program(inputs: Sequence[Any], nodes: Sequence[Any], results: Sequence[Any]
     kept = {places[result] for result in results}
     program = torch.classes.token_recycling.Program()
     last = {
-        argument.value: (number, place)
+        argument.values[0]: (number, place)
         for number, (_, found) in enumerate(operations)
         for place, argument in enumerate(found)
         if argument.kind == "value"
     }
     for number, (schema, found) in enumerate(operations):
         program.operation(schema.name, schema.overload_name)
-        for place, (kind, value, more) in enumerate(found):
+        for place, (kind, values) in enumerate(found):
             if kind == "value":
-                more = last[value] == (number, place) and value not in kept
-            getattr(program, kind)(*((value,) if more is None else (value, more)))
+                (value,) = values
+                values = (value, last[value] == (number, place) and value not in kept)
+            getattr(program, kind)(*values)
     for result in results:
         program.result(places[result])
     return program
@@ -122,8 +158,7 @@ class _Argument(NamedTuple):
     """A call of the library's `Program`: its method, and what it is given."""
 
     kind: str
-    value: Any
-    more: Any = None
+    values: tuple[Any, ...]
 
 
 def _arguments(node: Any, places: Mapping[Any, int]) -> Iterator[_Argument]:
@@ -144,12 +179,14 @@ def _arguments(node: Any, places: Mapping[Any, int]) -> Iterator[_Argument]:
 def _argument(value: Any, places: Mapping[Any, int]) -> Iterator[_Argument]:
     if isinstance(value, list | tuple):
         is_tensors = any(isinstance(one, fx.Node) and one.target is not rows for one in value)
-        yield _Argument("list", len(value), is_tensors)
+        yield _Argument("list", (len(value), is_tensors))
         for one in value:
             yield from _argument(one, places)
     elif not isinstance(value, fx.Node):
-        yield _Argument("constant", value)
+        yield _Argument("constant", (value,))
     elif value.target is rows:
-        yield _Argument("rows", *value.args)
+        yield _Argument("rows", value.args)
+    elif value.target is length:
+        yield _Argument("length", ())
     else:
-        yield _Argument("value", places[value], False)
+        yield _Argument("value", (places[value],))

@@ -11,9 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from .capture import length
+
 aten, ours = torch.ops.aten, torch.ops.token_recycling
 # The last index of a slice to the end.
 END = 2**63 - 1
+# What a layer that attends to a cache is handed beside its own inputs.
+HANDED = ("key_buffer", "value_buffer", "mask")
 
 
 def rewrite(graph: fx.Graph) -> None:
@@ -21,6 +25,7 @@ def rewrite(graph: fx.Graph) -> None:
     _drop_casts(graph)
     _use_few_rows(graph)
     _use_rotate(graph)
+    _use_gated(graph)
     graph.eliminate_dead_code()
 
 
@@ -70,6 +75,48 @@ def _use_rotate(graph: fx.Graph) -> None:
                 rotated = graph.call_function(ours.rotate.default, found)
             rotated.meta = node.meta
             node.replace_all_uses_with(rotated)
+
+
+def _use_gated(graph: fx.Graph) -> None:
+    """Use one operation for silu(gate) times rows."""
+    for node in _nodes(graph, aten.mul.Tensor):
+        gate, others = node.args
+        if (
+            not all(isinstance(one, fx.Node) for one in node.args)
+            or gate.target is not aten.silu.default
+        ):
+            continue
+        shapes = {(one.meta["val"].shape, one.meta["val"].dtype) for one in (gate, others)}
+        if len(shapes) == 1:
+            with graph.inserting_before(node):
+                found = graph.call_function(ours.gated.default, (gate.args[0], others))
+            found.meta = node.meta
+            node.replace_all_uses_with(found)
+
+
+def with_cache(graph: fx.Graph, scale: float) -> fx.Graph:
+    """Return a graph that also appends its keys and values to a cache and attends, in one operation.
+
+    Args:
+        graph: of a layer, with the marks `captured_update` and `captured_attention`.
+        scale: of the scores.
+
+    Returns:
+        A copy whose first inputs are the buffers of keys and values, and the mask.
+    """
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    (update,) = _nodes(copied, ours.captured_update.default)
+    (attend,) = _nodes(copied, ours.captured_attention.default)
+    with copied.inserting_before(next(iter(copied.nodes))):
+        handed = [copied.placeholder(name) for name in HANDED]
+    with copied.inserting_before(attend):
+        arguments = (attend.args[0], *update.args, *handed, scale, copied.call_function(length))
+        found = copied.call_function(ours.attend_with_cache.default, arguments)
+    found.meta = attend.meta
+    attend.replace_all_uses_with(found)
+    copied.eliminate_dead_code()
+    return copied
 
 
 def _rotated(node: Any) -> tuple[Any, Any, Any] | None:

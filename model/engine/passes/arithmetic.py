@@ -23,7 +23,7 @@ from ...kernels.sdpa import without_cudnn
 from ...machine.huge_pages import use_huge_pages
 from ...programs.layers import LayerPrograms, layer_programs
 from ..own_code import OwnCode
-from ..support import UnsupportedModelError, new_cache
+from ..support import UnsupportedModelError
 from .hidden import layers_of
 from .layer_shape import BufferShape, LayerShape
 
@@ -79,6 +79,10 @@ class PassArithmetic:
         """Run a pass of the model itself over so many tokens; return its cache."""
         raise NotImplementedError
 
+    def new_cache(self, capacity: int) -> Any:
+        """Return an empty cache of passes."""
+        raise NotImplementedError
+
     @property
     def lock(self) -> Any:
         """Serialises our passes of this model, and what looks at its modules or exchanges their functions.
@@ -113,7 +117,7 @@ class PassArithmetic:
             _, layers = layers_of(self.model, self.config.num_hidden_layers)
         except UnsupportedModelError:
             return LayerPrograms({}, self.dtype)
-        return layer_programs(self.model, [*layers], self.plain_pass, new_cache(self.model))
+        return layer_programs(self.model, [*layers], self.plain_pass, self.new_cache)
 
     @FoundOnce
     def linear_kernels_outside(self) -> LinearKernels:

@@ -60,11 +60,41 @@ def test_layers_that_share_their_inputs_have_the_same_bits_as_alone(
         assert torch.equal(found, ours.few_rows(rows, weight, None))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates(dtype: torch.dtype) -> None:
+    gate, rows = (3 * torch.randn(1, 3, 41).to(dtype) for _ in range(2))
+    found = ours.gated(gate, rows)
+    assert_within_rounding(found, torch.nn.functional.silu(gate.double()) * rows.double())
+    assert torch.equal(ours.gated(gate[:, 1:2], rows[:, 1:2]), found[:, 1:2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_appends_to_a_cache(dtype: torch.dtype) -> None:
+    query = torch.randn(1, 4, 3, 8).to(dtype)
+    buffers = [torch.randn(1, 2, 12, size).to(dtype) for size in (8, 6)]
+    new = [torch.randn(1, 3, 2, size).to(dtype).transpose(1, 2) for size in (8, 6)]
+    mask = torch.zeros(1, 1, 3, 8)
+    mask[..., 5:] = torch.full((3, 3), -torch.inf).triu(1)
+    expected = [buffer.clone() for buffer in buffers]
+    for buffer, rows in zip(expected, new, strict=True):
+        buffer[:, :, 5:8] = rows
+    in_use = [buffer[:, :, :8] for buffer in expected]
+    for given, allowed in ((mask, mask), (torch.empty(0), None)):
+        found = ours.attend_with_cache(query, *new, *buffers, given, 0.3, 5)
+        assert torch.equal(found, ours.attend(query, *in_use, allowed, 0.3))
+    for buffer, one in zip(buffers, expected, strict=True):
+        assert torch.equal(buffer, one)
+
+
 def test_wrong_shapes_are_refused() -> None:
     for call in (
         lambda: ours.norm(torch.ones(2, 4), torch.ones(3), 1e-5, 0),
         lambda: ours.rotate(torch.ones(1, 2, 3, 5), torch.ones(1, 3, 5), torch.ones(1, 3, 5)),
         lambda: ours.few_rows_of_layers(torch.ones(2, 4), [torch.ones(3, 5)]),
+        lambda: ours.gated(torch.ones(2, 4), torch.ones(2, 5)),
+        lambda: ours.attend_with_cache(
+            *[torch.ones(1, 1, 2, 4)] * 3, *[torch.ones(1, 1, 6, 4)] * 2, torch.empty(0), 1.0, 5
+        ),
     ):
         with pytest.raises(RuntimeError, match=r"got .*allowed"):
             call()
@@ -86,10 +116,15 @@ def test_a_program_runs_its_operations_in_order() -> None:
     program.value(3, False)
     program.value(3, True)
     program.constant(0)
-    program.result(4)
+    program.operation("aten::narrow", "")
+    program.value(4, True)
+    program.constant(1)
+    program.length()
+    program.constant(3)
+    program.result(5)
     layer = nn.Linear(4, 6, bias=False)
     rows = torch.randn(5, 4)
     with torch.inference_mode():
-        (found,) = program.run([rows, layer.weight], 2)
+        (found,) = program.run([rows, layer.weight], 2, 1)
         expected = layer(rows).view(5, -1)
-    assert torch.equal(found, torch.cat((expected, expected)))
+    assert torch.equal(found, torch.cat((expected, expected))[:, 1:4])

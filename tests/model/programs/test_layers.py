@@ -19,6 +19,8 @@ from model.engine.tree import DraftTree
 from model.kernels import attention, linear
 from model.kernels.short_pass import short_pass_kernel
 from model.programs import layers as module
+from model.programs import program
+from model.programs.rewrite import with_cache
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.families.test_families import NUM_NEW, batch_tokens
 
@@ -164,6 +166,30 @@ def test_a_program_that_differs_from_its_layer_is_not_used(
     with caplog.at_level(logging.INFO, logger=module.logger.name):
         assert not target.programs
     assert "a program that differs from its layer by" in caplog.text
+
+
+def test_attention_that_differs_in_one_call_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        program, "with_cache", lambda graph, scale: with_cache(graph, scale=2 * scale)
+    )
+    assert not target_of(LLAMA).programs
+
+
+@torch.inference_mode()
+def test_a_draft_is_one_call_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, is_one_call = module.ProgrammedLayer.at_once, list[bool]()
+
+    def watched(*arguments: object) -> torch.Tensor | None:
+        found = at_once(*arguments)
+        is_one_call.append(found is not None)
+        return found
+
+    target = target_of(LLAMA)
+    assert target.programs
+    monkeypatch.setattr(module.ProgrammedLayer, "at_once", watched)
+    for num_rows in (1, 7):
+        logits_of(target, num_rows)
+        assert all(is_one_call[-2:])  # of the draft, in two layers; prompts attend without a mask
 
 
 def test_layers_of_other_code_have_no_program() -> None:
