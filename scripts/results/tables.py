@@ -45,7 +45,8 @@ def summary(packs: Sequence[Path]) -> str:
         ]
         for name in names
     ]
-    return "\n".join((*_captions(groups), "", markdown_table(header, body)))
+    captions = (f"- {line}" for line in _captions(groups))
+    return "\n".join((*captions, "", markdown_table(header, body)))
 
 
 def tasks(packs: Sequence[Path]) -> str:
@@ -106,7 +107,7 @@ def nodes(packs: Sequence[Path]) -> str:
             [name, *(by_size.get(size, "-") for size in sizes)] for name, by_size in cells.items()
         ]
         header = ["method", *(f"{size} nodes" for size in sizes)]
-        parts += [f"{_column(group)}. {line}" for line in _captions([group])]
+        parts += [f"- {_column(group)}. {line}" for line in _captions([group])]
         parts += ["", markdown_table(header, body), ""]
     return "\n".join(parts).rstrip("\n")
 
@@ -188,8 +189,8 @@ def _captions(groups: Sequence[Group]) -> list[str]:
     for conditions, of_them in alike.items():
         floors = [group.floor_interval("exact_speedup") for group in of_them]
         known = ", ".join(bounds_text(floor) for floor in floors if floor.is_known)
-        differ = f" Two runs of vanilla differ by {known}." if known else ""
-        lines.append(f"{conditions}.{differ}")
+        noise = f" Noise (one run of vanilla over another): {known}." if known else ""
+        lines.append(f"{conditions}.{noise}")
     return [*lines, *(f"**{alarm}.**" for alarm in alarms(groups))]
 
 
@@ -206,7 +207,7 @@ def _conditions(group: Group) -> str:
     )
     return (
         f"{counts:.0f} questions of {facts['bench']}{runs}, at most {facts['max_new_tokens']} new tokens, "
-        f"{facts['device']}, commit {facts['commit']}; answers other than vanilla's: {differing or 'none'}"
+        f"{facts['device']}, commit {facts['commit']}. Answers that differ from vanilla's: {differing or 'none'}"
     )
 
 

@@ -135,7 +135,7 @@ def test_a_summary_has_a_column_for_each_comparison(tmp_path: Path) -> None:
     ]
     assert re.search(r"\| +1\d\.\d tokens/s, 1\.50x \[1\.50, 1\.50\], MAT 2\.00 \| +- \|", rows[0])
     assert "8 questions of spec_bench, at most 16 new tokens, cpu (x)" in text
-    assert "answers other than vanilla's: none" in text
+    assert "Answers that differ from vanilla's: none" in text
 
 
 @pytest.mark.parametrize("kind", ["tasks", "report"])
