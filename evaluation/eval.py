@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from evaluation.answers.log import AnswerLog
-from evaluation.answers.provenance import git_commit, versions
+from evaluation.answers.provenance import git_commit
 from evaluation.answers.row import AnswerRow, Turn
 from evaluation.inference.loop import Finished, answer_questions, record
 from evaluation.inference.question import Answerer
 from evaluation.questions.conversation import check_system, choose_conversation
 from evaluation.questions.questions import load_questions
 from model.commands.files import file_hash, write_whole
+from model.machine.packages import versions
 
 __all__ = (
     "Answerer",

@@ -1,32 +1,15 @@
-"""Where figures come from: versions, device and commit, for the sidecar of every answer file."""
+"""Where figures come from: weights and commit, for the sidecar of every answer file."""
 
 from __future__ import annotations
 
 import hashlib
-import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from model.commands.command_line import UserError
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
-PACKAGES = ("transformers", "tokenizers", "fschat", "numpy", "safetensors")
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that shape a result."""
-    # The package's metadata may lack the build's suffix, such as +cu128.
-    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
 
 
 def model_fingerprint(model_path: str, hf_config: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation.answers.log import AnswerLog
-from evaluation.answers.provenance import git_commit, model_fingerprint, versions
+from evaluation.answers.provenance import git_commit, model_fingerprint
 from evaluation.answers.record import RunRecord, recorded_options, sidecar_path
 from evaluation.inference.config import QuestionOptions, RunConfig
 from evaluation.inference.method import Setup
@@ -42,6 +42,7 @@ from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.kernels.sdpa import sdpa_backends
 from model.machine.measurements import device_name
+from model.machine.packages import versions
 from model.methods.registry import Method
 from model.options import chosen
 

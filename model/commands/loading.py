@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -25,6 +24,7 @@ from ..engine.self_test import self_test
 from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
 from ..kernels.sdpa import turn_off_cudnn
+from ..machine.packages import installed_version
 from .command_line import UserError, first_line
 from .device import auto_device
 from .model_options import MODEL_PATHS, ModelOptions
@@ -162,16 +162,9 @@ def load_config_and_tokenizer(
 
 def _packages_hint(error: BaseException) -> str:
     """Return the advice to install a package that the tokenizer needs; "" if none is missing."""
-    missing = [name for name in TOKENIZER_PACKAGES if not _is_installed(name)]
+    missing = [name for name in TOKENIZER_PACKAGES if installed_version(name) is None]
     is_of_tokenizer = any(word in str(error) for word in ("tokenizer.model", *TOKENIZER_PACKAGES))
     return f"; pip install {' '.join(missing)}" if missing and is_of_tokenizer else ""
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
 
 
 def _check_place(model_path: str, allow_pickle: bool) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from evaluation.answers.provenance import git_commit, versions
+from evaluation.answers.provenance import git_commit
 from evaluation.questions.conversation import choose_conversation
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.chart_style import svg_text
@@ -31,6 +31,7 @@ from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.packing import why_not_packed
+from model.machine.packages import versions
 from model.machine.progress import progress
 from scripts.batch_map.measure import ENTRANTS, WARM_TEXTS, Bench, Run, documentation
 from scripts.batch_map.page import chart, page

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.answers.provenance import git_commit, versions
+from evaluation.answers.provenance import git_commit
 from evaluation.reporting.tables import markdown_table
 from model.budget.measure import draft_of, has_room
 from model.commands.command_line import UserError
@@ -26,6 +26,7 @@ from model.engine.support import context_limit
 from model.engine.target import TargetModel
 from model.kernels.sdpa import sdpa_backends
 from model.machine.measurements import device_name
+from model.machine.packages import versions
 from model.machine.timing import seconds_of
 
 # Of the cost curve, in cached tokens.

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.answers.provenance import git_commit, versions
+from evaluation.answers.provenance import git_commit
 from evaluation.reporting.tables import json_line, markdown_table
 from model.budget.cost_model import CostModel
 from model.commands.command_line import OptionParser, UserError
@@ -37,6 +37,7 @@ from model.commands.model_options import DEMO_MODEL, ModelOptions
 from model.commands.options import add_options
 from model.commands.options import config_of as options_of
 from model.kernels.sdpa import sdpa_backends
+from model.machine.packages import versions
 from scripts.enlarge.arithmetic import SHAPES
 from scripts.gpu_check.answers import answers
 from scripts.gpu_check.attention import attention

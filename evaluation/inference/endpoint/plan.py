@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from evaluation.answers.log import AnswerLog
-from evaluation.answers.provenance import git_commit, versions
+from evaluation.answers.provenance import git_commit
 from evaluation.answers.record import SERVED, recorded_options
 from evaluation.answers.row import AnswerRow
 from evaluation.inference.config import RunConfig
@@ -21,6 +21,7 @@ from evaluation.inference.endpoint.config import EndpointConfig
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError
 from model.commands.files import file_hash, refuse_outputs
+from model.machine.packages import versions
 
 # Options of a run that a server decides itself, or that ask for nothing there.
 NOT_SENT = ("compile", "kernels")
