@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .api.output import GenerateOutput, StreamPiece
     from .engine.step import StepRecord
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "GenerateOutput",
     "SpeculativeDecoder",

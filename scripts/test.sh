@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what is missing, then lints, checks types and imports, and runs the tests: bash scripts/test.sh [pytest arguments]
 # -m quick: the core's laws and the reports, in a minute; -m "not slow": all but simulated GPUs and other processes.
+# --setup: sets up, and no more.
 # On another version of transformers, in an environment of its own, the tests that meet it most closely (or those named):
 #   bash scripts/test.sh --transformers oldest|newest|VERSION [pytest arguments]
 set -euo pipefail
@@ -35,6 +36,7 @@ if [ "${1:-}" = --transformers ]; then
 fi
 
 use_python "$IMPORTS, pytest, xdist, ruff, mypy, importlinter, setuptools, hypothesis, ray, fastapi, uvicorn, prometheus_client, httpx" -r requirements.txt -r requirements-test.txt
+if [ "${1:-}" = --setup ]; then exit; fi
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from model import __version__
 from model.chat import command as chat
 from scripts.export_custom_generate import export
 
@@ -27,7 +28,13 @@ DEMO = ROOT / "data" / "demo" / "model"
 PACKAGE = "token_recycling"
 QUESTION = "Tell me about the sea."
 PROMPT = f"USER: {QUESTION} ASSISTANT:"
-BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+BUILT_FROM = (
+    *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"),
+    *("CHANGELOG.md", "CITATION.cff", "SECURITY.md"),
+)
+BUILD = "import sys; from setuptools import build_meta as b; getattr(b, f'build_{sys.argv[1]}')(sys.argv[2])"
+# Of the files in the archives, as scripts/package.sh sets it.
+TIME = "1700000000"
 NEEDS_SETUPTOOLS = "packages are built by setuptools 77 or newer; pip install 'setuptools>=77'"
 
 DECODE = f"""
@@ -80,10 +87,12 @@ assert found[0] == found[1] == found[2]
 """
 
 
-def run_python(python: Path | str, *words: object, cwd: Path, **environment: str) -> str:
-    """Run an interpreter in a folder, away from the checkout; return its standard output."""
+def run(
+    python: Path | str, *words: object, cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter in a folder, away from the checkout."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
+    return subprocess.run(
         [str(python), *(str(word) for word in words)],
         cwd=cwd,
         env={**inherited, **environment},
@@ -91,29 +100,39 @@ def run_python(python: Path | str, *words: object, cwd: Path, **environment: str
         text=True,
         check=False,
     )
+
+
+def run_python(python: Path | str, *words: object, cwd: Path, **environment: str) -> str:
+    """Run an interpreter as `run`, with success; return its standard output."""
+    done = run(python, *words, cwd=cwd, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of all that a package is built from, since building leaves files there."""
-    pytest.importorskip("setuptools", minversion="77", reason=NEEDS_SETUPTOOLS)
-    folder = tmp_path_factory.mktemp("source")
+def build(folder: Path) -> Path:
+    """Build wheel and source archive, from a copy of all that they need, since building leaves files there."""
+    source, out = folder / "source", folder / "dist"
+    out.mkdir()
     for name in ("model", "evaluation", "scripts"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in BUILT_FROM:
-        shutil.copy(ROOT / name, folder)
-    return folder
+        shutil.copyfile(ROOT / name, source / name)  # with the time of now
+    for kind in ("sdist", "wheel"):
+        run_python(sys.executable, "-c", BUILD, kind, out, cwd=source, SOURCE_DATE_EPOCH=TIME)
+    return out
 
 
 @pytest.fixture(scope="module")
-def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, as `pip install .` builds it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    words = ("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    run_python(sys.executable, *words, source, cwd=folder)
-    return next(folder.glob("*.whl"))
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the wheel and the source archive."""
+    pytest.importorskip("setuptools", minversion="77", reason=NEEDS_SETUPTOOLS)
+    return build(tmp_path_factory.mktemp("first"))
+
+
+@pytest.fixture(scope="module")
+def wheel(archives: Path) -> Path:
+    """The wheel."""
+    return next(archives.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +177,7 @@ def test_the_wheel_has_every_file_of_the_library_and_nothing_else(wheel: Path) -
             f"token-recycling = {PACKAGE}.__main__:main",
             f"token-recycling-chat = {PACKAGE}.chat.command:main",
             "",
-        ]
+        ], "pipx run and uvx start the command that is called as the package"
 
 
 def test_the_wheel_asks_for_what_the_library_imports_and_no_more(wheel: Path) -> None:
@@ -181,14 +200,29 @@ def test_the_wheel_asks_for_what_the_library_imports_and_no_more(wheel: Path) ->
     assert names == others | {"jinja2"}
 
 
-def test_the_source_archive_can_be_built_from(source: Path, tmp_path: Path) -> None:
-    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-    run_python(sys.executable, "-c", build, tmp_path, cwd=source)
-    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+def test_the_source_archive_can_be_built_from(archives: Path) -> None:
+    with tarfile.open(next(archives.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     files = {name.replace(PACKAGE, "model", 1) for name in library_files()}
     assert names >= {*files, *BUILT_FROM}
     assert not any(name.startswith(("evaluation", "scripts", "tests")) for name in names)
+
+
+def test_a_second_build_gives_the_same_bytes(archives: Path, tmp_path: Path) -> None:
+    first, second = (
+        {file.name: file.read_bytes() for file in folder.iterdir()}
+        for folder in (archives, build(tmp_path))
+    )
+    assert len(first) == 2 and first == second
+
+
+def test_what_is_said_of_the_version_is_true() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (\S+)(?: \((\d{4}-\d\d-\d\d)\))?$", changes, re.MULTILINE)
+    assert headings[0] == ("Unreleased", "") and headings[1][0] == __version__
+    assert all(date for _, date in headings[1:])
+    others = [ROOT / "pyproject.toml", ROOT / "CITATION.cff"]
+    assert not any(__version__ in file.read_text(encoding="utf-8") for file in others), "one place"
 
 
 def test_it_decodes_where_there_is_no_checkout(installed: Path, tmp_path: Path) -> None:
