@@ -1,26 +1,73 @@
-"""The command `token-recycling`, in a checkout `python -m model`: opens a room of the library by its name."""
+"""The command `token-recycling`, in a checkout `python -m model`: opens a command of the library by its name."""
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import NoReturn
 
-ROOMS = {"chat": "talk to a model in the terminal", "serve": "serve a model to OpenAI's clients"}
+from . import __version__
+from .commands.command_line import UserError, run_command
+from .options import unknown_name
+
+NAME = "token-recycling"
+# Module and function of each command, and what it does.
+COMMANDS = {
+    "chat": (".chat.command:run", "talk to a model in the terminal, or have one message answered"),
+    "generate": (".generate:run", "continue a text as it is given"),
+    "serve": (".serve.command:run", "serve a model to OpenAI's clients"),
+    "compare": ("evaluation.compare:main", "measure methods in turn on questions (in a checkout)"),
+    "build": (".build:run", "build all C++ ahead, as for a container image"),
+    "doctor": (".doctor:run", "say what is on this machine, what will be used, and what to do"),
+}
+USAGE = "\n".join(
+    [
+        f"usage: {NAME} COMMAND [options]; COMMAND --help lists the options of a command",
+        *(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()),
+    ]
+)
+CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def main() -> NoReturn:
-    """Run the command of the room named first; the other words are its own."""
+    """Run the command named first; the other words are its own."""
     name, *words = sys.argv[1:] or [""]
-    if name in ROOMS:
-        sys.argv[1:] = words
-        import_module(f".{name}.command", __package__).main()
     if name in ("-h", "--help"):
-        print("usage: token-recycling ROOM [options]; ROOM --help lists the options of a room")
-        print("\n".join(f"  {room:6} {text}" for room, text in ROOMS.items()))
+        print(USAGE)
         sys.exit(0)
-    print(f"error: room: got {name!r}; allowed: {', '.join(ROOMS)}", file=sys.stderr)
-    sys.exit(2)
+    if name == "--version":
+        print(NAME, __version__)
+        sys.exit(0)
+    sys.argv[1:] = words
+    run_command(lambda _: _run(name))
+
+
+def _run(name: str) -> int:
+    if name not in COMMANDS:
+        raise UserError(unknown_name("command", name, list(COMMANDS)))
+    place, _ = COMMANDS[name]
+    if name == "compare":
+        _find_harness()
+    code: int = resolve_name(f"{__package__}{place}" if place.startswith(".") else place)(None)
+    return code
+
+
+def _find_harness() -> None:
+    """Let the harness be imported, from the checkout that this file lies in.
+
+    It is in no wheel: its packages are called `evaluation` and `scripts`, as Spec-Bench's commands are, and would
+    be in the way of others of those names.
+
+    Raises:
+        UserError: if this is no checkout, nor installed from one in place.
+    """
+    if Path(__file__).parent.name != "model":
+        raise UserError(
+            "compare: is in a checkout of the project, not in the installed package; there: "
+            "pip install -e '.[harness]', then this command or python -m evaluation.compare"
+        )
+    sys.path.insert(0, str(CHECKOUT))
 
 
 if __name__ == "__main__":

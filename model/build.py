@@ -13,19 +13,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from .commands.command_line import OptionParser, UserError, run_command
+from .commands.command_line import OptionParser, UserError, command_of, run_command
 from .machine.build import BuildError
 
+COMMAND = command_of("build")
 EXAMPLES = f"""\
 examples:
   # once, where the library is installed; later runs find all built
-  python -m {__package__}.build
+  {COMMAND}
 
   # into a folder of an image, which must be set in the same way when the library runs
-  TORCH_EXTENSIONS_DIR=/opt/extensions python -m {__package__}.build
+  TORCH_EXTENSIONS_DIR=/opt/extensions {COMMAND}
 
   # with another compiler than g++
-  CXX=clang++ python -m {__package__}.build
+  CXX=clang++ {COMMAND}
 """
 
 
@@ -36,14 +37,14 @@ def run(argv: Sequence[str] | None = None) -> int:
         UserError: if something cannot be built, as without a compiler.
     """
     parser = OptionParser(
-        prog=f"python -m {__package__}.build",
+        prog=COMMAND,
         description="Build all C++ of the library ahead, so that no first use waits for a compiler.",
         epilog=EXAMPLES,
     )
     parser.parse_args(argv)
     from .kernels.short_pass import UnsupportedProcessorError  # torch takes a second
 
-    for what, library in _libraries().items():
+    for what, library in libraries().items():
         begin, since = time.perf_counter(), time.time()
         try:
             file = library()
@@ -58,8 +59,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _libraries() -> dict[str, Callable[[], Path]]:
-    """Return what builds each library, by what it is for."""
+def libraries() -> dict[str, Callable[[], Path]]:
+    """Return what builds each library of the package, by what it is for; it raises as `built`, and
+    `UnsupportedProcessorError` for a processor that the library is not made for.
+    """
     from .kernels.short_pass import kernel_library
     from .methods.growth.best_first import tree_library
     from .methods.hybrid.candidate_pool import SOURCE as of_hybrid

@@ -30,7 +30,7 @@ WIDTH = 100
 INFERENCE, SHOWN = "evaluation.inference", "hybrid"
 # Commands by what they are for; words after the module are given before --help.
 COMMANDS = {
-    "Use": ("model.chat", "model.serve", "model.build"),
+    "Use": ("model.chat", "model.generate", "model.serve", "model.build", "model.doctor"),
     "Answer questions": (
         "evaluation.compare",
         f"{INFERENCE} {SHOWN}",

@@ -6,6 +6,7 @@ Run: pytest tests/test_package.py
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -175,7 +176,6 @@ def test_the_wheel_has_every_file_of_the_library_and_nothing_else(wheel: Path) -
         assert of_package(names, ".dist-info/") == library_files(), "is an __init__.py missing?"
         assert archive.read(commands).decode().split("\n")[1:] == [
             f"token-recycling = {PACKAGE}.__main__:main",
-            f"token-recycling-chat = {PACKAGE}.chat.command:main",
             "",
         ], "pipx run and uvx start the command that is called as the package"
 
@@ -236,16 +236,27 @@ def test_both_names_serve_in_one_process(installed: Path, tmp_path: Path) -> Non
     run_python(installed / "python", "-c", BOTH, DEMO, PROMPT, cwd=tmp_path, PYTHONPATH=str(ROOT))
 
 
-def test_the_command_of_the_package_chats(
+def test_the_commands_of_the_package_work_without_a_compiler_and_say_what_they_lack(
     installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = installed / "token-recycling-chat"
-    text = run_python(installed / "python", command, "--help", cwd=tmp_path)
-    assert f"python -m {PACKAGE}.chat --prompt" in text and "model.chat" not in text
-    rooms = installed / "token-recycling"
-    text = run_python(installed / "python", rooms, "serve", "--help", cwd=tmp_path)
-    assert f"python -m {PACKAGE}.serve data" in text and "--port" in text
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        lacking = {"CXX": "no-such-compiler", "TORCH_EXTENSIONS_DIR": str(tmp_path / "none")}
+        return run(
+            installed / "python", installed / "token-recycling", *words, cwd=tmp_path, **lacking
+        )
+
+    helped = command("serve", "--help").stdout
+    assert (
+        "token-recycling serve data" in helped and "--port" in helped and "python -m" not in helped
+    )
     words = [f"--model-path={DEMO}", "--max-new-tokens=30", "--threads=1", f"--prompt={QUESTION}"]
-    answer = run_python(installed / "python", command, *words, cwd=tmp_path)
+    answer = command("chat", *words)
     assert chat.run(words) == 0
-    assert answer == capsys.readouterr().out and answer.strip()
+    assert answer.stdout == capsys.readouterr().out and answer.stdout.strip()
+    assert "install g++" in answer.stderr
+    told = json.loads(command("doctor", "--json").stdout)["findings"]
+    advice = {finding["name"]: finding["advice"] for finding in told}
+    assert "install g++" in advice["compiler"] and "--model-path" in advice["model"]
+    assert {"torch", "[serve]", "[harness]"} <= {*advice}, "ranges are those of its metadata"
+    refused = command("compare", "--methods", "vanilla")
+    assert refused.returncode == 2 and "is in a checkout of the project" in refused.stderr

@@ -69,7 +69,7 @@ class SpeculativeDecoder(BaseDecoder):
     ) -> None:
         base = model if isinstance(model, TargetModel) else base_of(model)
         check_tokenizer(tokenizer)
-        method, options = self._choice(method, options, base)
+        method, options, _ = self._choice(method, options, base)
         config = _config_of(method, options)
         if isinstance(base, TargetModel):
             target = base

@@ -24,10 +24,11 @@ ON_CPU = ("hybrid", "pld")
 
 
 class Choice(NamedTuple):
-    """A method and its options."""
+    """A method, its options, and why it was chosen where the user named none."""
 
     method: str
     options: dict[str, Any]
+    why: str = ""
 
 
 def default_choice(device: torch.device) -> Choice:
@@ -37,14 +38,17 @@ def default_choice(device: torch.device) -> Choice:
     the hybrid's C++ cannot be built.
     """
     if device.type != "cpu":
-        return Choice(RECYCLING, {})
+        return Choice(
+            RECYCLING, {}, "on a GPU a pass over the tree costs about what one token does"
+        )
     best, without_compiler = ON_CPU
     try:
         drafter_class(best).config_class()
     except ValueError as error:
-        logger.warning("%s instead of %s: %s", without_compiler, best, error)
-        return Choice(without_compiler, dict(drafter_class(without_compiler).auto_options))
-    return Choice(best, {})
+        why = f"{without_compiler} instead of {best}: {error}"
+        logger.warning(why)
+        return Choice(without_compiler, dict(drafter_class(without_compiler).auto_options), why)
+    return Choice(best, {}, "on a CPU each drafted token costs time, and it drafts as many as pay")
 
 
 def paying_options(method: str, given: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -12,9 +12,16 @@ import contextlib
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from ..commands.command_line import OptionParser, UserError, first_line, run_command, user_errors
+from ..commands.command_line import (
+    OptionParser,
+    UserError,
+    check_text,
+    command_of,
+    first_line,
+    user_errors,
+)
 from ..commands.interrupt import Interrupt
 from ..commands.model_options import ModelOptions, SamplingOptions
 from ..commands.options import add_options, config_of
@@ -25,6 +32,7 @@ from .terminal import DIM, RUN_COLOURS, painter, printable
 if TYPE_CHECKING:
     from .dialogue import Dialogue
 
+COMMAND = command_of("chat")
 COMMANDS = ("/reset", "/method", "/help", "/exit")
 HELP = f"""\
 /reset         forget the conversation; what the methods have learned stays
@@ -37,14 +45,14 @@ Ctrl-C         during an answer: stop it, and keep what stands there
 EXAMPLES = f"""\
 examples:
   # talk to the demo model
-  python -m {__package__}
+  {COMMAND}
 
   # one answer: on stdout alone, all else on stderr
-  python -m {__package__} --prompt "Tell me about the sea." > answer.txt
+  {COMMAND} --prompt "Tell me about the sea." > answer.txt
 
   # what the matrix has learned about a token, from an answer or from a saved matrix
-  python -m {__package__} --prompt "Tell me about the sea." --show-matrix the
-  python -m {__package__} --load-matrix matrix.safetensors --show-matrix 278
+  {COMMAND} --prompt "Tell me about the sea." --show-matrix the
+  {COMMAND} --load-matrix matrix.safetensors --show-matrix 278
 """
 # The model options that the chat uses.
 MODEL_OPTIONS = ("model_path", "dtype", "device", "threads")
@@ -55,11 +63,6 @@ STOP_NOTES = {
     "length": ", stopped at --max-new-tokens",
     "context": ", stopped where the model's context is full",
 }
-
-
-def main() -> NoReturn:
-    """Run the command on sys.argv and exit."""
-    run_command(run)
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +95,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; `model` and `sampling` are the configs made of them."""
     parser = OptionParser(
-        prog=f"python -m {__package__}",
+        prog=COMMAND,
         description=f"Chat with a model in the terminal.\n\nin the chat:\n{HELP}",
         epilog=EXAMPLES,
     )
@@ -127,12 +130,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.prompt is None and options.show_matrix is None and sys.stdin is None:
         raise UserError("prompt: got none, and standard input is closed; give --prompt")
     if options.prompt is not None:
-        try:
-            options.prompt.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                "prompt: got bytes that are no text here; give UTF-8 (LC_ALL=C.UTF-8)"
-            ) from error
+        check_text(options.prompt, "prompt")
     with user_errors():
         if options.method is not None:
             find_method(options.method)

@@ -10,10 +10,9 @@ from ..api.decoder import SpeculativeDecoder
 from ..api.defaults import RECYCLING, default_choice
 from ..commands.command_line import UserError, first_line, user_errors
 from ..commands.files import check_output
-from ..commands.loading import check_model, load_target
+from ..commands.loading import check_model, check_prompt, load_target
 from ..commands.matrix_file import read_memory, write_memory
 from ..engine.drafter import Drafter
-from ..engine.support import context_limit
 from .dialogue import Dialogue, default_drafter, render
 from .terminal import printable
 
@@ -93,12 +92,7 @@ class ChatSetup:
             raise UserError(
                 f"model_path {self._options.model.model_path}: its chat template fails: {reason}"
             ) from error
-        limit = context_limit(self._text_config, length)
-        if limit is not None and length >= limit:
-            raise UserError(
-                f"prompt: got {length} tokens; allowed: fewer than the model's context of {limit}; "
-                "shorten the prompt"
-            )
+        check_prompt(self._model, length)
 
     def _default_method(self) -> str:
         """Return the method that pays on the device, or the one with a matrix if that is asked for."""

@@ -24,10 +24,29 @@ NOTING = ("budget", "kernels", "machine")
 BROKEN_PIPE = 128 + 13
 
 
+def command_of(name: str) -> str:
+    """Return a command as its user calls it: `token-recycling NAME`, or `python -m model.NAME` in a checkout."""
+    return f"python -m model.{name}" if LIBRARY == "model" else f"token-recycling {name}"
+
+
 class UserError(Exception):
     """A user's mistake, in one line: what, got, allowed, what to do."""
 
     exit_code = 2
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse words of the command line that are no text in its encoding.
+
+    Raises:
+        UserError: naming `what`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{what}: got bytes that are no text here; give UTF-8 (LC_ALL=C.UTF-8)"
+        ) from error
 
 
 @contextmanager

@@ -52,6 +52,11 @@ def auto_device() -> str:
     )
 
 
+def default_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype `auto` of the weights on a device: float32 on a CPU, float16 elsewhere."""
+    return torch.float32 if device.type == "cpu" else torch.float16
+
+
 def nvidia_driver() -> str | None:
     """Return the version of the NVIDIA driver, or "of unknown version"; None if there is no GPU with one.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -15,18 +16,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import has_file
 from transformers.utils import logging as transformers_logging
 
+from ..api.decoder import SpeculativeDecoder
 from ..api.gguf import check_gguf, is_gguf, read, read_weights
 from ..api.tokenizer import read_tokenizer
 from ..compiled.compiled_graphs import CompiledGraphedTarget
 from ..compiled.graphs import graphed
 from ..compiled.target import CompiledTarget
 from ..engine.self_test import self_test
-from ..engine.support import UnsupportedModelError
+from ..engine.support import UnsupportedModelError, context_limit
 from ..engine.target import TargetModel
 from ..kernels.sdpa import turn_off_cudnn
 from ..machine.packages import installed_version
-from .command_line import UserError, first_line
-from .device import auto_device
+from ..methods.registry import Method
+from .command_line import UserError, first_line, user_errors
+from .device import auto_device, default_dtype
 from .model_options import MODEL_PATHS, ModelOptions
 
 # Most threads per processor: far more exhaust the memory before anything runs.
@@ -86,6 +89,20 @@ def check_model(
     return CheckedModel(device, dtype, hf_config, tokenizer)
 
 
+def check_prompt(checked: CheckedModel, length: int) -> None:
+    """Refuse a prompt of so many tokens that no answer fits, before the weights load.
+
+    Raises:
+        UserError: with the model's limit.
+    """
+    limit = context_limit(checked.hf_config.get_text_config(decoder=True), length)
+    if limit is not None and length >= limit:
+        raise UserError(
+            f"prompt: got {length} tokens; allowed: fewer than the model's context of {limit}; "
+            "shorten the prompt"
+        )
+
+
 def choose_device(options: ModelOptions) -> torch.device:
     """Return the device for the model.
 
@@ -120,7 +137,7 @@ def refuse_gpus(option: str, num_gpus: int) -> NoReturn:
 def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
     """Return the dtype of the weights on a device."""
     if options.dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.float16
+        return default_dtype(device)
     if options.dtype == "float16" and device.type == "cpu":
         raise UserError("dtype: got float16 on cpu; allowed there: float32, float64, bfloat16")
     dtype: torch.dtype = getattr(torch, options.dtype)
@@ -288,3 +305,21 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
             f"{hint if 'safetensors' in str(error) else ''}"
         ) from error
     return target
+
+
+def load_decoder(
+    options: ModelOptions,
+    checked: CheckedModel,
+    method: Method | None,
+    method_options: Mapping[str, Any],
+) -> SpeculativeDecoder:
+    """Load the weights, and return what decodes with a method; None: what pays on the device.
+
+    Raises:
+        UserError: if the model cannot be loaded, or not with this method.
+    """
+    target = load_target(options, checked)
+    with user_errors():
+        return SpeculativeDecoder(
+            target, checked.tokenizer, method.name if method else None, **method_options
+        )

@@ -33,12 +33,18 @@ def use_huge_pages(tensors: Iterable[torch.Tensor]) -> Thread | None:
     return thread
 
 
-def _collapse(storages: Iterable[torch.UntypedStorage]) -> None:
+def are_possible() -> bool:
+    """Whether this system makes huge pages of memory that is in use; tried on one."""
+    tried = torch.ones(3 * PAGE, dtype=torch.uint8)
+    return sys.platform == "linux" and _collapse([tried.untyped_storage()]) > 0
+
+
+def _collapse(storages: Iterable[torch.UntypedStorage]) -> int:
+    """Make huge pages of the storages' memory; return how many there are."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     places = {(storage.data_ptr(), storage.nbytes()) for storage in storages}
     pages = {
         page for begin, size in places for page in range(begin // PAGE * PAGE, begin + size, PAGE)
     }
-    for page in sorted(pages):
-        madvise(page, PAGE, COLLAPSE)
+    return sum(madvise(page, PAGE, COLLAPSE) == 0 for page in sorted(pages))

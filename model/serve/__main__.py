@@ -1,6 +1,7 @@
 """The command `python -m model.serve`."""
 
-from .command import main
+from ..commands.command_line import run_command
+from .command import run
 
 if __name__ == "__main__":
-    main()
+    run_command(run)

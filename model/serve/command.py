@@ -11,14 +11,14 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..commands.command_line import LIBRARY, OptionParser, UserError, run_command, user_errors
+from ..commands.command_line import LIBRARY, OptionParser, UserError, command_of
+from ..commands.method_options import add_method, named_method, options_of
 from ..commands.model_options import MODEL_PATHS, ModelOptions
 from ..commands.options import add_options, config_of
-from ..methods.registry import BUILT_IN, find_method
+from ..methods.registry import Method
 from .options import KEY_VARIABLE, ServeOptions
 
 if TYPE_CHECKING:
@@ -36,13 +36,14 @@ MODEL_OPTIONS = (
 KEEP_ALIVE = 120
 # Connections that wait to be accepted; uvicorn's own number.
 BACKLOG = 2048
+COMMAND = command_of("serve")
 EXAMPLES = f"""\
 examples:
   # the demo model, for clients of OpenAI's API at http://127.0.0.1:8000/v1
-  python -m {__package__} data/demo/model
+  {COMMAND} data/demo/model
 
   # greedy where a request names no temperature; a method with an option of its own
-  python -m {__package__} data/demo/model --temperature 0 --method pld --num-pred-tokens 8
+  {COMMAND} data/demo/model --temperature 0 --method pld --num-pred-tokens 8
 """
 
 
@@ -52,19 +53,14 @@ class Asked(NamedTuple):
     Attributes:
         name: the model's in requests.
         method: None: what pays on the device.
-        method_options: those of the method.
+        method_options: those of the method; {} without one.
     """
 
     name: str
     model: ModelOptions
     serve: ServeOptions
-    method: str | None
+    method: Method | None
     method_options: dict[str, Any]
-
-
-def main() -> NoReturn:
-    """Run the command on sys.argv and exit."""
-    run_command(run)
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -89,33 +85,21 @@ def parse(argv: Sequence[str] | None) -> Asked:
         UserError: if a value is not allowed.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    first = OptionParser(add_help=False)
-    first.add_argument("--method", help="read before all others, whose names it decides")
-    known, _ = first.parse_known_args(words)  # type: ignore[no-untyped-call]
-    name: str | None = known.method
-    with user_errors():
-        method = find_method(name) if name else None
+    method = named_method(words)
     parser = OptionParser(
-        prog=f"python -m {__package__}",
+        prog=COMMAND,
         description="Serve a model to clients of OpenAI's API: for measuring, and for one's own machine.",
         epilog=EXAMPLES,
     )
     parser.add_argument("model_path", metavar="MODEL", help=f"the model: {MODEL_PATHS}")
     add_options(parser, ServeOptions)
     add_options(parser, ModelOptions, MODEL_OPTIONS)
-    parser.add_argument(
-        "--method",
-        metavar="NAME",
-        help=f"{', '.join(BUILT_IN)}, or package.module:DrafterClass (default: what pays on the "
-        "device, hybrid on a CPU and recycling on a GPU); --method NAME --help lists its options",
-    )
-    if method is not None:
-        add_options(parser.add_argument_group(f"options of {name}"), method.config_class)
+    add_method(parser, method)
     given = vars(parser.parse_args(words))
     given.setdefault("api_key", os.environ.get(KEY_VARIABLE) or None)
-    options = asdict(config_of(method.config_class, given)) if method else {}
+    options = options_of(method, given)
     model, serving = config_of(ModelOptions, given), config_of(ServeOptions, given)
-    return Asked(serving.served_model_name or given["model_path"], model, serving, name, options)
+    return Asked(serving.served_model_name or given["model_path"], model, serving, method, options)
 
 
 def listening_socket(options: ServeOptions) -> socket.socket:
@@ -144,16 +128,11 @@ def load(asked: Asked) -> Service:
     Raises:
         UserError: if it cannot be loaded, or not with this method.
     """
-    from ..api.decoder import SpeculativeDecoder
-    from ..commands.loading import check_model, load_target
+    from ..commands.loading import check_model, load_decoder
     from .service import Service
 
     checked = check_model(asked.model)
-    target = load_target(asked.model, checked)
-    with user_errors():
-        decoder = SpeculativeDecoder(
-            target, checked.tokenizer, asked.method, **asked.method_options
-        )
+    decoder = load_decoder(asked.model, checked, asked.method, asked.method_options)
     return Service(decoder, asked.serve, asked.name)
 
 

@@ -17,7 +17,7 @@ from model.api.decoder import SpeculativeDecoder
 from model.chat import command as chat
 from model.chat import setup as chat_setup
 from model.commands import loading
-from model.commands.command_line import UserError
+from model.commands.command_line import UserError, run_command
 from tests.model.chat.test_chat import QUESTION, SHORT, figures_of
 from tests.model.chat.test_dialogue import DEMO
 
@@ -73,7 +73,7 @@ def test_a_mistake_is_one_line_before_the_weights_load(
     given = [word.format(tmp_path) for word in re.split(r" (?=\S)", words)]
     monkeypatch.setattr("sys.argv", ["chat", *given])
     with pytest.raises(SystemExit) as exit_:
-        chat.main()
+        run_command(chat.run)
     out, err = capsys.readouterr()
     assert exit_.value.code == 2 and out == ""
     assert err.startswith("error: ") and err.count("\n") == 1

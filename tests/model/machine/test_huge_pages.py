@@ -31,3 +31,11 @@ def test_without_tensors_no_thread_is_started() -> None:
 def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert huge_pages.use_huge_pages([torch.ones(1)]) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has them")
+def test_whether_they_are_possible_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = torch.ones(3 * huge_pages.PAGE, dtype=torch.uint8).untyped_storage()
+    assert huge_pages.are_possible() == (huge_pages._collapse([asked]) > 0)
+    monkeypatch.setattr(huge_pages, "COLLAPSE", -1)  # advice that no system knows
+    assert not huge_pages.are_possible()

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-import model.__main__ as front
 from model.commands.command_line import UserError
 from model.methods.registry import BUILT_IN
 from model.serve import command
@@ -47,7 +46,9 @@ def test_every_option_reaches_the_server() -> None:
         words += ["--" + name.replace("_", "-"), str(getattr(CHANGED, name))]
     asked = command.parse(words)
     assert asked.serve == CHANGED and asked.name == "mine" and asked.model.dtype == "bfloat16"
-    assert asked.method == "pld" and asked.method_options["num_pred_tokens"] == 3
+    assert (
+        asked.method and asked.method.name == "pld" and asked.method_options["num_pred_tokens"] == 3
+    )
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,18 +91,6 @@ def test_a_taken_port_and_missing_packages_are_said_before_weights_load(
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="needs fastapi, uvicorn, prometheus-client; pip install"):
         command.run([str(DEMO)])
-
-
-def test_the_front_command_knows_its_rooms(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words, code in ((["--help"], 0), (["nope"], 2), ([], 2), (["serve", "--help"], 0)):
-        monkeypatch.setattr(sys, "argv", ["token-recycling", *words])
-        with pytest.raises(SystemExit) as ended:
-            front.main()
-        assert ended.value.code == code
-    said = capsys.readouterr()
-    assert "room: got 'nope'; allowed: chat, serve" in said.err and "--port" in said.out
 
 
 def test_a_signal_lets_answers_end_and_the_exit_code_is_0() -> None:
