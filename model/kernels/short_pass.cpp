@@ -5,6 +5,7 @@
 // wide layers are processed in blocks and many rows some at a time, so that they stay in the nearest cache. An
 // output is one sum over the inputs, in the same order for any number of rows, so that the bits of a row do not
 // depend on the rows beside it. bfloat16 is multiplied directly if the processor has units for it, else in float32.
+// Weights may lie in blocks of a few bits (packed_weights.h): they are unpacked as they are multiplied, in float32.
 //
 // Shapes: n rows, I inputs and O outputs of a layer; V numbers in a row of logits, k of them.
 
@@ -15,9 +16,11 @@
 #include <cmath>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "packed_weights.h"
 #include "program.h"
 #include "row_operations.h"
 #include "short_attention.h"
@@ -73,28 +76,6 @@ struct Products<at::BFloat16> {
 
 template <typename T>
 using Input = typename Products<T>::Input;
-
-// The sums of a tile's vectors; with one order for any number of rows.
-template <int ROWS, int OUTPUTS>
-inline void total(const Floats (&sums)[ROWS][OUTPUTS], float (&found)[ROWS][4]) {
-#if defined(CPU_CAPABILITY_AVX512)
-  if constexpr (ROWS >= 4) {
-    const auto lanes = [&](int r) {
-      return lane_totals(sums[r][0], sums[r][1 % OUTPUTS], sums[r][2 % OUTPUTS], sums[r][3 % OUTPUTS]);
-    };
-    const __m512 first = half_totals(lanes(0), lanes(1)), second = half_totals(lanes(2), lanes(3));
-    const __m512 even = _mm512_shuffle_f32x4(first, second, 0x88), odd = _mm512_shuffle_f32x4(first, second, 0xDD);
-    _mm512_storeu_ps(found[0], _mm512_add_ps(even, odd));
-  }
-  constexpr int FIRST = ROWS >= 4 ? 4 : 0;
-#else
-  constexpr int FIRST = 0;
-#endif
-#pragma GCC unroll 6
-  for (int r = FIRST; r < ROWS; ++r) {
-    _mm_storeu_ps(found[r], totals(sums[r][0], sums[r][1 % OUTPUTS], sums[r][2 % OUTPUTS], sums[r][3 % OUTPUTS]));
-  }
-}
 
 // Add a block's products to some outputs of some rows: x [ROWS, I] and w [OUTPUTS, I] begin at the block, which has
 // `size` inputs; y [ROWS, OUTPUTS] has rows of BAND. Prefetch the weights that are `ahead` of this tile's.
@@ -159,45 +140,81 @@ void tiles(int64_t n, const Input<T>* x, const T* w, float* y, int64_t size, int
   }
 }
 
-// A layer's weights [O, I], bias [O] or none, and outputs [..., O].
+// A layer's weights [O, I], as numbers or in blocks (packed_weights.h), bias [O] or none, and outputs [..., O].
 struct Layer {
   at::Tensor weight, bias, outputs;
 };
 
-// Compute the outputs of layers that share their inputs.
+bool is_packed(const at::Tensor& weight) { return weight.scalar_type() == at::kByte && weight.dim() == 3; }
+
+// How inputs [n, I] are cut into blocks.
+template <typename X>
+struct Blocks {
+  const X* x;
+  int64_t n, I;
+  // As few blocks as possible, equally wide, in whole cache lines and in whole parts of packed weights.
+  int64_t block = at::divup(at::divup(I, at::divup(I * sizeof(X), BLOCK_BYTES)), PART) * PART;
+  // Rows whose inputs of a block stay in the nearest cache, in whole tiles.
+  int64_t near = at::divup(NEAR_BYTES / (block * sizeof(X)), TILE_ROWS) * TILE_ROWS;
+};
+
+// Add the products of `width` inputs from i on to the sums [n, BAND] of the outputs first to last.
 template <typename T>
+void add_numbers(
+    const Blocks<Input<T>>& inputs, const T* w, int64_t ahead, int64_t first, int64_t last, int64_t i, int64_t width,
+    float* sums) {
+  const int64_t I = inputs.I;
+  for (int64_t r = 0; r < inputs.n; r += inputs.near) {
+    const int64_t some = std::min(inputs.near, inputs.n - r);
+    const Input<T>* x = inputs.x + r * I + i;
+    float* of_rows = sums + r * BAND - first;
+    int64_t o = first;
+    for (; o + TILE_OUTPUTS <= last; o += TILE_OUTPUTS) {
+      tiles<TILE_OUTPUTS>(some, x, w + o * I + i, of_rows + o, width, I, ahead);
+    }
+    for (; o < last; ++o) tiles<1>(some, x, w + o * I + i, of_rows + o, width, I, ahead);
+  }
+}
+
+// The same for weights in blocks, and all inputs.
+template <typename Block>
+void add_packed(const Blocks<float>& inputs, Bytes w, int64_t first, int64_t last, float* sums) {
+  static constexpr auto BY_ROWS = packed_bands<Block>(std::make_index_sequence<PACKED_ROWS>());
+  const auto [x, n, I, block, near] = inputs;
+  const int64_t size = at::divup(n, at::divup(n, PACKED_ROWS));
+  for (int64_t r = 0; r < n; r += size) {
+    const Bytes of_band = w + first * row_bytes<Block>(I);
+    BY_ROWS[std::min(size, n - r) - 1](x + r * I, of_band, last - first, sums + r * BAND, BAND, block, I);
+  }
+}
+
+// Compute the outputs of layers that share their inputs, with rows and outputs of dtype T.
+template <typename T, bool IS_PACKED>
 void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
+  using X = std::conditional_t<IS_PACKED, float, Input<T>>;
   const int64_t I = rows.size(-1), n = rows.numel() / I;
-  const at::Tensor inputs = rows.to(c10::CppTypeToScalarType<Input<T>>::value).contiguous();
-  const Input<T>* x = inputs.const_data_ptr<Input<T>>();
+  const at::Tensor inputs = rows.to(c10::CppTypeToScalarType<X>::value).contiguous();
+  const Blocks<X> blocks{inputs.const_data_ptr<X>(), n, I};
   // A whole number of tiles: at other distances lie rows of this tile or the next, which are prefetched anyway.
   const int64_t size = TILE_OUTPUTS * I, bytes = size * sizeof(T);
   const int64_t ahead = at::divup(LOOK_AHEAD, bytes) * size;
-  // As few blocks as possible, equally wide, in whole cache lines.
-  const int64_t num_blocks = at::divup(I * sizeof(Input<T>), BLOCK_BYTES);
-  const int64_t block = at::divup(at::divup(I, num_blocks), LINE<T>) * LINE<T>;
-  // Rows whose inputs of a block stay in the nearest cache, in whole tiles.
-  const int64_t near = at::divup(NEAR_BYTES / (block * sizeof(Input<T>)), TILE_ROWS) * TILE_ROWS;
   // Some outputs of a layer.
   const auto compute = [&](const Layer& layer, int64_t begin, int64_t end, float* sums) {
     const int64_t O = layer.weight.size(0);
-    const T* w = layer.weight.const_data_ptr<T>();
     const T* b = layer.bias.defined() ? layer.bias.const_data_ptr<T>() : nullptr;
     T* y = layer.outputs.mutable_data_ptr<T>();
     for (int64_t first = begin; first < end; first += BAND) {
       const int64_t last = std::min(first + BAND, end);
       std::fill_n(sums, n * BAND, 0.0f);
-      for (int64_t i = 0; i < I; i += block) {
-        const int64_t width = std::min(block, I - i);
-        for (int64_t r = 0; r < n; r += near) {
-          const int64_t some = std::min(near, n - r);
-          const Input<T>* inputs_of = x + r * I + i;
-          float* of_rows = sums + r * BAND - first;
-          int64_t o = first;
-          for (; o + TILE_OUTPUTS <= last; o += TILE_OUTPUTS) {
-            tiles<TILE_OUTPUTS>(some, inputs_of, w + o * I + i, of_rows + o, width, I, ahead);
-          }
-          for (; o < last; ++o) tiles<1>(some, inputs_of, w + o * I + i, of_rows + o, width, I, ahead);
+      if constexpr (IS_PACKED) {
+        for_blocks(layer.weight.size(2), [&](auto block) {
+          const Bytes w = layer.weight.const_data_ptr<uint8_t>();
+          add_packed<decltype(block)>(blocks, w, first, last, sums);
+        });
+      } else {
+        const T* w = layer.weight.const_data_ptr<T>();
+        for (int64_t i = 0; i < I; i += blocks.block) {
+          add_numbers<T>(blocks, w, ahead, first, last, i, std::min(blocks.block, I - i), sums);
         }
       }
       for (int64_t r = 0; r < n; ++r) {
@@ -214,30 +231,49 @@ void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
     int64_t before = 0;  // outputs of the layers before
     for (const Layer& layer : layers) {
       const int64_t O = layer.weight.size(0);
-      compute(layer, std::clamp<int64_t>(begin - before, 0, O), std::clamp<int64_t>(end - before, 0, O), sums.data());
+      const int64_t from = std::clamp<int64_t>(begin - before, 0, O), to = std::clamp<int64_t>(end - before, 0, O);
+      compute(layer, from, to, sums.data());
       before += O;
     }
   });
 }
 
+// The same for any dtype; weights are all in blocks, or all numbers.
+void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
+  for_dtype(rows.scalar_type(), "few_rows", [&](auto number) {
+    using T = decltype(number);
+    const bool packed = is_packed(layers.front().weight);
+    for (const Layer& layer : layers) {
+      TORCH_CHECK(
+          is_packed(layer.weight) == packed, "few_rows: got packed and other weights; allowed: weights of one kind a call");
+    }
+    packed ? multiply<T, true>(rows, layers) : multiply<T, false>(rows, layers);
+  });
+}
+
 // A layer for rows [..., I], weight [O, I] and bias [O] of one dtype, with room for its outputs.
 Layer layer_for(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  const auto dtype = weight.scalar_type();
+  const auto dtype = rows.scalar_type();
+  int64_t I = 0;
+  if (is_packed(weight)) {
+    for_blocks(weight.size(2), [&](auto block) { I = weight.size(1) * decltype(block)::SIZE; });
+  } else if (weight.scalar_type() == dtype && weight.dim() == 2) {
+    I = weight.size(1);
+  }
   TORCH_CHECK(
-      rows.scalar_type() == dtype && (!bias || bias->scalar_type() == dtype) && weight.dim() == 2 &&
-          rows.dim() > 0 && rows.size(-1) == weight.size(1) && weight.size(1) > 0 &&
+      I > 0 && (!bias || bias->scalar_type() == dtype) && rows.dim() > 0 && rows.size(-1) == I &&
           (!bias || bias->numel() == weight.size(0)),
       "few_rows: got rows ", rows.dtype(), rows.sizes(), " and weight ", weight.dtype(), weight.sizes(),
-      "; allowed: rows [..., I], weight [O, I] and bias [O] of one dtype, I above 0");
+      "; allowed: rows [..., I], weight [O, I] and bias [O] of one dtype, or weight in blocks; I above 0");
   auto sizes = rows.sizes().vec();
   sizes.back() = weight.size(0);
-  return {weight.contiguous(), bias ? bias->contiguous() : at::Tensor(), at::empty(sizes, weight.options())};
+  return {weight.contiguous(), bias ? bias->contiguous() : at::Tensor(), at::empty(sizes, rows.options())};
 }
 
 // Returns [..., O], rounded once.
 at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const Layer layer = layer_for(rows, weight, bias);
-  for_dtype(rows.scalar_type(), "few_rows", [&](auto number) { multiply<decltype(number)>(rows, {layer}); });
+  multiply(rows, {layer});
   return layer.outputs;
 }
 
@@ -245,10 +281,34 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::o
 std::vector<at::Tensor> linears(const at::Tensor& rows, at::TensorList weights) {
   std::vector<Layer> layers;
   for (const at::Tensor& weight : weights) layers.push_back(layer_for(rows, weight, std::nullopt));
-  for_dtype(rows.scalar_type(), "few_rows", [&](auto number) { multiply<decltype(number)>(rows, layers); });
+  multiply(rows, layers);
   std::vector<at::Tensor> outputs;
   for (const Layer& layer : layers) outputs.push_back(layer.outputs);
   return outputs;
+}
+
+// The numbers [O, I] of weights in blocks.
+at::Tensor unpacked(const at::Tensor& weight, at::ScalarType dtype) {
+  const at::Tensor blocks = weight.contiguous();
+  at::Tensor numbers;
+  for_blocks(weight.size(2), [&](auto block) {
+    using Block = decltype(block);
+    const int64_t O = weight.size(0), I = weight.size(1) * Block::SIZE, stride = row_bytes<Block>(I);
+    numbers = at::empty({O, I}, weight.options().dtype(dtype));
+    for_dtype(dtype, "unpacked", [&](auto number) {
+      using T = decltype(number);
+      const Bytes from = blocks.const_data_ptr<uint8_t>();
+      T* to = numbers.mutable_data_ptr<T>();
+      at::parallel_for(0, O, std::max<int64_t>(1, GRAIN / I), [&](int64_t begin, int64_t end) {
+        std::vector<float> row(I);
+        for (int64_t o = begin; o < end; ++o) {
+          unpack<Block>(from + o * stride, I, row.data());
+          at::vec::convert(row.data(), to + o * I, I);
+        }
+      });
+    });
+  });
+  return numbers;
 }
 
 // Whether a comes before b among the largest: a NaN counts as the largest, as in torch.
@@ -324,6 +384,7 @@ TORCH_LIBRARY(token_recycling, library) {
       "attend(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal=False) -> Tensor",
       {at::Tag::flexible_layout});
   library.def("few_rows_of_layers(Tensor rows, Tensor[] weights) -> Tensor[]");
+  library.def("unpacked(Tensor weight, ScalarType dtype) -> Tensor");
   library.def("norm(Tensor rows, Tensor? weight, float epsilon, int kind) -> Tensor");
   library.def("rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor");
   library.def(
@@ -350,6 +411,7 @@ TORCH_LIBRARY_IMPL(token_recycling, CPU, library) {
   library.impl("captured_update", captured_update);
   library.impl("captured_attention", captured_attention);
   library.impl("few_rows_of_layers", linears);
+  library.impl("unpacked", unpacked);
   library.impl("norm", few_rows::norm);
   library.impl("rotate", few_rows::rotate);
   library.impl("attend", few_rows::attend);

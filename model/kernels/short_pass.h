@@ -69,4 +69,26 @@ inline __m128 totals(const __m256& a, const __m256& b, const __m256& c, const __
 }
 #endif
 
+// The sums of the vectors of some rows and outputs; with one order for any number of rows.
+template <int ROWS, int OUTPUTS>
+inline void total(const Floats (&sums)[ROWS][OUTPUTS], float (&found)[ROWS][4]) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (ROWS >= 4) {
+    const auto lanes = [&](int r) {
+      return lane_totals(sums[r][0], sums[r][1 % OUTPUTS], sums[r][2 % OUTPUTS], sums[r][3 % OUTPUTS]);
+    };
+    const __m512 first = half_totals(lanes(0), lanes(1)), second = half_totals(lanes(2), lanes(3));
+    const __m512 even = _mm512_shuffle_f32x4(first, second, 0x88), odd = _mm512_shuffle_f32x4(first, second, 0xDD);
+    _mm512_storeu_ps(found[0], _mm512_add_ps(even, odd));
+  }
+  constexpr int FIRST = ROWS >= 4 ? 4 : 0;
+#else
+  constexpr int FIRST = 0;
+#endif
+#pragma GCC unroll 6
+  for (int r = FIRST; r < ROWS; ++r) {
+    _mm_storeu_ps(found[r], totals(sums[r][0], sums[r][1 % OUTPUTS], sums[r][2 % OUTPUTS], sums[r][3 % OUTPUTS]));
+  }
+}
+
 }  // namespace few_rows

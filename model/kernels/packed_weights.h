@@ -1,0 +1,244 @@
+// Weights that lie in the blocks of a GGUF file, as the file has them, and are turned into float32 when they are read.
+//
+// A matrix [O, I] is a tensor of bytes [O, I / block, bytes of a block]: the bytes of a block tell its type. A weight
+// is exactly the float32 number that the package `gguf` unpacks: a product of scale and whole number has no more bits
+// than float32 holds, so a sum of it and an offset is rounded once, here as there.
+//
+// Layouts: llama.cpp, ggml-common.h (the blocks) and ggml-quants.c (their order).
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "short_pass.h"
+
+namespace few_rows {
+
+using Bytes = const uint8_t*;
+
+// Weights are read so many at a time; every type's blocks are made of such parts.
+constexpr int64_t PART = 32;
+constexpr int VECTORS = PART / Floats::size();
+
+inline float half_at(Bytes place) {
+  uint16_t bits;
+  std::memcpy(&bits, place, sizeof(bits));
+  return _cvtsh_ss(bits);
+}
+
+inline __m128i bytes_at(Bytes place) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(place)); }
+
+// Sixteen whole numbers from -128 to 127, times a scale.
+inline void scaled(__m128i numbers, float scale, Floats* weights) {
+#if defined(CPU_CAPABILITY_AVX512)
+  weights[0] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers)), _mm512_set1_ps(scale));
+#else
+  const __m256 factor = _mm256_set1_ps(scale);
+  weights[0] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers)), factor);
+  weights[1] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(numbers, 8))), factor);
+#endif
+}
+
+// Offset + scale times a number from 0 to 15: as a table where there are instructions that look numbers up.
+#if defined(CPU_CAPABILITY_AVX512)
+class Nibbles {
+ public:
+  Nibbles(float scale, float offset)
+      : table_(_mm512_fmadd_ps(
+            _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_ps(scale),
+            _mm512_set1_ps(offset))) {}
+  // Of the low or the high halves of sixteen bytes.
+  void low(__m128i bytes, Floats* weights) const {
+    weights[0] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(bytes), table_);
+  }
+  void high(__m128i bytes, Floats* weights) const { low(_mm_srli_epi16(bytes, 4), weights); }
+
+ private:
+  __m512 table_;
+};
+#else
+class Nibbles {
+ public:
+  Nibbles(float scale, float offset) : scale_(_mm256_set1_ps(scale)), offset_(_mm256_set1_ps(offset)) {}
+  void low(__m128i bytes, Floats* weights) const {
+    const __m128i numbers = _mm_and_si128(bytes, _mm_set1_epi8(15));
+    const auto of = [&](__m128i eight) {
+      return _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight)), scale_, offset_);
+    };
+    weights[0] = of(numbers);
+    weights[1] = of(_mm_srli_si128(numbers, 8));
+  }
+  void high(__m128i bytes, Floats* weights) const { low(_mm_srli_epi16(bytes, 4), weights); }
+
+ private:
+  __m256 scale_, offset_;
+};
+#endif
+
+// The types: numbers and bytes of a block, and how the part at an index of a row is read.
+struct Q4_0 {
+  static constexpr int64_t SIZE = 32, BYTES = 18;
+  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
+    const Bytes block = row + part * BYTES;
+    const float scale = half_at(block);
+    const Nibbles nibbles(scale, -8.0f * scale);
+    nibbles.low(bytes_at(block + 2), weights);
+    nibbles.high(bytes_at(block + 2), weights + VECTORS / 2);
+  }
+};
+
+struct Q4_1 {
+  static constexpr int64_t SIZE = 32, BYTES = 20;
+  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
+    const Bytes block = row + part * BYTES;
+    const Nibbles nibbles(half_at(block), half_at(block + 2));
+    nibbles.low(bytes_at(block + 4), weights);
+    nibbles.high(bytes_at(block + 4), weights + VECTORS / 2);
+  }
+};
+
+struct Q8_0 {
+  static constexpr int64_t SIZE = 32, BYTES = 34;
+  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
+    const Bytes block = row + part * BYTES;
+    const float scale = half_at(block);
+    scaled(bytes_at(block + 2), scale, weights);
+    scaled(bytes_at(block + 18), scale, weights + VECTORS / 2);
+  }
+};
+
+// A scale and an offset for each part, of six bits each.
+struct Q4_K {
+  static constexpr int64_t SIZE = 256, BYTES = 144;
+  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
+    const Bytes block = row + part / 8 * BYTES, scales = block + 4;
+    const int64_t j = part % 8;
+    const int scale = j < 4 ? scales[j] & 63 : (scales[j + 4] & 15) | (scales[j - 4] >> 6) << 4;
+    const int offset = j < 4 ? scales[j + 4] & 63 : scales[j + 4] >> 4 | (scales[j] >> 6) << 4;
+    const Nibbles nibbles(half_at(block) * scale, -(half_at(block + 2) * offset));
+    const Bytes numbers = block + 16 + j / 2 * 32;
+    if (j % 2) {
+      nibbles.high(bytes_at(numbers), weights);
+      nibbles.high(bytes_at(numbers + 16), weights + VECTORS / 2);
+    } else {
+      nibbles.low(bytes_at(numbers), weights);
+      nibbles.low(bytes_at(numbers + 16), weights + VECTORS / 2);
+    }
+  }
+};
+
+// Four low and two high bits of each number, and a scale for each sixteen.
+struct Q6_K {
+  static constexpr int64_t SIZE = 256, BYTES = 210;
+  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
+    const Bytes block = row + part / 8 * BYTES;
+    const int64_t half = part % 8 / 4, j = part % 4;
+    const Bytes low = block + half * 64 + j % 2 * 32, high = block + 128 + half * 32;
+    const auto scales = reinterpret_cast<const int8_t*>(block + 192 + part % 8 * 2);
+    const float scale = half_at(block + 208);
+    const __m128i low_shift = _mm_cvtsi32_si128(j / 2 * 4), high_shift = _mm_cvtsi32_si128(j * 2);
+    for (int k = 0; k < 2; ++k) {
+      const __m128i four = _mm_and_si128(_mm_srl_epi16(bytes_at(low + 16 * k), low_shift), _mm_set1_epi8(15));
+      const __m128i two = _mm_and_si128(_mm_srl_epi16(bytes_at(high + 16 * k), high_shift), _mm_set1_epi8(3));
+      const __m128i numbers = _mm_sub_epi8(_mm_or_si128(four, _mm_slli_epi16(two, 4)), _mm_set1_epi8(32));
+      scaled(numbers, scale * scales[k], weights + k * VECTORS / 2);
+    }
+  }
+};
+
+template <typename Block>
+constexpr int64_t row_bytes(int64_t I) {
+  return I / Block::SIZE * Block::BYTES;
+}
+
+// Write the float32 numbers of a row.
+template <typename Block>
+void unpack(Bytes row, int64_t I, float* numbers) {
+  for (int64_t part = 0; part < I / PART; ++part, numbers += PART) {
+    Floats weights[VECTORS];
+    Block::read(row, part, weights);
+    for (int v = 0; v < VECTORS; ++v) weights[v].store(numbers + v * Floats::size());
+  }
+}
+
+// Most rows of a tile, and its outputs: their sums fit into registers, beside the weights of one part.
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int PACKED_ROWS = 8;
+constexpr int packed_outputs(int rows) { return rows <= 6 ? 4 : 2; }
+#else
+constexpr int PACKED_ROWS = 4;
+constexpr int packed_outputs(int) { return 2; }
+#endif
+
+// Add the products of whole rows x [ROWS, I] and w [OUTPUTS, I] to y [ROWS, OUTPUTS], whose rows are `distance` apart.
+// Sums run over one block of inputs after the other, as those of unpacked weights do: the bits are the same. Weights
+// are read in the order of memory: blocks of many rows first would be read at half the speed.
+template <int ROWS, int OUTPUTS, typename Block>
+void packed_tile(const float* x, Bytes w, float* y, int64_t distance, int64_t block, int64_t I) {
+  const int64_t stride = row_bytes<Block>(I);
+  constexpr int64_t STEP = PART * Block::BYTES / Block::SIZE;
+  Bytes ahead = w + at::divup(LOOK_AHEAD, OUTPUTS * stride) * OUTPUTS * stride;
+  for (int64_t begin = 0; begin < I; begin += block) {
+    Floats sums[ROWS][OUTPUTS];
+    for (auto& of_row : sums) std::fill_n(of_row, OUTPUTS, Floats(0.0f));
+    const int64_t end = std::min(begin + block, I) / PART;
+    for (int64_t part = begin / PART; part < end; ++part) {
+      Floats weights[OUTPUTS][VECTORS];
+#pragma GCC unroll 4
+      for (int o = 0; o < OUTPUTS; ++o, ahead += STEP) {
+        __builtin_prefetch(ahead, 0, 3);
+        Block::read(w + o * stride, part, weights[o]);
+      }
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+          const Floats inputs = Floats::loadu(x + r * I + part * PART + v * Floats::size());
+#pragma GCC unroll 4
+          for (int o = 0; o < OUTPUTS; ++o) sums[r][o] = at::vec::fmadd(inputs, weights[o][v], sums[r][o]);
+        }
+      }
+    }
+    float found[ROWS][4];
+    total(sums, found);
+    for (int r = 0; r < ROWS; ++r) {
+      for (int o = 0; o < OUTPUTS; ++o) y[r * distance + o] += found[r][o];
+    }
+  }
+}
+
+// The same for a number of outputs O.
+template <int ROWS, typename Block>
+void packed_band(const float* x, Bytes w, int64_t O, float* y, int64_t distance, int64_t block, int64_t I) {
+  constexpr int OUTPUTS = packed_outputs(ROWS);
+  int64_t o = 0;
+  for (; o + OUTPUTS <= O; o += OUTPUTS) {
+    packed_tile<ROWS, OUTPUTS, Block>(x, w + o * row_bytes<Block>(I), y + o, distance, block, I);
+  }
+  for (; o < O; ++o) packed_tile<ROWS, 1, Block>(x, w + o * row_bytes<Block>(I), y + o, distance, block, I);
+}
+
+// The functions for 1, 2, ... rows.
+template <typename Block, size_t... BEFORE>
+constexpr auto packed_bands(std::index_sequence<BEFORE...>) {
+  return std::array{packed_band<BEFORE + 1, Block>...};
+}
+
+// Call `function` with the type of blocks of so many bytes; refuse others.
+template <typename Function>
+void for_blocks(int64_t bytes, const Function& function) {
+  switch (bytes) {
+    case Q4_0::BYTES: return function(Q4_0());
+    case Q4_1::BYTES: return function(Q4_1());
+    case Q8_0::BYTES: return function(Q8_0());
+    case Q4_K::BYTES: return function(Q4_K());
+    case Q6_K::BYTES: return function(Q6_K());
+  }
+  TORCH_CHECK(false, "packed weights: got blocks of ", bytes, " bytes; allowed: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K");
+}
+
+}  // namespace few_rows
