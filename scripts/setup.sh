@@ -25,6 +25,8 @@ use_python() {
         python3 -m venv .venv
     fi
     if ! has_imports "$PYTHON" "$imports"; then
+        # Python 3.10 comes with an older pip, which cannot build wavedrom, a package that fschat's ask for.
+        "$PYTHON" -m pip install --quiet --disable-pip-version-check "pip>=23.1" >&2
         "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@" >&2
     fi
 }
