@@ -26,7 +26,8 @@ diff -r dist "$folder/again" || { echo "error: two builds of one source differ; 
 sha256sum dist/*
 if [ "${1:-}" = --run ]; then
     wheel=$(realpath dist/*.whl)
-    for words in "doctor" "generate --help"; do
-        (cd "$folder" && tools/bin/uvx --from "$wheel" token-recycling $words)
-    done
+    demo=$PWD/data/demo/model
+    cd "$folder"
+    tools/bin/uvx --from "$wheel" token-recycling doctor
+    tools/bin/uvx --from "$wheel" token-recycling generate --model-path "$demo" --prompt "The sea is" --max-new-tokens 20
 fi

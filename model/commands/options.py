@@ -37,7 +37,7 @@ def add_options(
         is_tuple = typing.get_origin(hints[item.name]) is tuple
         kind = _value_type(hints[item.name])
         text = item.metadata["help"].replace("%", "%%")
-        if item.default not in (None, ()) and kind is not bool:
+        if item.default not in (None, (), "") and kind is not bool:
             text += f" (default: {_shown(item.default)})"
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text}
         if kind is bool:
