@@ -16,7 +16,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/pages"
 # Pages, and the files that they link to, as they lie here; the package under its installed name.
-cp --parents -r README.md SECURITY.md CHANGELOG.md docs examples {data/*,data/demo/*,integrations/*}/README.md \
+cp --parents -r README.md SECURITY.md CHANGELOG.md CONTRIBUTING.md docs examples {data/*,data/demo/*,integrations/*}/README.md \
     data/demo/model/train_log.jsonl tests/simulated_device/{steps.json,test_batches.py} \
     tests/evaluation/{checking/test_served.py,scoring/test_intervals.py} "$work/pages"
 # Tests run the blocks that say `runnable`; here the word would hide the language.

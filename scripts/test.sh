@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what is missing, then lints, checks types and imports, and runs the tests: bash scripts/test.sh [pytest arguments]
 # -m quick: the core's laws and the reports, in a minute; -m "not slow": all but simulated GPUs and other processes.
-# --setup: sets up, and no more.
+# --setup: sets up, and no more; --lint: runs no tests.
 # On another version of transformers, in an environment of its own, the tests that meet it most closely (or those named):
 #   bash scripts/test.sh --transformers oldest|newest|VERSION [pytest arguments]
 set -euo pipefail
@@ -41,4 +41,5 @@ if [ "${1:-}" = --setup ]; then exit; fi
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
 "$PYTHON" -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-cache --no-logo
+if [ "${1:-}" = --lint ]; then exit; fi
 "$PYTHON" -m pytest "${parallel[@]}" "$@"
