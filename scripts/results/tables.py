@@ -107,7 +107,7 @@ def nodes(packs: Sequence[Path]) -> str:
             [name, *(by_size.get(size, "-") for size in sizes)] for name, by_size in cells.items()
         ]
         header = ["method", *(f"{size} nodes" for size in sizes)]
-        parts += [f"- {_column(group)}. {line}" for line in _captions([group])]
+        parts += [f"- {line}" for line in _captions([group])]
         parts += ["", markdown_table(header, body), ""]
     return "\n".join(parts).rstrip("\n")
 
@@ -181,7 +181,7 @@ def _column(group: Group) -> str:
 
 
 def _captions(groups: Sequence[Group]) -> list[str]:
-    """Return a line for all groups of the same conditions, with what two runs of vanilla differ by in each."""
+    """Return a line for all columns of the same conditions, with the noise of each: one run of vanilla over another."""
     alike: dict[str, list[Group]] = {}
     for group in groups:
         alike.setdefault(_conditions(group), []).append(group)
@@ -190,7 +190,8 @@ def _captions(groups: Sequence[Group]) -> list[str]:
         floors = [group.floor_interval("exact_speedup") for group in of_them]
         known = ", ".join(bounds_text(floor) for floor in floors if floor.is_known)
         noise = f" Noise (one run of vanilla over another): {known}." if known else ""
-        lines.append(f"{conditions}.{noise}")
+        columns = "; ".join(map(_column, of_them))
+        lines.append(f"{columns}: {conditions}.{noise}")
     return [*lines, *(f"**{alarm}.**" for alarm in alarms(groups))]
 
 

@@ -180,7 +180,7 @@ def test_nodes_are_columns(tmp_path: Path) -> None:
         "Lookahead": [True, False],
         "RACER": [True, False],
     }
-    assert "Demo model, 7M, float32, 2 threads. 8 questions of spec_bench" in text
+    assert "Demo model, 7M, float32, 2 threads: 8 questions of spec_bench" in text
 
 
 def test_costs_are_of_reports_of_the_benchmark(tmp_path: Path) -> None:
