@@ -56,7 +56,9 @@ COMMANDS = {
         *("scripts.results unpack", "scripts.results tables"),
     ),
     "Make the demo model": ("scripts.demo_model", "scripts.demo_model.answers"),
-    "Maintain the pages": ("scripts.help_page", "scripts.generate_arguments"),
+    "Maintain the pages": (
+        *("scripts.help_page", "scripts.record_chat", "scripts.generate_arguments"),
+    ),
 }
 OWN_OPTIONS = re.compile(r"^options of \S+:\n.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 INTRODUCTION = """\

@@ -181,7 +181,7 @@ def _column(group: Group) -> str:
 
 
 def _captions(groups: Sequence[Group]) -> list[str]:
-    """Return a line for all columns of the same conditions, with the noise of each: one run of vanilla over another."""
+    """Return a line for all columns of the same conditions, with the noise of each."""
     alike: dict[str, list[Group]] = {}
     for group in groups:
         alike.setdefault(_conditions(group), []).append(group)
