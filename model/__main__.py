@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from pkgutil import resolve_name
+from runpy import run_module
 from typing import NoReturn
 
 from . import __version__
@@ -12,12 +13,12 @@ from .commands.command_line import UserError, run_command
 from .options import unknown_name
 
 NAME = "token-recycling"
-# Module and function of each command, and what it does.
+# Function of each command, a module of the harness for its one, and what it does.
 COMMANDS = {
     "chat": (".chat.command:run", "talk to a model in the terminal, or have one message answered"),
     "generate": (".generate:run", "continue a text as it is given"),
     "serve": (".serve.command:run", "serve a model to OpenAI's clients"),
-    "compare": ("evaluation.compare:main", "measure methods in turn on questions (in a checkout)"),
+    "compare": ("evaluation.compare", "measure methods in turn on questions (in a checkout)"),
     "build": (".build:run", "build all C++ ahead, as for a container image"),
     "doctor": (".doctor:run", "say what is on this machine, what will be used, and what to do"),
 }
@@ -47,17 +48,17 @@ def _run(name: str) -> int:
     if name not in COMMANDS:
         raise UserError(unknown_name("command", name, list(COMMANDS)))
     place, _ = COMMANDS[name]
-    if name == "compare":
-        _find_harness()
-    code: int = resolve_name(f"{__package__}{place}" if place.startswith(".") else place)(None)
+    if not place.startswith("."):
+        _run_harness(place)
+    code: int = resolve_name(f"{__package__}{place}")(None)
     return code
 
 
-def _find_harness() -> None:
-    """Let the harness be imported, from the checkout that this file lies in.
+def _run_harness(module: str) -> NoReturn:
+    """Run a command of the harness as a program, from the checkout that this file lies in.
 
-    It is in no wheel: its packages are called `evaluation` and `scripts`, as Spec-Bench's commands are, and would
-    be in the way of others of those names.
+    It imports the library as `model`: another package than this one, if this is installed in place. It is in no
+    wheel: its packages are called `evaluation` and `scripts`, names not ours alone.
 
     Raises:
         UserError: if this is no checkout, nor installed from one in place.
@@ -65,9 +66,11 @@ def _find_harness() -> None:
     if Path(__file__).parent.name != "model":
         raise UserError(
             "compare: is in a checkout of the project, not in the installed package; there: "
-            "pip install -e '.[harness]', then this command or python -m evaluation.compare"
+            f"pip install -e '.[harness]', then this command or python -m {module}"
         )
     sys.path.insert(0, str(CHECKOUT))
+    run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -136,22 +136,26 @@ def wheel(archives: Path) -> Path:
     return next(archives.glob("*.whl"))
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` folder of a fresh environment that has the wheel, and all other packages from this one."""
-    folder = tmp_path_factory.mktemp("environment")
+def install(folder: Path, *words: object) -> Path:
+    """Install with these words of pip's into a fresh environment that has all other packages from this one.
+
+    Returns its `bin` folder.
+    """
     venv.create(folder)
     python = folder / "bin" / "python"
-    site = Path(
-        run_python(
-            python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder
-        ).strip()
-    )
+    code = "import site; print(site.getsitepackages()[0])"
+    site = Path(run_python(python, "-c", code, cwd=folder).strip())
     elsewhere = [path for path in sys.path if path.endswith("-packages")]
     (site / "elsewhere.pth").write_text("\n".join(elsewhere) + "\n")
-    words = ("-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
-    run_python(sys.executable, *words, cwd=folder)
+    pip = ("-m", "pip", "--python", python, "install", "--no-deps", "--no-index", *words)
+    run_python(sys.executable, *pip, cwd=folder)
     return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of an environment with the wheel."""
+    return install(tmp_path_factory.mktemp("environment"), wheel)
 
 
 def library_files() -> set[str]:
@@ -260,3 +264,13 @@ def test_the_commands_of_the_package_work_without_a_compiler_and_say_what_they_l
     assert {"torch", "[serve]", "[harness]"} <= {*advice}, "ranges are those of its metadata"
     refused = command("compare", "--methods", "vanilla")
     assert refused.returncode == 2 and "is in a checkout of the project" in refused.stderr
+
+
+def test_a_checkout_that_is_installed_in_place_has_the_harness(
+    archives: Path, tmp_path: Path
+) -> None:
+    source = archives.parent / "source"
+    folder = install(tmp_path, "--no-build-isolation", "--editable", source)
+    words = ("compare", "--methods", "vanilla", "--runs", "0")
+    done = run(folder / "python", folder / "token-recycling", *words, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: runs: got 0; allowed: 1 or more\n")

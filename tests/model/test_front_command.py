@@ -57,12 +57,6 @@ def test_another_name_is_an_error_in_a_line(
     assert ("did you mean serve?" in said) == bool(words)
 
 
-def test_the_harness_is_found_beside_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [])
-    front._find_harness()
-    assert sys.path == [str(ROOT)]
-
-
 def test_without_a_checkout_there_is_no_harness(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
