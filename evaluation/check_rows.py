@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OptionParser(
         prog="python -m evaluation.check_rows",
-        description="Whether a row of a pass has the same bits whatever rows stand beside it.",
+        description="Check whether a row of a pass has the same bits whatever other rows are in the "
+        "pass.",
         epilog=EXAMPLES,
     )
     add_options(parser, ModelOptions, MODEL)
@@ -89,7 +90,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         default=COUNTS,
         metavar="N",
-        help=f"how many rows stand beside it (default: {' '.join(map(str, COUNTS))})",
+        help=f"numbers of other rows in the pass (default: {' '.join(map(str, COUNTS))})",
     )
     parser.add_argument(
         "--positions", type=int, default=16, metavar="N", help="rows compared (default: 16)"

@@ -77,7 +77,11 @@ def build_parser() -> argparse.ArgumentParser:
         "model's, with the demo model)",
     )
     group.add_argument(
-        "--runs", type=int, default=1, metavar="N", help="repetitions of the whole (default: 1)"
+        "--runs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="repetitions of the comparison (default: 1)",
     )
     group.add_argument(
         "--out",
@@ -88,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--model-id",
         metavar="NAME",
-        help="what the names of the answer files begin with (default: the model's name)",
+        help="beginning of the names of the answer files (default: the model's name)",
     )
     add_options(parser.add_argument_group("model"), ModelOptions)
     questions = parser.add_argument_group("questions")

@@ -52,8 +52,8 @@ examples:
   python -m evaluation.compare_states --method recycling --shuffles 1 2 3 \\
       --bench-name spec_bench --load-matrix matrix.safetensors
 
-Further options are those of the method's inference command, but for answer files and workers. Automatic budgets
-follow the clock and are refused: hybrid needs --budget fixed.
+All other options are those of the method's inference command, without answer files and workers.
+Automatic budgets depend on the clock and are refused: hybrid needs --budget fixed.
 """
 
 
@@ -95,7 +95,7 @@ def _table(figures: Sequence[dict[str, Any]]) -> str:
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = OptionParser(
         prog="python -m evaluation.compare_states",
-        description="Mean accepted tokens of a method with its memory in several states.",
+        description="Measure the mean accepted tokens of a method with its memory in several states.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--method", required=True, metavar="NAME", help="keeps a memory")
@@ -105,7 +105,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         nargs="*",
         default=[0],
         metavar="SEED",
-        help="orders of the questions beside the file's (default: 0)",
+        help="seeds of further orders of the questions (default: 0)",
     )
     return parser.parse_known_args(argv)
 

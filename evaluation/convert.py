@@ -159,7 +159,8 @@ def _questions(record: RunRecord, question_file: str | None) -> dict[int | str, 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OptionParser(
         prog="python -m evaluation.convert",
-        description="Show acceptance under its right name, and write it in other benches' formats.",
+        description="Show all kinds of acceptance lengths, and write them in other benchmarks' "
+        "formats.",
         epilog=EXAMPLES,
     )
     parser.add_argument(

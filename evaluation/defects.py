@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each defect and one line of JSON; return 1 if there is any."""
     parser = OptionParser(
         prog="python -m evaluation.defects",
-        description="List what is wrong with the rows of answer files, and which are missing in one "
-        "of several.",
+        description="List the defects in the rows of answer files, and rows that are missing in one "
+        "of several files.",
         epilog=EXAMPLES,
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="answer files")
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--max-new-tokens",
         type=int,
         metavar="N",
-        help="limit of new tokens a turn (default: the sidecar's)",
+        help="maximum of new tokens in a turn (default: the sidecar's)",
     )
     add_category_options(parser)
     options = parser.parse_args(argv)

@@ -54,8 +54,8 @@ examples:
   python -m evaluation.equal --jsonfile1 answers/one.jsonl --jsonfile2 answers/other.jsonl \\
       --judge-url http://127.0.0.1:8000
 
-exit code: 0 equal (or ties alone, where they are judged), 1 different, 2 not comparable, as where a question
-failed in both files and no other differs
+exit code: 0 equal (or only ties, if they are judged), 1 different, 2 not comparable (such as a question
+that failed in both files, when no other differs)
 """
 
 
@@ -208,7 +208,8 @@ def _place(difference: Difference) -> str:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OptionParser(
         prog="python -m evaluation.equal",
-        description="Say whether answer files hold the answers of a first one, and where they first part.",
+        description="Say whether answer files have the same answers as a first file, and where they "
+        "first differ.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--file-path", metavar="DIR", help="folder of the files (default: here)")
@@ -228,12 +229,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--served-dtype",
         choices=[name for name in DTYPES if name != "auto"],
-        help="with --model-path: the precision in which the servers decoded that answered",
+        help="with --model-path: the precision of the servers that answered",
     )
     parser.add_argument(
         "--judge-url",
         metavar="URL",
-        help="ask this server, one that answered, for log-probabilities, and judge every difference by them",
+        help="judge every difference by log-probabilities from this server, one of those that "
+        "answered",
     )
     add_options(parser, EndpointConfig, SERVER)
     parser.add_argument(

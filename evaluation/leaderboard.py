@@ -80,7 +80,7 @@ FILES = {
         "questions.csv",
         "write one line a question, method and run: tokens, steps and seconds, the baseline's beside them",
     ),
-    "spec_bench_csv": ("spec-bench.csv", "write the columns of Spec-Bench's leaderboard alone"),
+    "spec_bench_csv": ("spec-bench.csv", "write only the columns of Spec-Bench's leaderboard"),
     "json": ("leaderboard.json", "write the line of JSON to this file too"),
     "html": ("leaderboard.html", "write a page with tables and pictures"),
 }

@@ -61,14 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OptionParser(
         prog="python -m evaluation.merge",
-        description="Put the answer files of all shards of a run together.",
+        description="Join the answer files of all shards of a run.",
         epilog=EXAMPLES,
     )
     parser.add_argument("paths", nargs="+", metavar="FILE", help="answer files of all shards")
-    parser.add_argument("--out", required=True, metavar="FILE", help="where the merged answers go")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a merged file that is there"
-    )
+    parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     return parser.parse_args(argv)
 
 

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OptionParser(
         prog="python -m evaluation.sampling_check",
-        description="Hold the samples of methods against the exact distribution of a small model.",
+        description="Compare samples of methods with the exact distribution of a small model.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--method", nargs="+", metavar="NAME", help="default: all")

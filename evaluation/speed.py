@@ -156,7 +156,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--max-new-tokens",
         type=int,
         metavar="N",
-        help="limit of new tokens a turn, past which the exact ruler counts none (default: the "
+        help="maximum of new tokens in a turn, past which the exact ruler counts none (default: the "
         "sidecar's, if there is one)",
     )
     add_category_options(parser)

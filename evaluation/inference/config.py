@@ -25,25 +25,26 @@ class QuestionOptions(Options):
     question_begin: int | None = option(None, "index of the first question")
     question_end: int | None = option(None, "index after the last question")
     num_questions: int | None = option(
-        None, "as many questions, evenly spread over the file (default: all)", least=1
+        None, "use N questions, evenly spread over the file (default: all)", least=1
     )
     prompt_tokens: str | None = option(
         None,
-        "MIN:MAX, the questions whose first prompt has so many tokens by the model's own tokenizer, such as "
-        "512:1024; either may be left out",
+        "use the questions whose first prompt has MIN to MAX tokens by the model's "
+        "tokenizer, such as 512:1024; one of the two may be left out",
         metavar="MIN:MAX",
     )
     shuffle: int | None = option(
-        None, "seed of another order of the questions: what a matrix saw before counts", least=0
+        None, "seed to shuffle the questions; acceptance depends on their order", least=0
     )
     category_map: tuple[str, ...] = option(
         (),
-        "call a category otherwise in answers and tables, such as math=math_reasoning for GSM8K's in "
-        "files of EAGLE",
+        "rename a category in answers and tables, such as math=math_reasoning for GSM8K "
+        "in files of EAGLE",
         metavar="OLD=NEW",
     )
     shard: str | None = option(
-        None, "I/N: every N-th question from the I-th on; put together by evaluation.merge"
+        None,
+        "I/N: every N-th question, starting at the I-th; evaluation.merge joins the answer files",
     )
 
     def _check(self) -> None:
@@ -101,7 +102,8 @@ class DecodingOptions(SamplingOptions):
     )
     stop: tuple[str, ...] = option(
         (),
-        "an answer ends after the token that completes one of these texts, which stays in it "
+        "end an answer after the token that completes one of these strings; the string "
+        "stays in the answer "
         "(a new line in bash: $'\\n')",
         metavar="STRING",
     )
@@ -124,19 +126,22 @@ class WorkerOptions(Options):
 
     num_gpus_total: int = option(
         1,
-        "GPUs in all; more than --num-gpus-per-model: that many more workers, through Ray",
+        "total number of GPUs; with more than --num-gpus-per-model there are several "
+        "workers, through Ray",
         least=1,
     )
     num_workers: int | None = option(
-        None, "worker processes on CPU, a model each, through Ray, with --threads each", least=1
+        None,
+        "worker processes on the CPU, through Ray, each with its own model and --threads threads",
+        least=1,
     )
     ray_address: str | None = option(
         None, "Ray cluster to run on, such as auto or HOST:6379 (default: this machine)"
     )
     state_order: str = option(
         "any",
-        "any: a worker's matrix holds what that worker answered; single: one worker's order, so "
-        "that acceptance lengths repeat",
+        "any: each worker's matrix learns from its own answers; single: one worker "
+        "answers in order, so acceptance lengths are reproducible",
         choices=STATE_ORDERS,
     )
 
@@ -149,12 +154,10 @@ class AnswerOptions(Options):
     answer_file: str | None = option(
         None, "JSONL file of answers (default: data/BENCH/model_answer/MODEL_ID.jsonl)"
     )
-    resume: bool = option(
-        False, "go on with an answer file that is there (this is also the default)"
-    )
-    overwrite: bool = option(False, "begin anew instead of going on with an answer file")
+    resume: bool = option(False, "continue an existing answer file (the default)")
+    overwrite: bool = option(False, "start again instead of continuing an answer file")
     num_choices: int = option(1, "answers to each question", least=1)
-    batch_size: int = option(1, "questions answered at a time, in common passes", least=1)
+    batch_size: int = option(1, "questions answered at the same time, in shared passes", least=1)
     warmup: int = option(3, "unmeasured passes over the first question", least=0)
     conv_template: str = option(
         "auto",

@@ -42,7 +42,7 @@ def add_benchmark_option(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="JSON",
-        help="reports of scripts.benchmark (its --out), for pictures of what a step costs",
+        help="reports of scripts.benchmark (its --out), for pictures of the cost of a step",
     )
 
 
@@ -50,14 +50,15 @@ def add_category_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--question-file",
         metavar="FILE",
-        help="the questions that were answered: answers without a category take that of their question",
+        help="the questions that were answered; answers without a category get the category of "
+        "their question",
     )
     parser.add_argument(
         "--category-map",
         nargs="+",
         default=[],
         metavar="OLD=NEW",
-        help="call a category otherwise, such as math=math_reasoning for GSM8K's in files of EAGLE",
+        help="rename a category, such as math=math_reasoning for GSM8K in files of EAGLE",
     )
 
 

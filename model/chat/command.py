@@ -39,7 +39,7 @@ HELP = f"""\
 /method NAME   go on with another method: {", ".join(BUILT_IN)}, or one of another package
 /help          show this
 /exit          leave; so does Ctrl-D (exit code 0)
-Ctrl-C         during an answer: stop it, and keep what stands there
+Ctrl-C         during an answer: stop it, and keep the text so far
                at the prompt, twice: leave (exit code 130)
 """
 EXAMPLES = f"""\

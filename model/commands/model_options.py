@@ -33,13 +33,14 @@ class ModelOptions(Options):
     )
     graphs: str = option(
         "auto",
-        "auto: on one GPU the model's passes are replayed as CUDA graphs; off: each kernel is launched by itself; "
-        "without effect on a CPU and on several GPUs; --compile has graphs of its own",
+        "auto: on one GPU, replay the model's passes as CUDA graphs; off: launch each "
+        "kernel by itself. No effect on a CPU or on several GPUs; --compile has its own "
+        "graphs",
         choices=GRAPHS,
     )
     kernels: str = option(
         "auto",
-        "auto: faster kernels for passes over a few rows; off: the model's own arithmetic alone",
+        "auto: faster kernels for passes over a few rows; off: only the model's own operations",
         choices=KERNELS,
     )
     num_gpus_per_model: int = option(1, "GPUs that one model is spread over", least=1)
@@ -47,7 +48,7 @@ class ModelOptions(Options):
         False, "run the Python code that comes with a model; it can do anything that you can"
     )
     allow_pickle: bool = option(
-        False, "read weights from pickles too; code that these name is not run"
+        False, "also read weights from pickle files; code in them is not run"
     )
 
     def _check(self) -> None:
@@ -70,12 +71,14 @@ class SamplingOptions(Options):
     """How tokens are chosen, and how many; names are Spec-Bench's where it has the option."""
 
     max_new_tokens: int = option(
-        1024, "limit of new tokens a turn", least=1, aliases=("--max-new-token",)
+        1024, "maximum of new tokens in a turn", least=1, aliases=("--max-new-token",)
     )
     temperature: float = option(0.0, "0: greedy; above: sampling")
     top_k: int = option(0, "sample from the k likeliest tokens; 0: all", least=0)
     top_p: float = option(1.0, "sample from the likeliest tokens with this total probability")
-    seed: int = option(0, "seed of sampling; choice i, in a chat turn i, uses SEED + i", least=0)
+    seed: int = option(
+        0, "random seed of sampling; choice i (in a chat: turn i) uses SEED + i", least=0
+    )
 
     def _check(self) -> None:
         if self.seed >= 2**63:

@@ -88,7 +88,7 @@ def parse(argv: Sequence[str] | None) -> Asked:
     method = named_method(words)
     parser = OptionParser(
         prog=COMMAND,
-        description="Serve a model to clients of OpenAI's API: for measuring, and for one's own machine.",
+        description="Serve a model to OpenAI's clients: for measuring, and for your own machine.",
         epilog=EXAMPLES,
     )
     parser.add_argument("model_path", metavar="MODEL", help=f"the model: {MODEL_PATHS}")

@@ -16,29 +16,31 @@ KEY_VARIABLE = "TOKEN_RECYCLING_API_KEY"
 class ServeOptions(Options):
     """Where the server listens, what it takes, and for how long."""
 
-    host: str = option(LOCALHOST, "address to listen at; any but this machine's own needs a key")
+    host: str = option(
+        LOCALHOST, "address to listen at; addresses other than this machine's own need a key"
+    )
     port: int = option(8000, "port to listen at; 0: a free one", least=0, most=65535)
     served_model_name: str | None = option(
         None, "the model's name in requests (default: MODEL as it is given)"
     )
     api_key: str | None = option(
-        None, f"key that requests must bring (default: that of {KEY_VARIABLE}, if it is set)"
+        None, f"key that requests need (default: the value of {KEY_VARIABLE}, if set)"
     )
-    batch_size: int = option(8, "most texts that share a pass; others wait", least=1)
-    max_queue: int = option(256, "most requests that wait; more are refused with 503", least=0)
+    batch_size: int = option(8, "maximum of texts that share a pass; others wait", least=1)
+    max_queue: int = option(256, "maximum of waiting requests; more are refused with 503", least=0)
     max_new_tokens: int = option(
-        1024, "most new tokens of a request, and those of a chat that names no limit", least=1
+        1024, "maximum of new tokens of a request, and the limit of a chat without one", least=1
     )
     max_prompt_tokens: int | None = option(
-        None, "most tokens of a prompt (default: the model's context)", least=1
+        None, "maximum of tokens of a prompt (default: the model's context)", least=1
     )
-    max_body_bytes: int = option(2**20, "most bytes of a request", least=1)
+    max_body_bytes: int = option(2**20, "maximum of bytes of a request", least=1)
     request_seconds: int = option(600, "longest time of a request", least=1)
     shutdown_seconds: int = option(
-        30, "time that requests under way have after SIGTERM or Ctrl-C", least=1
+        30, "time that running requests have after SIGTERM or Ctrl-C", least=1
     )
     temperature: float = option(
-        1.0, "of requests that name none (OpenAI's default; 0: greedy decoding)"
+        1.0, "temperature of requests that give none (OpenAI's default; 0: greedy)"
     )
 
     def _check(self) -> None:

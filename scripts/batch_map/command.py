@@ -1,11 +1,11 @@
-r"""Measure where drafts pay in batches, and draw the map: method by batch size by context.
+r"""Measure where drafts are faster in batches, and draw the map: method by batch size by context.
 
 Examples:
     python -m scripts.batch_map measure --out batches.json
     python -m scripts.batch_map measure --model-path smollm2-135m --dtype bfloat16 --out smol.json
     python -m scripts.batch_map draw batches.json smol.json --page batches-map.md --picture batches-map.svg
 
-Exit code: 0, or 2 if something given cannot be used.
+Exit code: 0, or 2 if an option cannot be used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-r"""Time a forward pass on this device, by nodes and context, beside the least that memory allows.
+r"""Time a forward pass on this device, by nodes and context, and compare it with the memory roofline.
 
-The cost curve says which number of drafted nodes pays; the roofline is the time in which a copy reads
-what one token reads. How fast methods answer is what `evaluation.compare` measures;
+The cost curve says how many drafted nodes are worth their time. The roofline is the time in which a
+copy reads what one token reads. `evaluation.compare` measures how fast methods answer;
 `evaluation.plots ANSWERS --benchmark REPORT` draws both.
 
 Examples:

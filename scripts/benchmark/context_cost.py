@@ -1,8 +1,8 @@
 """Measure the cost of a longer text: milliseconds of a forward pass by context, attention apart.
 
 Passes over one node and over a tree are timed after contexts of several lengths, in rounds over all
-of them. Whatever grows with the text beside attention (copies of the cache, masks) is a fault of
-the engine, and shows here as a rest that rises. Prints a table and a line of JSON; draws a picture
+of them. If anything besides attention grows with the text (copies of the cache, masks), it is a fault
+of the engine; it shows here as a growing rest. Prints a table and a line of JSON; draws a picture
 with --out.
 
 Example:

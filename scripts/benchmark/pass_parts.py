@@ -1,9 +1,9 @@
-"""Where the time of a forward pass goes: products, attention, other operations, Python.
+"""Show where the time of a forward pass goes: products, attention, other operations, Python.
 
 Passes over a few rows are timed as they are, then watched by torch's profiler. Its times of operations are sums
 of the calling thread over all passes that were watched; what is left of a pass outside all operations is Python,
-with dispatch. "Read" is the roofline of the products: the bytes of the weights at the bandwidth of a copy. Beside
-other work the figures say nothing.
+with dispatch. "Read" is the roofline of the products: the bytes of the weights at the bandwidth of a copy. While
+other programs run, the figures mean nothing.
 
 Examples:
     python -m scripts.benchmark.pass_parts --threads 1

@@ -1,4 +1,4 @@
-r"""Make a Llama model larger without changing what it says.
+r"""Make a Llama model larger without changing its output.
 
 Writes (or builds in memory) a model of any larger shape whose float32 logits equal the small model's,
 so its greedy tokens are the same, while its forward pass costs what that shape costs. Speed-up depends

@@ -1,8 +1,8 @@
-r"""Check in ten minutes whether the path that only a GPU takes is right and fast there.
+r"""Check in ten minutes whether the GPU path is right and fast on this GPU.
 
-Laws (`pytest -m gpu`), costs and answers (`evaluation.compare`), then verdicts. A part that fails leaves a line
-in the report, and the others go on; one that would not fit into the time is left out and says so. What is
-known, and what is not, is in docs/gpu.md.
+Laws (`pytest -m gpu`), costs and answers (`evaluation.compare`), then verdicts. If a part fails, a line
+in the report says so, and the others go on. A part that would take too long is left out, with a note.
+docs/gpu.md says what is known so far.
 
 Examples:
     python -m scripts.gpu_check --out gpu.json
@@ -10,7 +10,7 @@ Examples:
     python -m scripts.gpu_check --compile --minutes 30
     python -m scripts.gpu_check --device simulated     # on any machine: tries the code, measures nothing
 
-Exit code: 0 if no part failed, 1 if one did, 2 if something given cannot be used.
+Exit code: 0 if no part failed, 1 if one did, 2 if an option cannot be used.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--parts",
         nargs="+",
         metavar="NAME",
-        help=f"run these alone (default: all of {', '.join(part.name for part in PARTS)})",
+        help=f"run only these (default: all of {', '.join(part.name for part in PARTS)})",
     )
     parser.add_argument(
         "--minutes", type=float, default=DEFAULT_MINUTES, help="time limit (%(default)s)"

@@ -1,4 +1,4 @@
-r"""Store answers, and make every table of results on the pages from what is stored.
+r"""Store answers, and make every table of results on the pages from the stored files.
 
 A pack holds the answer files of one comparison, compressed. A page names its packs between two marks, and the
 table between them is made from these files alone: no figure is copied by hand, and equality and intervals can be
@@ -13,9 +13,9 @@ Examples:
     python -m scripts.results pack answers docs/results/demo.tar.xz
     python -m scripts.results unpack docs/results/demo.tar.xz answers
     python -m scripts.results tables            # writes the pages
-    python -m scripts.results tables --check    # only says whether they are as the files are
+    python -m scripts.results tables --check    # only says whether they match the files
 
-Exit code: 0; 1 if a page is not as its files are, with --check; 2 if something given cannot be used.
+Exit code: 0; 1 if a page does not match its files, with --check; 2 if an option cannot be used.
 """
 
 from __future__ import annotations

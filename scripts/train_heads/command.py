@@ -1,8 +1,8 @@
-r"""Train heads that draft for a model: the model is frozen, and stays as it is.
+r"""Train heads that draft for a model. The model does not change.
 
 Text: JSON lines with `prompt` and `response` (responses alone are learned) or `text`, or plain text,
-.gz or not. Best are the model's own greedy answers (`scripts.demo_model.answers`): heads are asked
-what the model will say. Kill it at any time: the same command goes on where it stopped.
+.gz or not. The model's own greedy answers (`scripts.demo_model.answers`) are best, because heads guess
+what the model will say. You can stop the command at any time: run again, it goes on where it stopped.
 
 Example:
     python -m scripts.train_heads --method medusa --model-path data/demo/model --text answers.jsonl \

@@ -307,7 +307,7 @@ def test_help_shows_examples_and_the_default_folder(
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert "python -m scripts.download_data spec_bench mbpp" in text
-    assert str(DATA_DIR) in text
+    assert f"(default: {DATA_DIR.name}/ of the checkout)" in text
 
 
 def test_download_command_is_known_for_pinned_files_only() -> None:

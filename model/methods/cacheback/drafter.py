@@ -32,7 +32,7 @@ class CachebackConfig(Options):
     num_nodes: int = option(63, "drafted nodes of a step, at most", least=1, most=MAX_DRAFT)
     leader_length: int = option(1, "tokens of the text's end that are looked up", least=1, most=16)
     follower_length: int = option(3, "tokens kept after a leader", least=1, most=16)
-    leaders: int = option(256, "leaders kept; the one written longest ago makes room", least=1)
+    leaders: int = option(256, "leaders kept; the least recently written one is replaced", least=1)
     followers: int = option(4, "followers kept of each leader", least=1)
     frozen: str | None = option(
         None,

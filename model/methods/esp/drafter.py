@@ -39,7 +39,7 @@ class EspConfig(Options):
     )
     num_masks: int = option(1, "masks after each node, which guess as many tokens", least=1, most=8)
     rate: float = option(
-        0.1, "share of the way that the mask goes towards each new token's embedding"
+        0.1, "how far the mask moves towards each new token's embedding, from 0 to 1"
     )
 
     def _check(self) -> None:

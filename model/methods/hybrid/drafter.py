@@ -65,7 +65,7 @@ class HybridConfig(Options):
     )
     neighbours: int = option(
         32,
-        "verified nodes with the same token among which the likest state is looked for; 0: none",
+        "verified nodes with the same token whose model states are compared; 0: none",
         least=0,
     )
     head: str | None = option(
@@ -76,7 +76,7 @@ class HybridConfig(Options):
     )
     harvest_prompt: bool | None = option(
         None,
-        "make rows of the prompt's logits too (default: yes; with --budget auto where the "
+        "also learn from the prompt's logits (default: yes; with --budget auto where the "
         "output head is a small part of the model)",
         derived=lambda given: None if given["budget"] == "auto" else True,
     )

@@ -65,9 +65,10 @@ class RecyclingConfig(Options):
     )
     policy: str = option(
         "average",
-        "write-back. average: of every node, accepted ones last, and half of a row stays as it was; "
-        "accepted-last: the same, but a row is overwritten; accepted-only: by accepted nodes alone; "
-        "original: as the published code, to compare with its figures",
+        "how rows are written. average: from every node, accepted ones last, and half of "
+        "a row is kept; accepted-last: the same, but rows are overwritten; accepted-only: "
+        "only from accepted nodes; original: as in the published code, to compare with "
+        "its figures",
         choices=POLICIES,
     )
     harvest_prompt: bool | None = option(

@@ -39,7 +39,7 @@ class RestConfig(Options):
     draft_length: int = option(10, "tokens drafted one after another", least=1, most=256)
     max_matches: int = option(
         5000,
-        "places of a match that are counted, the alphabetically first",
+        "places of a match that are counted, in alphabetical order",
         least=1,
         most=MAX_MATCHES,
     )

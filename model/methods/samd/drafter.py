@@ -66,8 +66,8 @@ class SamdConfig(Options):
     automaton: str | None = option(None, "a corpus's automaton, made by scripts.build_automaton")
     bias: int | None = option(
         None,
-        "tokens that a match in the corpus must be longer to count as much as one in "
-        "the text (default: 5, 0 with --fallback none)",
+        "how many tokens longer a match in the corpus must be to count like one in the "
+        "text (default: 5, 0 with --fallback none)",
         least=0,
         derived=lambda given: (
             None if given["automaton"] is None else 0 if given["fallback"] == "none" else 5

@@ -54,10 +54,12 @@ class SuffixConfig(Options):
     max_spec_factor: float = option(
         1.0, "tokens drafted for each token of the match", least=0, most=MAX_DRAFT
     )
-    max_spec_offset: float = option(0.0, "tokens drafted besides", least=-MAX_DRAFT, most=MAX_DRAFT)
+    max_spec_offset: float = option(
+        0.0, "tokens drafted in addition", least=-MAX_DRAFT, most=MAX_DRAFT
+    )
     min_token_prob: float = option(0.1, "smallest probability of a drafted token", least=0, most=1)
     max_cached_answers: int = option(
-        10_000, "answers kept, the oldest leave first; 0: none but the one in progress", least=0
+        10_000, "answers kept, the newest ones; 0: only the current one", least=0
     )
     start: str = option(
         "hot", "hot: answers are kept across questions; cold: cleared before each", choices=STARTS
