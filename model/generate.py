@@ -27,7 +27,7 @@ from .commands.options import add_options, config_of
 COMMAND = command_of("generate")
 # The model options that it uses: all that serve a single text.
 MODEL_OPTIONS = (
-    *("model_path", "dtype", "device", "threads", "kernels", "graphs"),
+    *("model_path", "dtype", "device", "threads", "kernels", "graphs", "weights"),
     *("trust_remote_code", "allow_pickle"),
 )
 EXAMPLES = f"""\

@@ -33,7 +33,13 @@ WITH_TRANSFORMERS = {
     *("model.methods.sps.draft_model", "model.methods.heads.mtp.layers"),
     *("model.api.decoder", "model.api.custom_generate"),
     *("model.api.checkpoint_settings", "model.api.accelerate", "model.api.prepared_call"),
-    *("model.api.prepared", "model.api.gguf", "model.api.loading", "model.api.tokenizer"),
+    *(
+        "model.api.prepared",
+        "model.api.gguf",
+        "model.api.packed_gguf",
+        "model.api.loading",
+        "model.api.tokenizer",
+    ),
     *("model.api.rows", "model.api.stop_strings"),
     "model.commands.loading",
 }

@@ -87,6 +87,8 @@ CONDITIONS: tuple[Condition, ...] = (
     # None where it has no effect, as on a CPU; older sidecars lack it.
     Condition("graphs", Use.RESUMED | Use.COMPARED, default=None),
     Condition("kernels", _OPTION | Use.COMPARED, default="auto"),
+    # Of a GGUF file: native or dequantised.
+    Condition("weights", Use.RESUMED | Use.COMPARED, default=None),
     # Whether they were asked for and are not there: there is no compiler, or none fits the processor.
     Condition("lacks_kernels", Use.COMPARED, default=False),
     Condition("num_choices", _OPTION | Use.COMPARED, default=1),

@@ -72,7 +72,8 @@ class Replay:
         self._questions = _questions(metas[0], question_file)
         self._rows = tuple({row.question_id: row for row in side} for side in rows)
         with user_errors():
-            options = replace(options, dtype=metas[0]["dtype"])
+            weights = metas[0].get("weights") or options.weights
+            options = replace(options, dtype=metas[0]["dtype"], weights=weights)
         model = check_model(options)
         fingerprint = metas[0]["model_fingerprint"]
         check_weights(

@@ -93,7 +93,7 @@ class LlamaCpp(Referee):
         """Return what a sidecar says otherwise of its answers: the target's precision is not theirs."""
         import xllamacpp
 
-        return {SERVED: True, "dtype": None, PACKAGE: xllamacpp.__version__}
+        return {SERVED: True, "dtype": None, "weights": None, PACKAGE: xllamacpp.__version__}
 
 
 LLAMA_CPP: dict[str, Referee] = {name: LlamaCpp(name) for name in (PLAIN, NGRAM)}

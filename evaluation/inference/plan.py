@@ -274,6 +274,7 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
         "num_workers": run.worker_count if run.uses_ray else None,
         "state_order": run.workers.state_order if run.uses_ray else None,
         "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": model.weights,
         "device": device_name(model.device),
         "sdpa_backends": sdpa_backends(model.device),
         "graphs": run.model.graphs if uses_graphs else None,

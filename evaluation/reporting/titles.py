@@ -117,7 +117,15 @@ HEADINGS = {
     ),
     "Precision": ("dtype",),
     "Device": ("device", "threads", "num_workers"),
-    "Software": ("compile", "graphs", "kernels", "lacks_kernels", "sdpa_backends", "commit"),
+    "Software": (
+        "compile",
+        "graphs",
+        "kernels",
+        "weights",
+        "lacks_kernels",
+        "sdpa_backends",
+        "commit",
+    ),
 }
 # Characters of a condition's value that are shown.
 LONGEST_VALUE = 60

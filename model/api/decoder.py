@@ -88,15 +88,18 @@ class SpeculativeDecoder(BaseDecoder):
         method: MethodName | str | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
+        weights: str = "auto",
         **options: Any,
     ) -> Decoder:
         """Load a model and its tokenizer.
 
         Args:
-            path: folder, GGUF file (dequantised) or hub name of a causal LM.
+            path: folder, GGUF file or hub name of a causal LM.
             method: as for the decoder.
             dtype: "auto" is the checkpoint's own. In float32 texts equal those of plain decoding exactly.
             device_map: where to put the weights (needs accelerate); None is the CPU.
+            weights: of a GGUF file: "native" keeps them in their bits, "dequantised" unpacks them; "auto" is native
+                on the CPU, for the types that the kernel knows.
             options: the method's options. Of recycling:
                 `output_id_topk=8, tree_version="2.2.2", start="hot", policy="average", harvest_prompt=None`;
                 those of all others are listed in docs/methods.md. All else, such as `revision`, goes to
@@ -113,7 +116,7 @@ class SpeculativeDecoder(BaseDecoder):
         of_model = {name: value for name, value in options.items() if name not in names}
         if named:
             _config_of(named, of_method)  # before the weights load
-        model, tokenizer = load(path, dtype, device_map, of_model, names)
+        model, tokenizer = load(path, dtype, device_map, of_model, names, weights)
         return cls(model, tokenizer, method, **of_method)
 
     @classmethod

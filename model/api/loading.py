@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedModel
 from ..engine.target import IN_TRAINING
 from ..machine.installed_name import HERE
 from ..options import DTYPES, unknown_name
-from .gguf import read, read_weights
+from .gguf import choose_weights, read, read_weights
 from .tokenizer import read_tokenizer
 
 OF_TOKENIZER = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
@@ -55,6 +55,7 @@ def load(
     device_map: Any,
     words: Mapping[str, Any],
     of_method: Sequence[str],
+    weights: str = "auto",
 ) -> Loaded:
     """Load a model and its tokenizer; arguments that nothing takes are refused before.
 
@@ -64,18 +65,21 @@ def load(
         device_map: where to put them; None is the CPU.
         words: for transformers' `from_pretrained`.
         of_method: names of the method's options, from which one is suggested.
+        weights: as `choose_weights`.
 
     Raises:
-        ValueError: for an argument or a dtype that is not known.
+        ValueError: for an argument or a dtype that is not known, or weights that cannot be kept so.
         OSError: if there is no such model.
     """
     is_float = isinstance(dtype, torch.dtype) and dtype.is_floating_point
     if not is_float and dtype not in DTYPES:
         raise ValueError(unknown_name("dtype", dtype, [*DTYPES, "torch.float32 and the like"]))
     _refuse_unknown(path, words, of_method)
+    device = "cpu" if device_map is None else "meta"
+    is_native = choose_weights(path, weights, device, dtype) == "native"
     of_tokenizer = {name: words[name] for name in OF_TOKENIZER if name in words}
     tokenizer = read_tokenizer(path, **of_tokenizer)
-    model = read_weights(path, dtype=dtype, device_map=device_map, **words)
+    model = read_weights(path, is_native, dtype=dtype, device_map=device_map, **words)
     return Loaded(model.eval(), tokenizer)
 
 

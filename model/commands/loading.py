@@ -17,7 +17,7 @@ from transformers.utils import has_file
 from transformers.utils import logging as transformers_logging
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.gguf import check_gguf, is_gguf, read, read_weights
+from ..api.gguf import check_gguf, choose_weights, is_gguf, read, read_weights
 from ..api.tokenizer import read_tokenizer
 from ..compiled.compiled_graphs import CompiledGraphedTarget
 from ..compiled.graphs import graphed
@@ -49,6 +49,8 @@ class CheckedModel(NamedTuple):
     dtype: torch.dtype
     hf_config: Any
     tokenizer: Any
+    # How those of a GGUF file are kept (`choose_weights`).
+    weights: str | None = None
 
     @property
     def vocab_size(self) -> int | None:
@@ -86,7 +88,20 @@ def check_model(
     hf_config, tokenizer = load_config_and_tokenizer(
         options.model_path, options.trust_remote_code, options.allow_pickle
     )
-    return CheckedModel(device, dtype, hf_config, tokenizer)
+    weights = _weights(options, device, dtype)
+    return CheckedModel(device, dtype, hf_config, tokenizer, weights)
+
+
+def _weights(options: ModelOptions, device: torch.device, dtype: torch.dtype) -> str | None:
+    asked = options.weights
+    if (
+        asked == "auto"
+        and is_gguf(options.model_path)
+        and (options.compile or options.kernels == "off")
+    ):
+        asked = "dequantised"
+    with user_errors():
+        return choose_weights(options.model_path, asked, device, dtype)
 
 
 def check_prompt(checked: CheckedModel, length: int) -> None:
@@ -281,6 +296,7 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
     try:
         model = read_weights(
             options.model_path,
+            checked.weights == "native",
             config=checked.hf_config,
             dtype=checked.dtype,
             # None: safetensors if they exist, else a pickle, read without running its code.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..options import DTYPES, Options, option, temperature_of
+from ..options import DTYPES, WEIGHTS, Options, option, temperature_of
 from .known_models import KNOWN_MODELS, resolve_model
 from .options import CHECKOUT
 
@@ -43,6 +43,12 @@ class ModelOptions(Options):
         "auto: faster kernels for passes over a few rows; off: only the model's own operations",
         choices=KERNELS,
     )
+    weights: str = option(
+        "auto",
+        "of a GGUF file: native: kept in their bits, which our kernel multiplies as they are; dequantised: "
+        "unpacked as they load; auto: native on a CPU, for the types that the kernel knows",
+        choices=WEIGHTS,
+    )
     num_gpus_per_model: int = option(1, "GPUs that one model is spread over", least=1)
     trust_remote_code: bool = option(
         False, "run the Python code that comes with a model; it can do anything that you can"
@@ -60,6 +66,9 @@ class ModelOptions(Options):
             raise ValueError(
                 f"compile: got num_gpus_per_model {self.num_gpus_per_model} with it; allowed: 1"
             )
+        without = "compile" if self.compile else "kernels off"
+        if self.weights == "native" and (self.compile or self.kernels == "off"):
+            raise ValueError(f"weights: got native with {without}; leave one of them out")
         if self.compile and self.graphs == "off":
             raise ValueError(
                 "graphs: got off with compile, whose passes are CUDA graphs on a GPU; leave one of them out"

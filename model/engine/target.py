@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Cache, PreTrainedModel
 
+from ..kernels.packed import num_weights, stored
 from ..machine.measurements import machine_key
 from ..machine.transfer import uploaded
 from .cache import TreeCache
@@ -99,7 +100,7 @@ class TargetModel(PassArithmetic):
         with self.lock:
             use_masked_attention(model)
         self.config = model.config.get_text_config(decoder=True)
-        weight = model.get_input_embeddings().weight
+        weight = stored(model.get_input_embeddings())
         if weight.is_meta:
             raise UnsupportedModelError(
                 "model: its weights are on the device meta, which holds no numbers; load it on a device "
@@ -140,7 +141,7 @@ class TargetModel(PassArithmetic):
         refuse_autocast(self.device, self.dtype)
         if self.model.training:
             raise ValueError(IN_TRAINING)
-        weight = self.model.get_input_embeddings().weight
+        weight = stored(self.model.get_input_embeddings())
         now = (self.model.dtype, weight.device, len(weight))
         then = (self.dtype, self.device, self.num_tokens)
         if now != then:
@@ -182,8 +183,8 @@ class TargetModel(PassArithmetic):
     def head_share(self) -> float:
         """Share of the output head in the model's weights, 0 to 1."""
         head = self.model.get_output_embeddings()
-        total = sum(parameter.numel() for parameter in self.model.parameters())
-        return head.weight.numel() / total if head is not None else 0.0
+        total = num_weights(self.model)
+        return num_weights(head) / total if head is not None else 0.0
 
     def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
         """Return the capture of these hidden states of passes (`Needs.hidden_layers`).

@@ -39,6 +39,7 @@ from . import short_pass as few_rows
 from .choice import ROWS, Choice, LayerHeads, bucket
 from .linear import FEWEST_WEIGHTS, is_exact
 from .measured_attention import choice_on_gpu, first_letters, registered
+from .packed import num_weights
 from .packed_attention import packed_name
 from .pass_kernels import PassKernels
 from .registered import USUAL, is_special, register_attention
@@ -251,7 +252,7 @@ def attention_kernels(
 def _has_kernel(
     model: PreTrainedModel, num_heads: int, shapes: tuple[HeadShape, HeadShape]
 ) -> bool:
-    is_small = sum(parameter.numel() for parameter in model.parameters()) < FEWEST_WEIGHTS
+    is_small = num_weights(model) < FEWEST_WEIGHTS
     if is_small or hasattr(model, "_orig_mod") or model.dtype not in DTYPES:
         return False
     return num_heads % shapes[0].num_heads == 0 and bool(short_pass_kernel())

@@ -34,6 +34,7 @@ import torch
 from torch import nn
 
 from ..machine.own_forwards import OwnForwards
+from .packed import packed_weights
 from .pass_kernels import PassKernels
 from .short_pass import DTYPES, has_bfloat16_units, short_pass_kernel
 
@@ -63,6 +64,7 @@ class LinearKernels(PassKernels):
         is_compiled: whether passes are compiled. These round in their own way, so prompts and
             single rows count as reference with any kernel.
         forward: the function that computes a layer.
+        packed: weights of layers that compute by the kernel themselves (`packed.py`).
     """
 
     def __init__(
@@ -71,9 +73,14 @@ class LinearKernels(PassKernels):
         most_rows: int = sys.maxsize,
         is_compiled: bool = False,
         forward: Forward = few_rows,
+        packed: Sequence[torch.Tensor] = (),
     ) -> None:
         has_exact = any(is_exact(layer.weight.dtype) for layer in layers)
-        super().__init__("few-rows" if layers else "as-they-are", is_compiled or not has_exact)
+        # The bytes of their blocks: passes over fewer bits cost less.
+        of_packed = [f"packed-{size}" for size in sorted({one.shape[2] for one in packed})]
+        names = [*(["few-rows"] if layers else []), *of_packed]
+        super().__init__("+".join(names) or "as-they-are", is_compiled or not has_exact)
+        self._packed = tuple(packed)
         # Methods: a deep copy of the model gets functions of its own layers.
         self._forwards = OwnForwards({layer: MethodType(forward, layer) for layer in layers})
         self._most_rows, self._is_compiled, self._forward = most_rows, is_compiled, forward
@@ -85,10 +92,17 @@ class LinearKernels(PassKernels):
     def without(self, modules: Container[nn.Module]) -> LinearKernels:
         """Return the kernels of those layers that are not among these modules."""
         layers = [layer for layer in self if layer not in modules]
-        return LinearKernels(layers, self._most_rows, self._is_compiled, self._forward)
+        return LinearKernels(
+            layers, self._most_rows, self._is_compiled, self._forward, self._packed
+        )
 
     def __bool__(self) -> bool:
-        return bool(self._forwards)
+        return bool(self._forwards or self._packed)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """The weights that the kernel reads, packed ones included."""
+        return [*(layer.weight for layer in self), *self._packed]
 
     def for_rows(self, num_rows: int) -> AbstractContextManager[None]:
         """Return the block to run a pass over `num_rows` rows in."""
@@ -103,10 +117,11 @@ class LinearKernels(PassKernels):
 def linear_kernels(model: nn.Module, dtype: torch.dtype, is_compiled: bool) -> LinearKernels:
     """Return the kernels of a model's linear layers on this machine."""
     layers = suitable_layers(model)
+    packed = packed_weights(model)
     num_weights = sum(layer.weight.numel() for layer in layers)
     if num_weights < FEWEST_WEIGHTS or dtype not in DTYPES or not short_pass_kernel():
-        return LinearKernels([], is_compiled=is_compiled)
-    return LinearKernels(layers, most_rows(dtype), is_compiled)
+        layers = []
+    return LinearKernels(layers, most_rows(dtype), is_compiled, packed=packed)
 
 
 def most_rows(dtype: torch.dtype) -> int:

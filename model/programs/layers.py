@@ -24,6 +24,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from ..kernels.attention import FEW_QUERIES, additive, is_for_draft
 from ..kernels.linear import is_exact, most_rows
 from ..kernels.norms import FusedNorm, find_norms
+from ..kernels.packed import PackedLinear
 from ..kernels.pass_kernels import PassKernels
 from ..machine.own_forwards import OwnForwards
 from .capture import PLAIN_VALUES, Captured, LayerCall, NoProgramError, captured
@@ -324,7 +325,8 @@ def _refuse_other_code(layer: nn.Module) -> None:
     """Raise NoProgramError for modules that may compute otherwise another time, or have unusual weights."""
     for module in layer.modules():
         name = f"{type(module).__module__}."
-        if not name.startswith(("torch.nn.", "transformers.")) or "forward" in module.__dict__:
+        is_known = name.startswith(("torch.nn.", "transformers.")) or type(module) is PackedLinear
+        if not is_known or "forward" in module.__dict__:
             raise NoProgramError(f"a layer with {type(module).__name__} from outside transformers")
     for weight in (*layer.parameters(), *layer.buffers()):
         if type(weight) not in (nn.Parameter, torch.Tensor) or weight.device.type != "cpu":

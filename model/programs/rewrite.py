@@ -44,7 +44,8 @@ def _drop_casts(graph: fx.Graph) -> None:
 def _use_few_rows(graph: fx.Graph) -> None:
     """Use the kernel for a few rows; layers without bias that share their inputs in one call."""
     groups: dict[Any, list[Any]] = {}
-    for node in _nodes(graph, aten.linear.default):
+    # Layers with packed weights use it themselves; numbers and packed weights do not share a call.
+    for node in (*_nodes(graph, aten.linear.default), *_nodes(graph, ours.few_rows.default)):
         inputs, weight, *bias = node.args
         if weight.op != "placeholder":
             continue
@@ -54,8 +55,8 @@ def _use_few_rows(graph: fx.Graph) -> None:
             found.meta = node.meta
             node.replace_all_uses_with(found)
         else:
-            groups.setdefault(inputs, []).append(node)
-    for inputs, nodes in groups.items():
+            groups.setdefault((inputs, node.target), []).append(node)
+    for (inputs, _), nodes in groups.items():
         with graph.inserting_before(nodes[0]):
             together = graph.call_function(
                 ours.few_rows_of_layers.default, (inputs, [node.args[1] for node in nodes])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
 # The model options that the server uses, beside the model's path.
 MODEL_OPTIONS = (
-    *("dtype", "device", "threads", "kernels", "graphs"),
+    *("dtype", "device", "threads", "kernels", "graphs", "weights"),
     *("trust_remote_code", "allow_pickle"),
 )
 # Seconds for which an idle connection stays open: longer than clients keep theirs (httpx 5, aiohttp 15, curl 118 at

@@ -24,6 +24,7 @@ from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
+from model.kernels.packed import packed_weights, stored
 from model.kernels.sdpa import sdpa_backends
 from model.machine.measurements import device_name
 from model.machine.packages import versions
@@ -151,13 +152,12 @@ def roofline(target: TargetModel, context: int, one_node_milliseconds: float) ->
 
 def bytes_of_token(target: TargetModel, context: int) -> int:
     """Return the bytes of weights and cache that one token of plain decoding reads at a context length."""
-    embedding = target.model.get_input_embeddings().weight
+    embedding = stored(target.model.get_input_embeddings())
     head = target.model.get_output_embeddings()
-    weights = sum(
-        parameter.numel() * parameter.element_size() for parameter in target.model.parameters()
-    )
-    if head is None or head.weight is not embedding:
+    tensors = (*target.model.parameters(), *packed_weights(target.model))
+    weights = sum(tensor.nbytes for tensor in tensors)
+    if head is None or stored(head) is not embedding:
         # An untied embedding gives one row a token; a tied one is read whole as the output head.
-        weights -= embedding.numel() * embedding.element_size()
+        weights -= embedding.nbytes
     cache = target.new_cache(context)
     return weights + cache.num_bytes * context // cache.capacity

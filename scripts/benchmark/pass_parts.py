@@ -29,6 +29,7 @@ from model.commands.loading import check_model, load_target
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.target import TargetModel
+from model.kernels.packed import packed_weights
 from model.machine.timing import seconds_of
 from scripts.benchmark.device_costs import choose_contexts, conditions, copy_bandwidth
 
@@ -68,7 +69,8 @@ def pass_parts(
     cache = target.new_cache(context + max(nodes))
     for _ in target.prefill([1] * (context + 1), cache, with_logits=False):
         pass
-    weights = sum(weight.nbytes for weight in target.model.parameters())
+    tensors = (*target.model.parameters(), *packed_weights(target.model))
+    weights = sum(tensor.nbytes for tensor in tensors)
     read = 1e3 * weights / copy_bandwidth(target.device, target.synchronize)
     found = []
     for num_nodes in nodes:
@@ -99,7 +101,7 @@ def _kind(operation: str) -> str:
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = OptionParser(prog="python -m scripts.benchmark.pass_parts", description=__doc__)
-    names = ("model_path", "dtype", "threads", "kernels", "allow_pickle")
+    names = ("model_path", "dtype", "threads", "kernels", "weights", "allow_pickle")
     add_options(parser, ModelOptions, names)
     parser.add_argument(
         "--nodes", type=int, nargs="+", default=[1, 4, 8, 32], help="rows of a pass (%(default)s)"

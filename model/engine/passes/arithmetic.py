@@ -97,7 +97,7 @@ class PassArithmetic:
         if not self.use_kernels:
             return LinearKernels([], is_compiled=self.is_compiled)
         kernels = linear_kernels(self.model, self.dtype, self.is_compiled)
-        use_huge_pages(layer.weight for layer in kernels)
+        use_huge_pages(kernels.weights)
         return kernels
 
     @FoundOnce

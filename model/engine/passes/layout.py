@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
+from ...kernels.packed import stored
 from ...states.layers import CONTAINERS, State, num_state_bytes, num_states_of
 from ...states.mixers import Mixers, find_mixers
 from ...states.own_cache import (
@@ -101,7 +102,7 @@ class CacheLayout:
         """
         if self._own is None or "cache_position" not in self._parameters:
             return None
-        device = self._model.get_input_embeddings().weight.device
+        device = stored(self._model.get_input_embeddings()).device
         if "cache_params" not in self._parameters:
             return torch.arange(base, base + num_rows, device=device)
         # Models with states alone know a prompt by as many positions as their convolution sees.
@@ -182,7 +183,7 @@ class OwnStatesCache(TreeCache):
 
 
 def _tokens(model: PreTrainedModel, count: int = 2) -> torch.Tensor:
-    weight = model.get_input_embeddings().weight
+    weight = stored(model.get_input_embeddings())
     return torch.arange(count, device=weight.device) % len(weight)
 
 

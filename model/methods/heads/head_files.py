@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ...kernels.packed import stored
 from ...machine.files import atomic_write, refuse_lfs_pointer
 from ...options import option
 
@@ -93,7 +94,7 @@ class HeadFiles(NamedTuple):
 
 def called(module: Any, inputs: torch.Tensor) -> torch.Tensor:
     """Call an embedding or output head of the target model, which may be on another device."""
-    place = module.weight.device
+    place = stored(module).device
     # Offloaded weights (`meta`) are brought by the module's own hooks.
     found: torch.Tensor = module(inputs if place.type == "meta" else inputs.to(place))
     return found.to(inputs.device)

@@ -32,6 +32,7 @@ from ...engine.cache import TreeCache
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree, TreeTopology
+from ...kernels.packed import num_weights, stored
 from ...machine.kept import Kept
 from ...machine.transfer import uploaded
 from ...options import DTYPES, Options, budget_option, option
@@ -80,7 +81,7 @@ class SpsDrafter(CostAwareDrafter):
         self._model = load_draft_model(config.draft_model, config.draft_dtype, device)
         self._models: Kept[TargetModel] = Kept()  # the one in use by the kind of its passes
         self.max_nodes = 1 + config.num_draft_tokens
-        self._num_tokens = len(self._model.model.get_input_embeddings().weight)
+        self._num_tokens = len(stored(self._model.model.get_input_embeddings()))
         self._cache = self._model.new_cache(0)
         self._runs_like: type = TargetModel
         self._context_limit = math.inf
@@ -160,7 +161,7 @@ class SpsDrafter(CostAwareDrafter):
         return step_costs(self._model)
 
     def describe(self) -> str:
-        parameters = sum(part.numel() for part in self._model.model.parameters())
+        parameters = num_weights(self._model.model)
         return f"draft model of {parameters / 1e6:.1f}M parameters, {self._model.dtype}"
 
     def _run_like(self, target: TargetModel) -> None:

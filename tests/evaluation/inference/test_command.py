@@ -62,6 +62,7 @@ CHANGED: dict[str, Any] = dict(
     threads=2,
     graphs="off",
     kernels="off",
+    weights="dequantised",
     num_gpus_per_model=2,
     num_gpus_total=4,
     ray_address="auto",

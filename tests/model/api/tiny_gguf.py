@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf.quants import quantize
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaForCausalLM
 
@@ -58,9 +59,16 @@ def tiny_llama() -> LlamaForCausalLM:
 
 
 def write_gguf(
-    file: Path, model: LlamaForCausalLM, *, architecture: str = "llama", left_out: str | None = None
+    file: Path,
+    model: LlamaForCausalLM,
+    *,
+    architecture: str = "llama",
+    left_out: str | None = None,
+    kind: str = "F32",
 ) -> Path:
-    """Write a model in float32 as a GGUF file; `left_out` names a tensor that it is to lack."""
+    """Write a model as a GGUF file, its matrices in a type of llama.cpp's; `left_out` names a tensor that it is
+    to lack.
+    """
     writer = GGUFWriter(str(file), architecture)
     config = model.config
     writer.add_name("tiny")
@@ -77,7 +85,9 @@ def write_gguf(
     _add_tokenizer(writer)
     for name, tensor in model.state_dict().items():
         if (gguf_name := _gguf_name(name)) != left_out:
-            writer.add_tensor(gguf_name, _as_stored(name, tensor).contiguous().numpy())
+            numbers = _as_stored(name, tensor).contiguous().numpy()
+            of_tensor = GGMLQuantizationType[kind if numbers.ndim == 2 else "F32"]
+            writer.add_tensor(gguf_name, quantize(numbers, of_tensor), raw_dtype=of_tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

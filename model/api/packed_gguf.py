@@ -1,0 +1,157 @@
+"""Loads a GGUF file with its weights as they are: transformers places their blocks, our layers compute with them.
+
+Transformers 5.23 has layers of blocks, for a kernel of its hub, and plans which weights stay packed for its newest
+loader. For architectures of its older loader, which unpacks all, the plan is made here, from its table of names
+and its processors of tensors: a weight stays packed if they only reorder its rows, as Llama's queries and keys.
+When the blocks are loaded, our layers take the place of transformers', and the model is a stock model without a
+quantizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGUFReader, dequantize
+from torch import nn
+from transformers.integrations.gguf.dequant import GGML_BLOCK, GGML_NAME
+from transformers.integrations.gguf.reader import GgufHeader
+from transformers.integrations.gguf.utils import (
+    GgufEmbedding,
+    GgufLinear,
+    get_gguf_conversion_mapping,
+    get_gguf_plan,
+    replace_with_gguf_modules,
+)
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
+
+from ..kernels.packed import TYPES, PackedEmbedding, PackedLinear
+
+GGUF = "gguf"
+_ONE_AT_A_TIME = Lock()
+
+
+class _Quantizer(GgufHfQuantizer):  # type: ignore[misc]
+    """Transformers' loader of GGUF files, whose layers compute with our kernel."""
+
+    _file: str
+
+    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is needed: the kernel is ours."""
+
+    def supports(self, ggml_type: int) -> bool:
+        """Whether our kernel reads a type."""
+        return GGML_NAME.get(ggml_type) in TYPES
+
+    def read_header(self, gguf_file: str) -> None:
+        self._file = gguf_file
+        super().read_header(gguf_file)
+
+    def get_state_dict(self, checkpoint_file: str, model: nn.Module) -> Any:
+        return super().get_state_dict(checkpoint_file, model) if self.supported else self._tensors
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
+        if self.supported:
+            self.mapping = get_gguf_conversion_mapping(self.header.architecture, model.config)
+            self.quantized, plan, permuted = get_gguf_plan(self.header, self.mapping)
+            # Experts have other names, and permuted columns would need their inputs permuted.
+            plan = {
+                name: kind
+                for name, kind in plan.items()
+                if name.endswith(".weight") and name not in permuted and self.supports(kind)
+            }
+        else:
+            self._tensors, plan = _read(self._file, model)
+        self.packed_modules = replace_with_gguf_modules(model, plan, self, self.dtype)
+
+    def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        for name, module in [*model.named_modules()]:
+            if isinstance(module, GgufLinear | GgufEmbedding):
+                model.set_submodule(name, _packed(module, self.dtype))
+        if self.supported:
+            vars(model)["_weight_conversions"] = None  # as transformers' own
+        return model
+
+
+def _packed(module: Any, dtype: torch.dtype) -> nn.Module:
+    _, size = GGML_BLOCK[module.ggml_type]
+    blocks = module.weight.data
+    blocks = blocks.view(len(blocks), -1, size)
+    if isinstance(module, GgufEmbedding):
+        return PackedEmbedding(blocks, dtype)
+    return PackedLinear(blocks, dtype, module.bias)
+
+
+def _read(file: str, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """Return a file's tensors by their names in the model, and the types of those that stay packed; as
+    transformers' `load_gguf_checkpoint`, which unpacks all.
+    """
+    reader = GGUFReader(file)
+    architecture = reader.fields["general.architecture"].contents()
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    names = get_gguf_hf_weights_map(model, processor)
+    layers = {f"{name}.weight": type(module) for name, module in model.named_modules()}
+    tensors: dict[str, torch.Tensor] = {}
+    plan: dict[str, int] = {}
+    words = {"tensor_key_mapping": names, "parsed_parameters": {"tensors": tensors}}
+    for tensor in reader.tensors:
+        name = names.get(tensor.name, "")
+        is_layer = layers.get(name) in (nn.Linear, nn.Embedding)
+        order = _row_order(processor, tensor, words) if is_layer else None
+        if order is not None and tensor.tensor_type.name in TYPES:
+            tensors[name] = torch.from_numpy(tensor.data[order])
+            plan[name] = int(tensor.tensor_type)
+            continue
+        numbers = dequantize(tensor.data, tensor.tensor_type)
+        found = processor.process(weights=numbers, name=tensor.name, **words)
+        if found.name in names:
+            tensors[names[found.name]] = torch.from_numpy(np.copy(found.weights))
+    return tensors, plan
+
+
+def _row_order(processor: TensorProcessor, tensor: Any, words: Any) -> np.ndarray | None:
+    """Return the order in which a matrix's rows go into the model; None if its numbers change otherwise."""
+    num_rows = len(tensor.data)
+    probe = np.arange(2 * num_rows).reshape(num_rows, 2)  # each row has its number in it
+    try:
+        found = processor.process(weights=probe, name=tensor.name, **words)
+    except (ValueError, IndexError):  # it needs all columns
+        return None
+    if found.name != tensor.name or found.weights.shape != probe.shape:
+        return None
+    order: np.ndarray = found.weights[:, 0] // 2
+    return order if np.array_equal(found.weights, probe[order]) else None
+
+
+def has_packed(file: Path) -> bool:
+    """Whether a GGUF file has weights of types that the kernel knows."""
+    try:
+        kinds = {
+            GGML_NAME.get(kind) for kind in GgufHeader.from_file(str(file)).ggml_types.values()
+        }
+    except ValueError:  # types that only the older loader knows
+        kinds = {tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
+    return not kinds.isdisjoint(TYPES)
+
+
+@contextmanager
+def packed_layers() -> Iterator[None]:
+    """Within the block transformers loads GGUF files with packed layers."""
+    with _ONE_AT_A_TIME:
+        own = AUTO_QUANTIZER_MAPPING[GGUF]
+        AUTO_QUANTIZER_MAPPING[GGUF] = _Quantizer
+        try:
+            yield
+        finally:
+            AUTO_QUANTIZER_MAPPING[GGUF] = own
