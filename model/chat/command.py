@@ -156,7 +156,9 @@ class Chat:
             import readline  # noqa: F401 (gives `input` its line editing and history)
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         if is_terminal:
-            self.note(f"{self.dialogue.decoder.method}; /help tells the commands")
+            self.note(
+                f"{self.dialogue.decoder.method}; tokens of one step share a colour; /help lists the commands"
+            )
         num_interrupts = 0
         while num_interrupts < 2:
             try:
