@@ -76,18 +76,23 @@ class _Quantizer(GgufHfQuantizer):  # type: ignore[misc]
         self.packed_modules = replace_with_gguf_modules(model, plan, self, self.dtype)
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        shared: dict[int, torch.Tensor] = {}  # tied layers stay tied
         for name, module in [*model.named_modules()]:
             if isinstance(module, GgufLinear | GgufEmbedding):
-                model.set_submodule(name, _packed(module, self.dtype))
+                blocks = shared.setdefault(id(module.weight), _blocks(module))
+                model.set_submodule(name, _packed(module, blocks, self.dtype))
         if self.supported:
             vars(model)["_weight_conversions"] = None  # as transformers' own
         return model
 
 
-def _packed(module: Any, dtype: torch.dtype) -> nn.Module:
+def _blocks(module: Any) -> torch.Tensor:
     _, size = GGML_BLOCK[module.ggml_type]
-    blocks = module.weight.data
-    blocks = blocks.view(len(blocks), -1, size)
+    weight: torch.Tensor = module.weight.data
+    return weight.view(len(weight), -1, size)
+
+
+def _packed(module: Any, blocks: torch.Tensor, dtype: torch.dtype) -> nn.Module:
     if isinstance(module, GgufEmbedding):
         return PackedEmbedding(blocks, dtype)
     return PackedLinear(blocks, dtype, module.bias)

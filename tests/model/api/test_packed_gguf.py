@@ -80,6 +80,14 @@ def test_weights_stay_packed_and_are_those_of_the_dequantised_model(
     assert not model.is_quantized and not hasattr(model.config, "quantization_config")
 
 
+def test_a_tied_embedding_is_kept_once(folder: Path) -> None:
+    file = write_gguf(folder / "tied.gguf", tiny_llama(), kind=KIND, left_out="output.weight")
+    model = read(file, True)
+    assert model.lm_head.blocks is model.model.embed_tokens.blocks
+    assert len(packed_weights(model)) == 7 * LAYERS + 1
+    assert TargetModel(model).head_share < 1
+
+
 def test_its_logits_are_those_of_the_dequantised_model(file: Path, dense: Any) -> None:
     ids = torch.randint(3, 200, (1, 40))
     model = read(file, True)
