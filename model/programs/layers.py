@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -49,13 +49,14 @@ class Attending:
 
     def __init__(self, config: Any) -> None:
         self._config = config
+        self.in_two_calls = False
         self.find()
 
     def find(self) -> None:
         """Take the attention that is in use now."""
         name = self._config._attn_implementation
         self.attend: Callable[..., Any] = AttentionInterface()[name]
-        self.is_kernel = name == FEW_QUERIES
+        self.is_kernel = name == FEW_QUERIES and not self.in_two_calls
         self._mask: tuple[torch.Tensor | None, torch.Tensor] = (None, NO_MASK)
 
     def additive(self, mask: torch.Tensor | None) -> torch.Tensor:
@@ -209,6 +210,18 @@ class LayerPrograms(PassKernels):
         assert self._attending is not None
         self._attending.find()
         return self._layers.exchanged()
+
+    @contextmanager
+    def in_two_calls(self) -> Iterator[None]:
+        """Within the block layers take two calls, so that their attention can be watched."""
+        if self._attending is None:
+            yield
+            return
+        self._attending.in_two_calls = True
+        try:
+            yield
+        finally:
+            self._attending.in_two_calls = False
 
     def is_reference(self, num_rows: int) -> bool:
         """Whether a pass over `num_rows` rows has reference arithmetic as it is."""

@@ -347,8 +347,9 @@ def test_a_full_queue_refuses_and_a_failed_pass_ends_its_texts_alone(
             served.client.stream("POST", "/v1/completions", json=fields) as first,
             served.client.stream("POST", "/v1/completions", json=fields) as second,
         ):
-            lines = first.iter_lines()
-            next(lines), next(second.iter_lines())
+            # Both are kept: a stream that nobody reads any more is closed, and its text leaves.
+            lines, others = first.iter_lines(), second.iter_lines()
+            next(lines), next(others)
             refused = served.ask(prompt="a")
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
             is_refused.set()
