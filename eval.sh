@@ -16,7 +16,7 @@ Settings (environment variables):
                                                         math500: fetched if missing)
   METHODS         methods, separated by spaces         (vanilla recycling recycling-auto pld hybrid; all: every method that
                   can run here, which takes three times as long: docs/methods.md has the list)
-                  NAME-auto drafts as many nodes as pay on this device; generate and generate-pld are transformers' own;
+                  NAME-auto sizes its drafts by their measured cost on this device; generate and generate-pld are transformers' own;
                   package.module:DrafterClass is another package's; only the demo model has trained heads. Where there is
                   no C++ compiler, these are without recycling-auto and hybrid, with BATCH_SIZE all is without methods
                   that start cold

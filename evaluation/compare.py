@@ -1,7 +1,7 @@
 """Compare methods on one loaded model, and servers: every question is answered by each in turn.
 
 Times are then ratios within the run, whatever the machine does meanwhile. The baseline, vanilla,
-answers twice: what its two entrants differ by, the run cannot tell apart. Each method writes the answer
+answers twice: smaller differences than between its two runs are noise. Each method writes the answer
 file that its inference command would write; evaluation.leaderboard makes the tables.
 
 Several benchmarks are answered one after the other. An OpenAI-compatible server is named by its address; of

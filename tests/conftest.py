@@ -105,8 +105,8 @@ def same_numbers() -> None:
 def quiet_library() -> Iterator[None]:
     """End every test with a library that shows no notes: a command shows them from then on in its process."""
     yield
-    for room in NOTING:
-        notes = logging.getLogger(f"{LIBRARY}.{room}")
+    for package in NOTING:
+        notes = logging.getLogger(f"{LIBRARY}.{package}")
         notes.handlers.clear()
         notes.setLevel(logging.NOTSET)
 

@@ -57,7 +57,7 @@ def read_lines(path: str | Path) -> list[tuple[int, AnswerRow]]:
 
 
 def check_overwritten(file: Path) -> None:
-    """Refuse to overwrite what is no answer file: it has no sidecar of a run, and its first line is no answer.
+    """Refuse to overwrite a file that is not an answer file: it has no sidecar, and no answer in its first line.
 
     Raises:
         UserError: in such a case.

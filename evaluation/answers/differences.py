@@ -1,4 +1,4 @@
-"""Where two answer files part, question by question.
+"""Where two answer files begin to differ, question by question.
 
 Token ids are compared where both files carry them; else text, reasoning, and tool calls with their
 arguments. Rows are matched by question
@@ -21,7 +21,7 @@ CHARACTERS_AROUND = 30
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the answers to one question first part; indices count from 0."""
+    """Where the answers to one question first differ; indices count from 0."""
 
     question_id: int | str
     category: str
@@ -164,7 +164,7 @@ def _token_difference(
 
 
 def _beside_text(choice: Choice, other: Choice, turn: int, with_cause: bool) -> dict[str, Any]:
-    """Return where two turns of equal text part: in what was thought before it, or in tool calls; empty if nowhere.
+    """Return where two turns of equal text differ: in the thoughts before it, or in tool calls; empty if nowhere.
 
     `with_cause`: as a difference of its own; else as the excerpts of one that token ids show.
     """

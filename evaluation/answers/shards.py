@@ -1,4 +1,4 @@
-"""Shards of one run: read, checked that they are the whole of it, and put together."""
+"""Shards of one run: read, checked to be complete, and merged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_shard(path: Path) -> Shard:
     """Read the answers and the sidecar of a shard.
 
     Raises:
-        UserError: if it is no shard, or its run is not finished.
+        UserError: if it is not a shard, or its run is not finished.
     """
     rows, record = read_answers(path), RunRecord.read(path)
     index, slash, count = str(record.shard).partition("/")

@@ -1,7 +1,7 @@
-"""Judge where two answers part by a server's own log-probabilities: it is asked again, token by token.
+"""Judge where two answers begin to differ, by a server's own log-probabilities: it is asked again, token by token.
 
 The server answers the same messages once more with the likeliest tokens at each place (`top_logprobs`). Where the
-two texts part, both their tokens must be among these, within `TIE_NATS` of the likeliest; else it is a bug.
+two texts differ first, both their tokens must be among these, within `TIE_NATS` of the likeliest; else it is a bug.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LogprobReplay:
         self._client = Client(config)
 
     def can_judge(self, difference: Difference) -> bool:
-        """Whether the texts part: tool calls and reasoning have no place in the log-probabilities."""
+        """Whether the texts differ: tool calls and reasoning have no place in the log-probabilities."""
         return difference.turn is not None and difference.cause in ("tokens differ", "texts differ")
 
     def verdicts(self, places: Sequence[TurnKey]) -> list[LogprobJudgement]:
@@ -115,17 +115,17 @@ class LogprobReplay:
 
 
 def judge_logprobs(content: Sequence[dict[str, Any]], texts: tuple[str, str]) -> LogprobJudgement:
-    """Judge where two texts part.
+    """Judge where two texts begin to differ.
 
     Args:
-        content: OpenAI's `logprobs.content` of one of the texts, or of a third that goes with both until they part.
+        content: OpenAI's `logprobs.content` of one of the texts, or of a third that agrees with both up to there.
         texts: the two; they differ.
     """
     pairs = enumerate(zip(*texts, strict=False))
     shorter = min(map(len, texts))
     parted = next((place for place, (one, other) in pairs if one != other), shorter)
     if parted == shorter:
-        return LogprobJudgement(NOT_JUDGED, "one text ends where they part")
+        return LogprobJudgement(NOT_JUDGED, "one text ends where they begin to differ")
     begin = 0
     for entry in content:
         token = str(entry["token"])

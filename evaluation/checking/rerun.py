@@ -136,7 +136,7 @@ class Verdict(Protocol):
 
 
 class FileJudge(Protocol):
-    """Judges where two answer files part."""
+    """Judges where two answer files begin to differ."""
 
     def can_judge(self, difference: Difference) -> bool:
         """Whether two tokens stand against each other there."""

@@ -1,4 +1,4 @@
-"""Judge where a server's answers part from another file's: by the model that both say they run.
+"""Judge where a server's answers begin to differ from another file's: by the model that both say they run.
 
 The prompts are rebuilt from the questions and the answers before, by the tokenizer's chat template, and must have
 the length that was recorded. Tokens are those of the files; where a server sent none, its text is tokenised again,

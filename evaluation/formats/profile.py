@@ -86,7 +86,7 @@ def read_profile(file: Path) -> dict[str, AcceptanceSums]:
     """Return the counts of a profile by category, those of all under "".
 
     Raises:
-        UserError: if it is no measured profile of this version.
+        UserError: if it is not a measured profile of this version.
     """
     profile = parse_json(read_text(file, "profile", MAX_BYTES), str(file))
     version = profile.get("schema_version") if isinstance(profile, dict) else None

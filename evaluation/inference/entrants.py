@@ -33,12 +33,12 @@ DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A method, server or referee with its options."""
+    """A participant of a comparison: a method, server or referee with its options."""
 
     words: str  # as it was named
     method: Method | Referee | EndpointMethod
     config: Any
-    # Whether it is the baseline once more: what the two differ by, the run cannot tell apart.
+    # Whether it is the second run of the baseline: how far the two runs differ is the noise of the comparison.
     is_again: bool = False
 
     @property
@@ -62,15 +62,15 @@ def entrants_of(
     """Return the entrants of a comparison, the baseline first.
 
     Args:
-        words: one text an entrant, such as "recycling --start cold".
+        words: one text for each entrant, such as "recycling --start cold".
         model_path: the target model.
-        draft_model: what entrants draft with that need a model and name none; with the demo model
-            there is one by default.
+        draft_model: the draft model of entrants that need one and name none; the demo model has
+            one by default.
         needs_baseline: whether the baseline must be among them; of servers alone it is the first.
 
     Raises:
-        UserError: if a method or an option is unknown or not allowed, an entrant is there twice, or
-            the draft model is missing or for nothing.
+        UserError: if a method or an option is unknown or not allowed, an entrant is named twice, or
+            the draft model is missing or not needed.
     """
     are_servers = all(is_address(one) for one in words)
     if needs_baseline and BASELINE not in words and not are_servers:
@@ -136,7 +136,7 @@ def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = 
 
 
 def baseline_again(entrants: Sequence[Entrant]) -> Entrant:
-    """Return the baseline, which comes first, as a second entrant that measures what the run cannot tell apart."""
+    """Return the baseline, which comes first, as a second entrant: it measures the noise of the comparison."""
     return replace(entrants[0], is_again=True)
 
 

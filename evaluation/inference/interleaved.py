@@ -136,7 +136,7 @@ def compare_methods(
 
 
 def _role(entrant: Entrant, entrants: Sequence[Entrant]) -> str | None:
-    """Return what an entrant's file is in the comparison beside one of several methods."""
+    """Return the role of an entrant's file: second run or baseline; None for a method that is compared."""
     if entrant.is_again:
         return NOISE_FLOOR
     return BASELINE if entrant.is_served and entrant is entrants[0] else None

@@ -58,7 +58,7 @@ class LlamaCpp(Referee):
         return LlamaCppConfig(BEST_NGRAM if self.name == NGRAM else None)
 
     def check(self, run: RunConfig) -> None:
-        """Refuse runs without the package or a GGUF file, and options that llama.cpp takes in another sense.
+        """Refuse runs without the package or a GGUF file, and options that mean something else in llama.cpp.
 
         Raises:
             UserError: in such a case.
@@ -90,7 +90,7 @@ class LlamaCpp(Referee):
                 )
 
     def circumstances(self) -> dict[str, Any]:
-        """Return what a sidecar says otherwise of its answers: the target's precision is not theirs."""
+        """Return what the sidecar of its answers says instead: the target's precision is not theirs."""
         import xllamacpp
 
         return {SERVED: True, "dtype": None, "weights": None, PACKAGE: xllamacpp.__version__}

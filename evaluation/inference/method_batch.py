@@ -63,7 +63,7 @@ class MethodBatch(BatchAnswerer):
         self._under_way: dict[int, _UnderWay] = {}
         self._clock = 0.0
 
-    # Made at the first turn: costs are measured then, with the threads that the run has settled by that time.
+    # Made at the first turn, since costs are measured then: by that time the run has chosen its number of threads.
     @cached_property
     def _batch(self) -> Batch:
         # Texts that are decoded in turn have a budget each.

@@ -90,7 +90,7 @@ class Referee:
             )
 
     def circumstances(self) -> dict[str, Any]:
-        """Return what a sidecar says otherwise of its answers."""
+        """Return what the sidecar of its answers says instead."""
         return {}
 
 

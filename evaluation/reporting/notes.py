@@ -59,7 +59,7 @@ def _group_alarms(group: Group) -> Iterator[str]:
         if row.equality.is_broken:
             yield (
                 f"Not lossless: {title} has other answers than {base} to {row.equality} questions; its speed-up is "
-                "that of another text (python -m evaluation.equal shows where they part)"
+                "that of another text (python -m evaluation.equal shows where they differ)"
             )
         if group.is_impossible(row):
             mat = row.figures.figure(OVERALL, "exact_mean_accepted_tokens")

@@ -1,4 +1,4 @@
-"""`accelerate(model, tokenizer)`: the model's own `generate` decodes with drafts, for code that exists.
+"""`accelerate(model, tokenizer)`: the model's own `generate` decodes with drafts, for code that stays as it is.
 
     from model.api.accelerate import accelerate, restore
 
@@ -70,7 +70,7 @@ def accelerate(
         The model itself.
 
     Raises:
-        ValueError: for what is no loaded model or tokenizer, an unknown method or option, or a value
+        ValueError: if model or tokenizer is something else, for an unknown method or option, or a value
             that is not allowed.
         UnsupportedModelError: if drafts cannot be verified exactly with this model.
     """
@@ -329,7 +329,7 @@ def _base_of(model: Any) -> PreTrainedModel:
     """Return the model whose `generate` is called, without wrappers of peft and torch.compile.
 
     Raises:
-        ValueError: for what is no loaded causal LM.
+        ValueError: for anything but a loaded causal LM.
     """
     base: PreTrainedModel = without_wrapper(model)
     base = getattr(base, "_orig_mod", base)  # of torch.compile

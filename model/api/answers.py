@@ -134,7 +134,7 @@ def _noted(index: int, error: Exception) -> Exception:
 
 
 def check_prompts(prompts: Any) -> None:
-    """Check that prompts can be gone through.
+    """Check that prompts can be iterated over.
 
     Raises:
         ValueError: if they cannot, or are one prompt.

@@ -56,7 +56,7 @@ GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
 class Caller(NamedTuple):
-    """What `generate` holds when it calls a callable, and does not hand on.
+    """What `generate` has when it calls a callable, and does not pass on.
 
     Attributes:
         streamer: it got the prompt already, and waits for tokens and for the end.
@@ -288,7 +288,7 @@ class Speculative:
         self.decoder.save_matrix(path)
 
     def load(self, path: str | Path) -> None:
-        """Load what `save` wrote; before the first call the file is read when that begins.
+        """Load what `save` wrote; before the first call, the file is read when that call begins.
 
         Raises:
             ValueError: if it does not fit this method, vocabulary and options, here or at the first call.
@@ -343,7 +343,8 @@ def speculative(method: str | None = None, tokenizer: Any = None, **options: Any
 def recycling(tokenizer: Any = None, **options: Any) -> Speculative:
     """Return a callable for `generate(custom_generate=...)` that decodes with Token Recycling.
 
-    On a CPU its tree is automatic: as many nodes as pay. The paper's is `tree_version="2.2.2"`.
+    On a CPU the tree is automatic: its size follows the measured cost of a node. The paper's tree is
+    `tree_version="2.2.2"`.
 
     Args:
         tokenizer: for `stop_strings`.

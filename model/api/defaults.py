@@ -1,4 +1,4 @@
-"""What the library decodes with where no method is named, or Token Recycling without a tree.
+"""The method of the library where none is named, and the tree of Token Recycling where none is given.
 
 On a CPU a pass over the paper's tree of 80 nodes takes many times as long as one over a token, so that
 the text comes slower than by plain decoding. What pays there chooses each draft's nodes by their measured
@@ -52,7 +52,7 @@ def default_choice(device: torch.device) -> Choice:
 
 
 def paying_options(method: str, given: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return a method's options with what makes it pay on a device added: on a CPU an automatic number of nodes.
+    """Return a method's options and those that make it pay on a device: on a CPU an automatic number of nodes.
 
     Options that were given stay as they are.
 

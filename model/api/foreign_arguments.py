@@ -1,4 +1,4 @@
-"""Arguments of transformers' `generate` and of other libraries, given to a decoder: what does it here."""
+"""Arguments of transformers' `generate` and of other libraries, given to a decoder: what to use instead."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def check_gguf(path: str | Path) -> None:
-    """Raise ValueError if a file is no GGUF file, or the installed packages cannot read it."""
+    """Raise ValueError if a file is not a GGUF file, or the installed packages cannot read it."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"got {path}; allowed: a GGUF file that is there, a folder or a hub name")
@@ -77,7 +77,7 @@ def read(auto_class: Any, path: str | Path, **words: Any) -> Any:
 def choose_weights(
     path: str | Path, asked: str, device: torch.device | str, dtype: torch.dtype | str
 ) -> str | None:
-    """Return how a model's weights are kept: "native" or "dequantised", None where it is no GGUF file.
+    """Return how a model's weights are kept: "native" or "dequantised", None if it is not a GGUF file.
 
     Args:
         path: as `read`.

@@ -1,4 +1,4 @@
-"""What a decoder is made of: loads a model and its tokenizer, and refuses what is neither, in one line."""
+"""Load the model and the tokenizer of a decoder; anything else is refused in one line."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def without_wrapper(model: Any) -> PreTrainedModel:
     """Return a model without peft's wrapper; its adapters are in the layers.
 
     Raises:
-        ValueError: for what is no loaded causal LM, or a learned prompt.
+        ValueError: for a learned prompt, and for anything but a loaded causal LM.
     """
     _refuse_other_than_model(model)
     base: PreTrainedModel = model
@@ -149,7 +149,7 @@ def _refuse_other_than_model(model: Any) -> None:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raise ValueError for what is given where a tokenizer belongs and is none."""
+    """Raise ValueError if what is given as a tokenizer is not one."""
     if tokenizer is None or (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
         return
     what = repr(tokenizer) if isinstance(tokenizer, str) else f"a {type(tokenizer).__name__}"

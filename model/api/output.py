@@ -11,7 +11,7 @@ import torch
 
 from ..engine.step import StepRecord
 
-SHOWN = 60  # letters of a text in an output's repr
+SHOWN = 60  # characters of a text in an output's repr
 
 
 @dataclass(frozen=True, slots=True, repr=False)

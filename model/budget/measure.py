@@ -100,7 +100,7 @@ class Measurement:
 
     @classmethod
     def read(cls, content: Any) -> Measurement | None:
-        """Return the measurement in a file's content; None if it is no valid one."""
+        """Return the measurement in a file's content; None if it is not a valid one."""
         try:
             near, far = (tuple(map(float, content[place])) for place in ("near", "far"))
             costs = CostModel(tuple(map(int, content["sizes"])), near, far)

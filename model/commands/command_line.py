@@ -18,7 +18,7 @@ from .interrupt import show_interrupts
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The library's name: `model`, or `token_recycling` where it is installed.
 LIBRARY = __name__.partition(".")[0]
-# Rooms that note what a command's user waits for or misses: builds, measurements, kernels.
+# Packages whose log messages a command shows its user: builds, measurements, kernels.
 NOTING = ("budget", "kernels", "machine")
 # Exit code of a process ended by SIGPIPE.
 BROKEN_PIPE = 128 + 13
@@ -36,7 +36,7 @@ class UserError(Exception):
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse words of the command line that are no text in its encoding.
+    """Refuse words of the command line that are not text in its encoding.
 
     Raises:
         UserError: naming `what`.
@@ -105,9 +105,9 @@ class _Notes(logging.Handler):
 
 
 def show_notes() -> None:
-    """Show on stderr from now on what the library's rooms note for a command's user."""
-    for room in NOTING:
-        notes = logging.getLogger(f"{LIBRARY}.{room}")
+    """From now on, show on stderr what the packages of `NOTING` log."""
+    for package in NOTING:
+        notes = logging.getLogger(f"{LIBRARY}.{package}")
         if not any(isinstance(handler, _Notes) for handler in notes.handlers):
             notes.addHandler(_Notes())
             notes.setLevel(logging.INFO)

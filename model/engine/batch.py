@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Event(NamedTuple):
-    """What a step brought for a text.
+    """The result of a step for a text.
 
     Attributes:
         key: names the text, as given to `Batch.add`.
@@ -165,7 +165,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Read of the prompts, decode a step of every text whose prompt is read, and return what came of it."""
+        """Read the next chunks of prompts, decode a step of every text whose prompt is read; return the results."""
         events = self._step()
         for event in events:
             self._note(event)
@@ -290,7 +290,7 @@ class Batch:
 
 
 def _free_frames(error: BaseException | None) -> None:
-    """Free what the ended frames of an error hold: who keeps the error would keep the rows of all texts."""
+    """Clear the ended frames of an error: else whoever keeps the error keeps the rows of all texts."""
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             callers: Any = frame

@@ -193,7 +193,7 @@ class TreeCache(Cache):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all buffers in bytes, that of states not counted."""
+        """Memory of all buffers in bytes, without that of states."""
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
     def get_seq_length(self, layer_idx: int = 0, *args: object) -> int:

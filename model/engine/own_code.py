@@ -1,4 +1,4 @@
-"""Code with which a model computes beside that of transformers' classes: hooks, and functions from elsewhere.
+"""The code of a model that is not of transformers' classes: hooks, and functions from elsewhere.
 
 Such code may treat the last position of a pass in a way of its own, or the steps of generation. A plain
 pass over several tokens says nothing of it then, so such models are proved token by token
@@ -81,7 +81,7 @@ def uncompiled(model: Any) -> Any:
 
 
 def _hooks_of(module: nn.Module) -> Iterator[int]:
-    """Yield the hooks other than those with which transformers, or `passes.hidden`, look on."""
+    """Yield the hooks, except those by which transformers and `passes.hidden` only watch."""
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
         for number, hook in [*hooks.items()]:  # other threads may add some meanwhile
             name = str(getattr(hook, "__module__", None))

@@ -109,7 +109,7 @@ class Comparison:
 
 
 class Verdict(NamedTuple):
-    """The finding of a self-test, and the model that it is of.
+    """The result of a self-test, and the model that was tested.
 
     Attributes:
         weights: what the model computed with.
@@ -173,7 +173,7 @@ def prove(target: TargetModel) -> float:
 
 
 def prove_changes(target: TargetModel) -> None:
-    """Self-test a model again if its hooks, or functions set on it, are others than those that were proved.
+    """Self-test a model again if its hooks, or functions set on it, differ from those that were tested.
 
     Raises:
         UnsupportedModelError: as `self_test`; also at the next call, until they are as they were.
@@ -293,7 +293,7 @@ def _compare_both(target: TargetModel, prefix_length: int) -> tuple[Comparison, 
 def _without_kernels(
     target: TargetModel, prefix_length: int, chain: Comparison, tree: Comparison
 ) -> tuple[Comparison, Comparison]:
-    """Compare without kernels; they stay off, with a warning, if more is exact then."""
+    """Compare without kernels; they stay off, with a warning, if more comparisons are exact then."""
     target.switch_kernels(False)
     found = _compare_both(target, prefix_length)
     if [one.is_exact for one in found] <= [chain.is_exact, tree.is_exact]:

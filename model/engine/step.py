@@ -69,7 +69,7 @@ class StepRecord:
 
 
 class Laps:
-    """Nanoseconds of each part of a step, counted from construction."""
+    """A stopwatch for the parts of a step: nanoseconds of each, counted from construction."""
 
     def __init__(self) -> None:
         self._times = dict.fromkeys(PARTS, 0)

@@ -121,14 +121,14 @@ class TargetModel(PassArithmetic):
         with self.lock:
             self.code = OwnCode.of(model)
         self._hidden: dict[tuple[int, ...], HiddenStates] = {}
-        # Measurements of this model by other rooms, by name.
+        # Measurements of this model by other packages, by name.
         self.measured: dict[str, Any] = {}
         self.uses_slots = self.device.type == "cuda" and self.is_on_one_device
         # Without attention there are no positions.
         self.chain_reason = why_chain_only(model) if self._attention_shape else ""
 
     def like(self, model: PreTrainedModel) -> TargetModel:
-        """Return a target whose passes run as those of this one, of another model on the same device."""
+        """Return a target for another model on the same device, whose passes run as those of this one."""
         return TargetModel(model, self.use_kernels)
 
     def check_unchanged(self) -> None:

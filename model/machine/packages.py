@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 NAME = "token-recycling"
-ROOM = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[1]
 # Packages that shape a result.
 RECORDED = ("torch", "transformers", "tokenizers", "fschat", "numpy", "safetensors")
 
@@ -42,8 +42,8 @@ def requirements() -> dict[str, list[Requirement]]:
     Raises:
         LookupError: in a checkout under Python 3.10, which does not read the TOML file where it stands.
     """
-    if ROOM.name == "model":  # a checkout, which need not be what is installed
-        return _of_checkout(ROOM.parent / "pyproject.toml")
+    if PACKAGE.name == "model":  # a checkout, which need not be what is installed
+        return _of_checkout(PACKAGE.parent / "pyproject.toml")
     found: dict[str, list[Requirement]] = {"": []}
     for line in metadata.requires(NAME) or ():
         requirement = Requirement(line)

@@ -139,7 +139,7 @@ class Job:
         return shown, len(tokens), reason
 
     def _num_open(self) -> int:
-        """Return the number of letters at the end with which a stop string may have begun."""
+        """Return the number of characters at the end that may be the beginning of a stop string."""
         longest = max(map(len, self.stop)) - 1
         for count in range(min(longest, len(self._held)), 0, -1):
             if any(one.startswith(self._held[-count:]) for one in self.stop):

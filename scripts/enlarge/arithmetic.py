@@ -84,7 +84,7 @@ def scale_config(config: LlamaConfig, shape: ModelShape) -> LlamaConfig:
     """Return the enlarged model's config.
 
     Raises:
-        ValueError: if the small model is no plain Llama, or the shape cannot hold it.
+        ValueError: if the small model is not a plain Llama, or the shape cannot hold it.
     """
     _check_source(config)
     old = shape_of(config)

@@ -84,7 +84,7 @@ def _nvidia_smi() -> str:
 
 @torch.inference_mode()
 def _launch(bench: Bench, in_graph: bool) -> float:
-    """Return the microseconds of one kernel that does nothing to speak of, among many."""
+    """Return the microseconds of one kernel that does next to nothing, among many."""
     number = torch.zeros(1, device=bench.device)
     count = FEW_LAUNCHES if bench.is_simulated else NUM_LAUNCHES
 

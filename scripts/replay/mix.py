@@ -31,7 +31,7 @@ class Part:
         """Read a part of `--mix`.
 
         Raises:
-            UserError: if the count is no number above 0, or the file is not there.
+            UserError: if the count is not a number above 0, or the file is not there.
         """
         origin, _, number = words.partition("=")
         if "=" in words and not (number.isdecimal() and int(number)):

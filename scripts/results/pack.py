@@ -44,7 +44,7 @@ def unpacked(path: Path) -> Iterator[Path]:
     """Unpack a pack into a folder that lives as long as the context.
 
     Raises:
-        UserError: if it is no pack.
+        UserError: if it is not a pack.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -72,7 +72,7 @@ def groups_of(path: Path) -> tuple[list[Group], str]:
     A pack is read once in a process: several tables of several pages are made from it.
 
     Raises:
-        UserError: if it is no pack, or its answers cannot be compared.
+        UserError: if it is not a pack, or its answers cannot be compared.
     """
     with unpacked(path) as folder:
         files = [load_answers(file) for file in sorted(folder.rglob("*.jsonl"))]

@@ -199,7 +199,7 @@ class PassArithmetic:
             yield
 
     def is_reference(self, num_rows: int) -> bool:
-        """Whether a prompt chunk of this length, or a single row, has reference arithmetic as it is."""
+        """Whether a prompt chunk of this length, or a single row, has reference arithmetic anyway."""
         return (
             self.attention.is_reference
             and self.norms.is_reference

@@ -120,7 +120,7 @@ class CachebackDrafter(Drafter):
         """Return the table of a file.
 
         Raises:
-            ValueError: if it is no saved table that fits this drafter.
+            ValueError: if it is not a saved table that fits this drafter.
         """
         try:
             tensors = load_file(file)

@@ -66,7 +66,7 @@ class Datastore:
         """Map a saved datastore; the last one stays mapped while its file is unchanged.
 
         Raises:
-            ValueError: if the file cannot be read, or is no datastore.
+            ValueError: if the file cannot be read, or is not a datastore.
         """
         return _loaded(file, written_state(file))
 

@@ -95,7 +95,7 @@ def _content(*places: dict[str, float]) -> list[dict[str, Any]]:
         # Neither is the likeliest: two wrong answers do not make a tie.
         (("A blue car", "A black car"), BUG, "stand 3 and 3.1 nats below"),
         (("A red car", "A green car"), BUG, "no token of ' green car' is among the 4 likeliest"),
-        (("A red", "A red car"), NOT_JUDGED, "one text ends where they part"),
+        (("A red", "A red car"), NOT_JUDGED, "one text ends where they begin to differ"),
         (("The red car", "The blue car"), NOT_JUDGED, "the server parts from both at character 0"),
         (("A red car x", "A red car y"), NOT_JUDGED, "answer ends before the two part"),
     ],

@@ -18,7 +18,7 @@ LINES = ["torch<2.14,>=2.11", 'httpx<1,>=0.27; extra == "endpoint"', 'gguf<1; ex
 
 
 def test_requirements_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "ROOM", Path("/site-packages/token_recycling"))
+    monkeypatch.setattr(packages, "PACKAGE", Path("/site-packages/token_recycling"))
     monkeypatch.setattr(metadata, "requires", {packages.NAME: LINES}.get)
     found = packages.requirements()
     names = {extra: [each.name for each in wanted] for extra, wanted in found.items()}
