@@ -62,11 +62,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     check_text(given["prompt"], "prompt")
     model, sampling = config_of(ModelOptions, given), config_of(SamplingOptions, given)
     of_method = options_of(method, given)
-    from .commands.loading import (
-        check_model,
-        check_prompt,
-        load_decoder,
-    )  # transformers takes seconds
+    # Here, since transformers takes seconds to import.
+    from .commands.loading import check_model, check_prompt, load_decoder
 
     checked = check_model(model)
     check_prompt(checked, len(checked.tokenizer(given["prompt"]).input_ids))

@@ -79,15 +79,19 @@ class Nibbles {
 };
 #endif
 
+// The numbers of sixteen bytes: their low halves, then their high halves.
+inline void halves(Bytes place, const Nibbles& nibbles, Floats* weights) {
+  nibbles.low(bytes_at(place), weights);
+  nibbles.high(bytes_at(place), weights + VECTORS / 2);
+}
+
 // The types: numbers and bytes of a block, and how the part at an index of a row is read.
 struct Q4_0 {
   static constexpr int64_t SIZE = 32, BYTES = 18;
   static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
     const Bytes block = row + part * BYTES;
     const float scale = half_at(block);
-    const Nibbles nibbles(scale, -8.0f * scale);
-    nibbles.low(bytes_at(block + 2), weights);
-    nibbles.high(bytes_at(block + 2), weights + VECTORS / 2);
+    halves(block + 2, Nibbles(scale, -8.0f * scale), weights);
   }
 };
 
@@ -95,9 +99,7 @@ struct Q4_1 {
   static constexpr int64_t SIZE = 32, BYTES = 20;
   static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
     const Bytes block = row + part * BYTES;
-    const Nibbles nibbles(half_at(block), half_at(block + 2));
-    nibbles.low(bytes_at(block + 4), weights);
-    nibbles.high(bytes_at(block + 4), weights + VECTORS / 2);
+    halves(block + 4, Nibbles(half_at(block), half_at(block + 2)), weights);
   }
 };
 

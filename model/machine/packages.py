@@ -30,9 +30,8 @@ def versions() -> dict[str, str]:
     with suppress(ImportError):
         import torch
 
-        found["torch"] = str(
-            torch.__version__
-        )  # its metadata may lack the build's suffix, such as +cu128
+        # Its metadata may lack the build's suffix, such as +cu128.
+        found["torch"] = str(torch.__version__)
     return {"python": platform.python_version(), **found}
 
 

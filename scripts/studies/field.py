@@ -178,8 +178,9 @@ def _run(
     ranked: Mapping[int, Sequence[tuple[int, ...]]],
 ) -> Run:
     """Run an entrant over all turns, each with a tree that was not ranked on it."""
-    if not entrant.is_recorded:
-        scores, num_bytes = lab.answer_and_weigh(_options(entrant, nodes, lab.files))
+    plain = _options(entrant, nodes, lab.files)
+    if not lab.replays(plain):
+        scores, num_bytes = lab.answer_and_weigh(plain)
     else:
         trees = [""]
         if nodes is not None and "{tree}" in entrant.size:

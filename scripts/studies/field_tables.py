@@ -52,11 +52,6 @@ class Entrant(NamedTuple):
         return drafter_class(self.method).drafts_with() == "heads" or "--head " in self.options
 
     @property
-    def is_recorded(self) -> bool:
-        """Whether a recording holds all that it reads: no hidden states, no logits after masks."""
-        return not self.has_heads and self.method != "esp"
-
-    @property
     def most_nodes(self) -> int:
         """Nodes of the largest tree that the method's options allow, such as 25 of EAGLE's fixed one."""
         options = fields(drafter_class(self.method).config_class)

@@ -20,6 +20,7 @@ from scripts.replay.scores import (
     check_replayable,
     check_text,
     drafter_from,
+    is_recorded,
     score,
 )
 from scripts.replay.search_tree import FIRST_TEMPLATE, RankPath, learn, write_template
@@ -67,11 +68,15 @@ class Lab:
     def check(self, words: str) -> None:
         """Raise UserError if the recording cannot serve a drafter, or its heads are not of this model."""
         drafter = drafter_from(words, self.recording.source.vocab_size)
-        if drafter.needs.hidden_layers or drafter.needs.probes:
+        if is_recorded(drafter):
+            check_replayable(drafter, words, self.recording.source.top_k)
+        else:
             with user_errors():
                 drafter.check_target(self.model)
-        else:
-            check_replayable(drafter, words, self.recording.source.top_k)
+
+    def replays(self, words: str) -> bool:
+        """Whether a drafter runs on the recording; else it must answer on the model itself."""
+        return is_recorded(drafter_from(words, self.recording.source.vocab_size))
 
     def run_and_weigh(self, words: Sequence[str]) -> tuple[list[TurnScore], int]:
         """Run a drafter over all turns, with the next of these options for each next question, and what it

@@ -22,29 +22,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from ....engine.budget import MAX_DRAFT, DraftBudget
-from ....engine.drafter import Drafter, Needs, VerifiedStep
+from ....engine.drafter import Needs
 from ....engine.passes.hidden import FINAL
 from ....engine.target import TargetModel
 from ....engine.tree import DraftTree
 from ....machine.kept import Kept
-from ....machine.transfer import uploaded
 from ....options import Options, option
-from ...growth.guesses import Guesser, Guesses
+from ...growth.guesses import Guesses
 from ..drafter import HeadDrafter
 from ..head_files import required
+from ..state_reader import StateReader
 from .checkpoint import build_network, open_checkpoint, write_checkpoint
 from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
 from .shape import NetworkShape
 from .text import Draft, DraftText
 from .trees import PATHS, Grown, fixed_shape, grow_fixed, grow_likeliest, likely_rows
-
-if TYPE_CHECKING:  # Python 3.10 has none
-    from typing import Self
 
 HEADS = (
     "folder of the trained heads: config.json and model.safetensors or pytorch_model.bin (required)"
@@ -76,7 +73,7 @@ class Eagle3Config(Eagle2Config):
     depth: int = option(8, DEPTH, least=1, most=MAX_DEPTH)
 
 
-class NetworkDrafter(HeadDrafter, Guesser):
+class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
     """Base of the three: a draft network on the text, from which subclasses grow a tree.
 
     Raises:
@@ -95,16 +92,6 @@ class NetworkDrafter(HeadDrafter, Guesser):
         self.needs = Needs(hidden_layers=self.hidden_layers, hidden_size=shape.hidden_size)
         self.max_nodes = 1 + config.num_nodes
         self._network: Kept[DraftNetwork] = Kept()  # by device and dtype
-        self._target: TargetModel | None = None
-        self._text: DraftText | None = None  # until the model is known
-        self._prompt_ids: Sequence[int] = ()
-        self._num_read = 0
-
-    def sibling(self) -> Self:
-        """Return a drafter whose text has rows of its own; the draft network is shared."""
-        sibling = super().sibling()
-        sibling._text = self._text.sibling() if self._text else None
-        return sibling
 
     @classmethod
     def write_untrained_heads(cls, folder: Path, config: Any) -> None:
@@ -121,29 +108,6 @@ class NetworkDrafter(HeadDrafter, Guesser):
             hidden_layers=(0,) * NUM_FUSED if is_fused else (),  # any model has this one
         )
         write_checkpoint(folder, cls.kind(shape))
-
-    def check_target(self, target: TargetModel) -> None:
-        """Check the model, its embedding included, and take its embedding and output head."""
-        super().check_target(target)
-        self._bind(target)
-
-    def for_target(self, target: TargetModel) -> Drafter:
-        """Take the model's embedding and output head; return this drafter."""
-        self._bind(target)
-        return self
-
-    def start(self, prompt_ids: Sequence[int]) -> None:
-        self._prompt_ids, self._num_read = prompt_ids, 0
-        if self._text is not None:
-            self._text.clear()
-
-    @torch.inference_mode()
-    def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
-        """Read a chunk of the prompt: C hidden states, each with the token after it."""
-        assert self._text is not None
-        begin, end = self._num_read, self._num_read + len(token_ids)
-        self._text.read(self._prompt_ids[begin + 1 : end + 1], hidden)
-        self._num_read = end
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
@@ -166,33 +130,22 @@ class NetworkDrafter(HeadDrafter, Guesser):
         """Return a tree without its root; `budget.max_depth` is at least 1."""
         raise NotImplementedError
 
-    @torch.inference_mode()
-    def observe(self, step: VerifiedStep) -> None:
-        """Read the accepted tokens again, now from the target's hidden states."""
-        if step.stop_reason is None:
-            assert self._text is not None and step.hidden is not None
-            path = uploaded(step.acceptance.path, step.hidden.device)
-            self._text.read(step.acceptance.tokens, step.hidden[path])
-
     def describe(self) -> str:
         parameters = sum(tensor.numel() for tensor in self._checkpoint.files.tensors.values())
         return f"draft network of {parameters / 1e6:.1f}M parameters"
 
-    def _bind(self, target: TargetModel) -> None:
-        if target is self._target:
-            return
+    def _text_of(self, target: TargetModel) -> DraftText:
+        """Return a text for the draft network with the model's embedding and output head."""
         embedding = target.model.get_input_embeddings()
         head = target.model.get_output_embeddings()
         if head is None:
             raise ValueError("model: has no output head of its own; use a method without heads")
-        self.check_config(target.config)
         self._checkpoint.check_embedding(embedding.weight)
         network = self._network.get(
             (target.device, target.dtype),
             lambda: build_network(self._checkpoint, target.device, target.dtype),
         )
-        self._text = DraftText(network, embedding, head, target.device)
-        self._target = target
+        return DraftText(network, embedding, head, target.device)
 
 
 class EagleDrafter(NetworkDrafter):
