@@ -189,7 +189,7 @@ def _words(tables: Sequence[Mapping[str, str]], name: str, value: str) -> str:
 def entry_titles(group: Group) -> dict[str, Title]:
     """Return the name of every entry of a group, by its label."""
     entries = [row.entry for row in group.rows]
-    names = {entry.label: _variant_title(entry) for entry in entries}
+    names = {entry.label: variant_title(entry) for entry in entries}
     titles = {}
     for entry in entries:
         name = names[entry.label]
@@ -203,8 +203,8 @@ def entry_titles(group: Group) -> dict[str, Title]:
     return titles
 
 
-def _variant_title(entry: Entry) -> str:
-    """Return an entry's name, with what its options make of the method."""
+def variant_title(entry: Entry) -> str:
+    """Return an entry's name, with what its options make of the method: "Token Recycling, as published"."""
     title = method_title(entry.method)
     for option, words in words_of(entry.method).variants.items():
         name, _, value = option.partition("=")

@@ -69,11 +69,13 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
 def groups_of(path: Path) -> tuple[list[Group], str]:
     """Return the groups of a pack's answers, measured, and the folder that stands before their files' names.
 
+    Each folder of a pack is a comparison of its own: methods are compared with the baseline beside them.
     A pack is read once in a process: several tables of several pages are made from it.
 
     Raises:
         UserError: if it is not a pack, or its answers cannot be compared.
     """
     with unpacked(path) as folder:
-        files = [load_answers(file) for file in sorted(folder.rglob("*.jsonl"))]
-        return group_answers(files), f"{folder}/"
+        folders = sorted({file.parent for file in folder.rglob("*.jsonl")})
+        found = [[load_answers(file) for file in sorted(one.glob("*.jsonl"))] for one in folders]
+        return [group for files in found for group in group_answers(files)], f"{folder}/"

@@ -11,14 +11,17 @@ from evaluation.reporting.benchmark_reports import read_benchmark
 from evaluation.reporting.leaderboard_tables import batch_tables
 from evaluation.reporting.notes import alarms
 from evaluation.reporting.tables import bounds_text, figure_text, markdown_table
-from evaluation.reporting.titles import entry_titles, method_title, options_text, task_title
+from evaluation.reporting.titles import entry_titles, options_text, task_title, variant_title
+from evaluation.scoring.comparable import neighbours
 from evaluation.scoring.figures import CODE, OVERALL
 from evaluation.scoring.groups import Entry, Group, Measured
+from model.commands.command_line import UserError
 from model.commands.known_models import KNOWN_MODELS, MODELS_FOLDER
+from model.methods.registry import words_of
 from scripts.results.pack import groups_of
 
-# Options that say how many nodes a step drafts.
-SIZES = ("num_nodes", "num_pred_tokens")
+# The folder of a comparison of methods with the options that each has by default.
+DEFAULTS = "defaults"
 # An option that names a tree, of another size each.
 TREE = "tree_version"
 # Cached tokens of the costs that are shown, or the nearest that a report has.
@@ -88,28 +91,15 @@ def batches(packs: Sequence[Path]) -> str:
 
 
 def nodes(packs: Sequence[Path]) -> str:
-    """Return methods against drafted nodes: tokens a second, speed-up with its interval, mean accepted tokens.
+    """Return methods against drafted nodes: tokens a step and a second, speed-ups, and each size's fastest two.
 
-    Columns are the numbers of nodes that methods were given. One without such an option (a tree, a window) stands
-    in the first column that holds the nodes of its mean step.
+    A pack has a folder for each size, which is named by its nodes, or `defaults`. A method is one row: of its
+    options only those that are words tell rows apart, and sizes and trees do not.
+
+    Raises:
+        UserError: if a folder has another name, or several comparisons.
     """
-    parts = []
-    for group in _groups(packs):
-        rows = [row for row in group.rows if row.entry is not group.baseline]
-        given = sorted({size for row in rows if (size := _given_size(row.entry))})
-        cells: dict[str, dict[int, str]] = {}
-        for row in rows:
-            by_size = cells.setdefault(_name_without_size(row.entry), {})
-            size = _given_size(row.entry) or _mean_size(row.entry, given)
-            by_size[size] = "; ".join(filter(None, (by_size.get(size), _cell(group, row))))
-        sizes = sorted({size for by_size in cells.values() for size in by_size})
-        body = [
-            [name, *(by_size.get(size, "-") for size in sizes)] for name, by_size in cells.items()
-        ]
-        header = ["method", *(f"{size} nodes" for size in sizes)]
-        parts += [f"- {line}" for line in _captions([group])]
-        parts += ["", markdown_table(header, body), ""]
-    return "\n".join(parts).rstrip("\n")
+    return "\n\n".join(_by_size(path) for path in packs)
 
 
 def costs(reports: Sequence[Path]) -> str:
@@ -140,28 +130,74 @@ TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
 }
 
 
-def _name_without_size(entry: Entry) -> str:
-    """Return a method's title with the options in words that tell its entries apart, those of a size left out."""
+def _by_size(pack: Path) -> str:
+    sizes = _sizes(pack)
+    rows = {
+        size: {_line(row.entry, sizes): row for row in group.rows} for size, group in sizes.items()
+    }
+    names = list(dict.fromkeys(name for of_size in rows.values() for name in of_size))
+    first, *others = sizes
+    titles = [f"{_column(sizes[first])}, {first}", *others]
+    parts = ["\n".join(f"- {line}" for line in _captions(list(sizes.values()), titles))]
+    for caption, cell in (
+        ("Tokens a step (tokens a second)", _work),
+        ("Speed-up over vanilla", _speedup),
+    ):
+        body = [
+            [
+                name,
+                *(
+                    cell(group, rows[size][name]) if name in rows[size] else "-"
+                    for size, group in sizes.items()
+                ),
+            ]
+            for name in names
+        ]
+        parts.append(f"{caption}:\n\n{markdown_table(['method', *sizes], body)}")
+    return "\n\n".join((*parts, _fastest(sizes)))
+
+
+def _sizes(pack: Path) -> dict[str, Group]:
+    """Return a pack's groups by the titles of their folders, the fewest nodes first."""
+    found: dict[tuple[float, str], Group] = {}
+    for group in groups_of(pack)[0]:
+        folder = group.files[0].path.parent.name
+        if folder != DEFAULTS and not folder.isdecimal():
+            raise UserError(
+                f"{pack}: got a folder {folder}; allowed: one a number of nodes, and {DEFAULTS}"
+            )
+        size = math.inf if folder == DEFAULTS else int(folder)
+        place = (size, DEFAULTS if folder == DEFAULTS else f"{size} nodes")
+        if place in found:
+            raise UserError(f"{pack}: got several comparisons in {folder}; allowed: one a folder")
+        found[place] = group
+    return {title: group for (_, title), group in sorted(found.items(), key=lambda item: item[0])}
+
+
+def _line(entry: Entry, sizes: Mapping[str, Group]) -> str:
+    """Return a method's title with those of its options that are words and not the same in all groups."""
+    others = [row.entry for group in sizes.values() for row in group.rows]
+    said = words_of(entry.method).variants
     words = {
         name: value
-        for name, value in entry.differing.items()
-        if isinstance(value, bool) or (not isinstance(value, int) and name != TREE)
+        for name, value in entry.options.items()
+        if isinstance(value, str) and name != TREE and f"{name}={value}" not in said
+        if any(one.method == entry.method and one.options.get(name) != value for one in others)
     }
-    return ", ".join(filter(None, (method_title(entry.method), options_text(words, entry.method))))
+    return ", ".join(filter(None, (variant_title(entry), options_text(words, entry.method))))
 
 
-def _given_size(entry: Entry) -> int | None:
-    return next(
-        (size for name in SIZES if isinstance(size := entry.differing.get(name), int)), None
-    )
-
-
-def _mean_size(entry: Entry, given: Sequence[int]) -> int:
-    """Return the first of these sizes that holds the drafted nodes of an entry's mean step, or their number."""
-    choices = [choice for file in entry.files for row in file.rows for choice in row.choices]
-    num_steps = sum(len(choice.accept_lengths) for choice in choices)
-    mean = sum(sum(choice.draft_tokens) for choice in choices) / max(1, num_steps)
-    return next((size for size in given if mean <= size), math.ceil(mean))
+def _fastest(sizes: Mapping[str, Group]) -> str:
+    """Return the table of the fastest method of each size over the next one, with the verdict."""
+    body = []
+    for size, group in sizes.items():
+        if found := neighbours(group):
+            row, other = found[0]
+            names = [_line(entry, sizes) for entry in (row.entry, other)]
+            verdict = group.pair_verdict(row, "exact_speedup").value
+            body.append([size, *names, verdict, _speedup(group, row)])
+    header = ["nodes", "fastest", "next", "verdict", "speed-up over the next"]
+    return f"The fastest method over the next one:\n\n{markdown_table(header, body, 4)}"
 
 
 def _groups(packs: Sequence[Path]) -> list[Group]:
@@ -180,19 +216,22 @@ def _column(group: Group) -> str:
     return f"{MODEL_TITLES.get(model, model)}, {facts['dtype']}, {threads}"
 
 
-def _captions(groups: Sequence[Group]) -> list[str]:
+def _captions(groups: Sequence[Group], titles: Sequence[str] = ()) -> list[str]:
     """Return a line for all columns of the same conditions, with the noise of each."""
-    alike: dict[str, list[Group]] = {}
-    for group in groups:
-        alike.setdefault(_conditions(group), []).append(group)
+    alike: dict[str, list[tuple[str, Group]]] = {}
+    for title, group in zip(titles or map(_column, groups), groups, strict=True):
+        alike.setdefault(_conditions(group), []).append((title, group))
     lines = []
     for conditions, of_them in alike.items():
-        floors = [group.floor_interval("exact_speedup") for group in of_them]
+        floors = [group.floor_interval("exact_speedup") for _, group in of_them]
         known = ", ".join(bounds_text(floor) for floor in floors if floor.is_known)
         noise = f" Noise (one run of vanilla over another): {known}." if known else ""
-        columns = "; ".join(map(_column, of_them))
+        columns = "; ".join(title for title, _ in of_them)
         lines.append(f"{columns}: {conditions}.{noise}")
-    return [*lines, *(f"**{alarm}.**" for alarm in alarms(groups))]
+    if not titles:
+        return [*lines, *(f"**{alarm}.**" for alarm in alarms(groups))]
+    of_columns = ((title, alarms([group])) for title, group in zip(titles, groups, strict=True))
+    return [*lines, *(f"**{title}: {alarm}.**" for title, found in of_columns for alarm in found)]
 
 
 def _conditions(group: Group) -> str:
@@ -213,13 +252,23 @@ def _conditions(group: Group) -> str:
 
 
 def _cell(group: Group, row: Measured) -> str:
-    figures = row.figures
-    speedup = figure_text(figures.figure(OVERALL, "exact_speedup"), unit="x")
-    interval = figures.interval(OVERALL, "exact_speedup")
+    rate = row.figures.figure(OVERALL, "exact_tokens_per_second")
+    return f"{rate:.1f} tokens/s, {_speedup(group, row)}, MAT {_mat(row)}"
+
+
+def _work(group: Group, row: Measured) -> str:
+    rate = row.figures.figure(OVERALL, "exact_tokens_per_second")
+    return f"{_mat(row)} ({rate:.1f})"
+
+
+def _mat(row: Measured) -> str:
+    return figure_text(row.figures.figure(OVERALL, "exact_mean_accepted_tokens"))
+
+
+def _speedup(group: Group, row: Measured) -> str:
+    """Return the speed-up over the baseline with its interval, and whether answers are others."""
+    text = figure_text(row.figures.figure(OVERALL, "exact_speedup"), unit="x")
+    interval = row.figures.interval(OVERALL, "exact_speedup")
     if row.entry is not group.baseline and interval.is_known:
-        speedup += f" {bounds_text(interval)}"
-    if row.equality.is_broken:
-        speedup += ", not lossless"
-    rate = figures.figure(OVERALL, "exact_tokens_per_second")
-    mat = figures.figure(OVERALL, "exact_mean_accepted_tokens")
-    return f"{rate:.1f} tokens/s, {speedup}, MAT {mat:.2f}"
+        text += f" {bounds_text(interval)}"
+    return text + ", not lossless" * row.equality.is_broken

@@ -6,6 +6,7 @@ WORDS = {
     "hybrid": Words(
         "Hybrid",
         options={
+            "head": "with heads {}",
             "neighbours": "state compared with {} of the same token",
             "table_bits": "a table of 2^{} rows",
         },

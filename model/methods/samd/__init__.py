@@ -7,7 +7,8 @@ WORDS = {
         "SAM decoding",
         options={
             "automaton": "the automaton of a corpus, {}",
-            "fallback": "short matches left to {}",
+            "fallback=none": "alone",
+            "fallback=recycling": "short matches left to Token Recycling",
             "threshold": "matches from {} tokens on",
             "tokens_per_match": "{} tokens drafted for each token matched",
         },

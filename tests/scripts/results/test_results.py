@@ -155,32 +155,117 @@ def test_batches_are_tables_over_sizes(tmp_path: Path) -> None:
     assert "By batch size" in text and "4.80x" in text
 
 
-def test_nodes_are_columns(tmp_path: Path) -> None:
-    folder = tmp_path / "field"
-    entrants = [("vanilla", {}, 0), ("lookahead", {"window": 4}, 5)]
-    entrants += [("hybrid", {"num_nodes": size, "budget": "fixed"}, size) for size in (8, 16)]
-    entrants += [("racer", {"num_nodes": 8}, 8)]
-    entrants += [("recycling", {"tree_version": f"tree-{size}.json"}, size) for size in (8, 16)]
-    for index, (method, options, size) in enumerate(entrants):
-        choice = {"token_ids": [[7] * 12], "draft_tokens": [6 * size]}
+def _size(folder: Path, size: str, entrants: dict[str, tuple[str, dict[str, Any], float]]) -> None:
+    """Write the answers of a size: of each file method, options and speed; vanilla answers twice, at 10 and 11."""
+    vanilla = ("vanilla", {}, 10.0)
+    for name, (method, options, speed) in {
+        "vanilla": vanilla,
+        "again": ("vanilla", {}, 11.0),
+        **entrants,
+    }.items():
+        lengths = [1] * 12 if method == "vanilla" else [2] * 6
         rows = [
-            make_row(number, "qa", [2] * 6, (12 + number % 3) / (1 + index), **choice)
+            make_row(number, "qa", lengths, (12 + number % 3) / speed, token_ids=[[7] * 12])
             for number in range(8)
         ]
-        meta = META | {"method": method, "options": options}
-        write_answers(folder / f"{index}.jsonl", rows, meta)
+        about = {"method": method, "options": options, "interleaved_run": size}
+        role = {"role": "noise floor"} if name == "again" else {}
+        write_answers(folder / size / f"{name}.jsonl", rows, META | about | role)
+
+
+def _field(tmp_path: Path) -> str:
+    folder = tmp_path / "field"
+    recycling = {"output_id_topk": 8, "policy": "original"}
+    for size in ("16", "8"):
+        tree = {"tree_version": f"tree-{size}.json"}
+        _size(
+            folder,
+            size,
+            {
+                "hybrid": ("hybrid", {"num_nodes": int(size), "budget": "fixed"}, int(size) + 7),
+                "recycling": ("recycling", {**recycling, **tree}, 12),
+                "averages": ("recycling", {**recycling, **tree, "policy": "average"}, 14),
+            },
+        )
+    _size(
+        folder,
+        "defaults",
+        {
+            "fixed": ("hybrid", {"num_nodes": 255, "budget": "fixed"}, 30),
+            "auto": ("hybrid", {"num_nodes": 255, "budget": "auto"}, 33),
+            "recycling": ("recycling", recycling | {"tree_version": "2.2.2"}, 8),
+        },
+    )
     pack(folder, tmp_path / "field.tar.xz")
-    text = with_tables(_page("nodes", "field.tar.xz"), tmp_path)
-    header, _, *rows = (line.split("|")[1:-1] for line in text.splitlines() if line[:1] == "|")
-    assert [cell.strip() for cell in header] == ["method", "8 nodes", "16 nodes"]
-    has = {row[0].strip(): [" tokens/s" in cell for cell in row[1:]] for row in rows}
-    assert has == {
-        "Token Recycling": [True, True],
-        "Hybrid": [True, True],
-        "Lookahead": [True, False],
-        "RACER": [True, False],
+    return "field.tar.xz"
+
+
+def test_nodes_are_columns_and_a_method_is_one_row_at_all_sizes(tmp_path: Path) -> None:
+    text = with_tables(_page("nodes", _field(tmp_path)), tmp_path)
+    work, speed, fastest = (
+        [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+        for table in TABLE.findall(text)
+    )
+    assert work[0] == speed[0] == ["method", "8 nodes", "16 nodes", "defaults"]
+    fixed, auto = (
+        f"Hybrid, {how} drafted tokens{end}"
+        for how, end in (("a fixed number of", ""), ("as many", " as pay"))
+    )
+    assert {row[0]: row[1:] for row in speed[2:]} == {
+        fixed: [f"{ratio:.2f}x [{ratio:.2f}, {ratio:.2f}]" for ratio in (1.5, 2.3, 3.0)],
+        auto: ["-", "-", "3.30x [3.30, 3.30]"],
+        "Token Recycling, averaged rows (ours)": ["1.40x [1.40, 1.40]"] * 2 + ["-"],
+        "Token Recycling, as published": [
+            f"{ratio:.2f}x [{ratio:.2f}, {ratio:.2f}]" for ratio in (1.2, 1.2, 0.8)
+        ],
+        "Vanilla (autoregressive)": ["1.00x"] * 3,
     }
-    assert "Demo model, 7M, float32, 2 threads: 8 questions of spec_bench" in text
+    assert work[2][0] == fixed and re.fullmatch(r"2\.00 \(1\d\.\d\)", work[2][1])
+    assert [row[:3] for row in fastest[2:]] == [
+        ["8 nodes", fixed, "Token Recycling, averaged rows (ours)"],
+        ["16 nodes", fixed, "Token Recycling, averaged rows (ours)"],
+        ["defaults", auto, fixed],
+    ]
+    # 1.07 and 1.10 are within the noise, or on its edge: two runs of vanilla differ by 1.10.
+    assert [row[3] for row in fastest[2:]] == ["not told apart", "faster", "not told apart"]
+    assert "Demo model, 7M, float32, 2 threads, 8 nodes; 16 nodes; defaults: 8 questions" in text
+
+
+def test_each_size_has_the_baseline_beside_it(tmp_path: Path) -> None:
+    """A slow minute of one size is in its vanilla too, and in no other size's ratios."""
+    _field(tmp_path)
+    for file in (tmp_path / "field" / "16").glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows:
+            row["choices"][0]["wall_time"] = [2 * it for it in row["choices"][0]["wall_time"]]
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    before = with_tables(_page("nodes", "field.tar.xz"), tmp_path)
+    pack(tmp_path / "field", tmp_path / "slow.tar.xz")
+    after = with_tables(_page("nodes", "slow.tar.xz"), tmp_path)
+    assert TABLE.findall(before)[1:] == TABLE.findall(after)[1:]
+    assert TABLE.findall(before)[0] != TABLE.findall(after)[0]
+
+
+def test_a_size_with_other_answers_says_so(tmp_path: Path) -> None:
+    _field(tmp_path)
+    file = tmp_path / "field" / "8" / "hybrid.jsonl"
+    file.write_text(file.read_text().replace("[[7, ", "[[6, "))
+    pack(tmp_path / "field", tmp_path / "other.tar.xz")
+    text = with_tables(_page("nodes", "other.tar.xz"), tmp_path)
+    assert "1.50x [1.50, 1.50], not lossless" in text
+    assert "- **Demo model, 7M, float32, 2 threads, 8 nodes: Not lossless: Hybrid has other" in text
+
+
+def test_folders_that_are_no_sizes_are_refused(tmp_path: Path) -> None:
+    _size(tmp_path / "many", "many", {})
+    pack(tmp_path / "many", tmp_path / "many.tar.xz")
+    with pytest.raises(UserError, match="got a folder many; allowed: one a number of nodes, and"):
+        with_tables(_page("nodes", "many.tar.xz"), tmp_path)
+    for threads in ("8", "08"):
+        _size(tmp_path / "two", threads, {})
+    pack(tmp_path / "two", tmp_path / "two.tar.xz")
+    with pytest.raises(UserError, match=r"got several comparisons in 0?8; allowed: one a "):
+        with_tables(_page("nodes", "two.tar.xz"), tmp_path)
 
 
 def test_costs_are_of_reports_of_the_benchmark(tmp_path: Path) -> None:
