@@ -8,6 +8,7 @@ from itertools import cycle, groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from evaluation.inference.held_bytes import held_bytes
 from evaluation.reporting.tables import Table
 from model.commands.command_line import user_errors
 from model.engine.loop import generate
@@ -25,7 +26,6 @@ from scripts.replay.scores import (
 )
 from scripts.replay.search_tree import FIRST_TEMPLATE, RankPath, learn, write_template
 from scripts.replay.target import ReplayTarget
-from scripts.studies.held_bytes import held_bytes
 
 # Rank paths among which the paper's are looked up; the rest of them is too rare to be ordered.
 NUM_RANKED = 1000

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from evaluation.inference.entrants import entrant_of
+from evaluation.inference.held_bytes import held_bytes
 from model.commands.command_line import UserError
 from model.methods.registry import drafter_class
 from model.methods.samd.static_automaton import StaticAutomaton
@@ -46,7 +47,6 @@ from scripts.studies.field_tables import (
     memories,
     ratios,
 )
-from scripts.studies.held_bytes import held_bytes
 from scripts.studies.lab import Lab
 from tests.model.decoded import target_of
 
