@@ -76,7 +76,7 @@ class AnswerLog:
         return [question for question in questions if question.question_id not in self.done]
 
     def note(self, **values: Any) -> None:
-        """Add values to the sidecar; before `begin`, which writes it."""
+        """Add values to the sidecar; before `begin` or `finish`, which write it."""
         self._meta |= values
 
     def begin(self) -> None:

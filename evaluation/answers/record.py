@@ -112,7 +112,7 @@ CONDITIONS: tuple[Condition, ...] = (
 CIRCUMSTANCES = frozenset(
     (
         *("start_time", "end_time", "git_commit", "versions", "argv", "kernel_names", "resumed"),
-        *("interleaved_with", "interleaved_run", "question_file_name"),
+        *("interleaved_with", "interleaved_run", "question_file_name", "held_bytes"),
     )
 )
 
@@ -151,6 +151,7 @@ class RunRecord:
     end_time = JsonKey[float | None](None)
     shard = JsonKey[str | None](None)  # I/N
     interleaved_run = JsonKey[str | None](None)  # common to files that were answered in turn
+    held_bytes = JsonKey[int | None](None)  # by the drafter after the last question
     is_served = JsonKey[bool](False)  # whether a server answered, of whose device nothing is known
 
     @classmethod

@@ -247,6 +247,9 @@ def _finished(
         for index, (plan, answerer, rows) in in_turn(entrants, len(parts) * bool(entrants)):
             for row in islice(rows, len(plan.log.remaining(parts[index]))):
                 yield plan.log, Finished(row, answerer.memory())
+        for plan, answerer, _ in entrants:
+            if isinstance(answerer, MethodAnswerer):
+                plan.log.note(held_bytes=answerer.held_bytes())
 
 
 def _ready(

@@ -15,6 +15,7 @@ from transformers import StopStringCriteria
 
 from evaluation.answers.row import AnswerRow, Turn
 from evaluation.inference.config import DecodingOptions, RunConfig
+from evaluation.inference.held_bytes import held_bytes
 from evaluation.inference.low_memory import LeanDrafter
 from evaluation.inference.method_batch import MethodBatch
 from evaluation.inference.question import Answerer, Asking, BatchAnswerer, answer_row
@@ -148,6 +149,10 @@ class MethodAnswerer:
 
     def memory(self) -> dict[str, torch.Tensor]:
         return self.drafter.memory() if self.drafter.is_hot else {}
+
+    def held_bytes(self) -> int:
+        """Bytes that the drafter holds now, the last text's state included, and the model's own not."""
+        return held_bytes(self.drafter, apart_from=self.target)
 
 
 def print_notes(notes: Sequence[str]) -> None:

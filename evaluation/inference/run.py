@@ -76,5 +76,6 @@ def _answer(plan: Plan, memory: dict[str, torch.Tensor] | None, save_matrix: str
         num_warmup=setup.run.answers.warmup,
         restore=lambda: drafter.load_memory(memory) if memory else None,
     )
+    plan.log.note(held_bytes=answerer.held_bytes())
     if save_matrix:
         write_memory(drafter, Path(save_matrix), setup.model.tokenizer)

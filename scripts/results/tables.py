@@ -91,7 +91,7 @@ def batches(packs: Sequence[Path]) -> str:
 
 
 def nodes(packs: Sequence[Path]) -> str:
-    """Return methods against drafted nodes: tokens a step and a second, speed-ups, and each size's fastest two.
+    """Return methods against drafted nodes: tokens a step and a second, speed-ups, memory, each size's fastest two.
 
     A pack has a folder for each size, which is named by its nodes, or `defaults`. A method is one row: of its
     options only those that are words tell rows apart, and sizes and trees do not.
@@ -142,6 +142,7 @@ def _by_size(pack: Path) -> str:
     for caption, cell in (
         ("Tokens a step (tokens a second)", _work),
         ("Speed-up over vanilla", _speedup),
+        ("MB that the drafter holds after the last question", _held),
     ):
         body = [
             [
@@ -153,7 +154,8 @@ def _by_size(pack: Path) -> str:
             ]
             for name in names
         ]
-        parts.append(f"{caption}:\n\n{markdown_table(['method', *sizes], body)}")
+        if any(set(cells) != {"-"} for _, *cells in body):
+            parts.append(f"{caption}:\n\n{markdown_table(['method', *sizes], body)}")
     return "\n\n".join((*parts, _fastest(sizes)))
 
 
@@ -259,6 +261,11 @@ def _cell(group: Group, row: Measured) -> str:
 def _work(group: Group, row: Measured) -> str:
     rate = row.figures.figure(OVERALL, "exact_tokens_per_second")
     return f"{_mat(row)} ({rate:.1f})"
+
+
+def _held(group: Group, row: Measured) -> str:
+    held = row.entry.files[-1].record.held_bytes
+    return "-" if held is None else f"{held / 2**20:.1f}"
 
 
 def _mat(row: Measured) -> str:

@@ -6,19 +6,14 @@ Run: pytest tests/scripts/test_field.py
 from __future__ import annotations
 
 import json
-import math
-from array import array
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from evaluation.inference.entrants import entrant_of
-from evaluation.inference.held_bytes import held_bytes
 from model.commands.command_line import UserError
 from model.methods.registry import drafter_class
 from model.methods.samd.static_automaton import StaticAutomaton
@@ -262,26 +257,3 @@ def test_options_that_exceed_their_nodes_are_refused(
     words = f"field --mix demo=2 --max-new-tokens 4 --top-k 65 --out {tmp_path / 'out'}"
     with pytest.raises(RuntimeError, match="'recycling' drafted 80 nodes; allowed: 8"):
         main(words.split())
-
-
-class Holder:
-    """An object with slots and a dict."""
-
-    def __init__(self, **values: object) -> None:
-        self.__dict__.update(values)
-
-
-def test_all_that_is_held_counts_once() -> None:
-    values = np.zeros(100_000, dtype=np.float64)
-    shared = torch.from_numpy(values)
-    held = held_bytes(
-        Holder(a=values, b=values[10:], c=shared, d=shared[5:], e=[values, {1: shared}])
-    )
-    assert 800_000 <= held < 803_000
-    assert held_bytes(Holder(a=torch.zeros(1000), b=torch.zeros(1000))) >= 8000
-    assert held_bytes(Holder(a=array("i", range(10_000)))) >= 40_000
-    numbers = {(one, one + 1): one + 10**6 for one in range(10_000)}
-    # A pair of 8-byte references, a number of 28 bytes and two references in the dict, at the least.
-    assert held_bytes(Holder(a=numbers)) > 10_000 * (16 + 28 + 16)
-    assert held_bytes(Holder(a=np, b=math.sin, c=Holder)) < 2000
-    assert held_bytes(Holder(a=values, b=torch.zeros(1000)), apart_from=Holder(a=shared)) < 6000

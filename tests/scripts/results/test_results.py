@@ -169,6 +169,8 @@ def _size(folder: Path, size: str, entrants: dict[str, tuple[str, dict[str, Any]
             for number in range(8)
         ]
         about = {"method": method, "options": options, "interleaved_run": size}
+        if method == "hybrid":
+            about["held_bytes"] = 3 * 2**19
         role = {"role": "noise floor"} if name == "again" else {}
         write_answers(folder / size / f"{name}.jsonl", rows, META | about | role)
 
@@ -202,7 +204,7 @@ def _field(tmp_path: Path) -> str:
 
 def test_nodes_are_columns_and_a_method_is_one_row_at_all_sizes(tmp_path: Path) -> None:
     text = with_tables(_page("nodes", _field(tmp_path)), tmp_path)
-    work, speed, fastest = (
+    work, speed, held, fastest = (
         [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
         for table in TABLE.findall(text)
     )
@@ -221,6 +223,11 @@ def test_nodes_are_columns_and_a_method_is_one_row_at_all_sizes(tmp_path: Path) 
         "Vanilla (autoregressive)": ["1.00x"] * 3,
     }
     assert work[2][0] == fixed and re.fullmatch(r"2\.00 \(1\d\.\d\)", work[2][1])
+    assert {row[0]: row[1:] for row in held[2:]} == {
+        **dict.fromkeys((row[0] for row in speed[2:]), ["-"] * 3),
+        fixed: ["1.5"] * 3,
+        auto: ["-", "-", "1.5"],
+    }
     assert [row[:3] for row in fastest[2:]] == [
         ["8 nodes", fixed, "Token Recycling, averaged rows (ours)"],
         ["16 nodes", fixed, "Token Recycling, averaged rows (ours)"],
