@@ -26,6 +26,35 @@ inline Floats floats_at(const T* place) {
   return floats;
 }
 
+// How inputs and weights are multiplied: in float32. Inputs are converted once, weights when they are read.
+template <typename T>
+struct Products {
+  using Input = float;
+  using Numbers = Floats;
+  static Numbers inputs_at(const Input* place) { return Floats::loadu(place); }
+  static Numbers weights_at(const T* place) { return floats_at(place); }
+  static Floats add(const Floats& sums, const Numbers& inputs, const Numbers& weights) {
+    return at::vec::fmadd(inputs, weights, sums);
+  }
+};
+
+#if defined(__AVX512BF16__)
+// With bfloat16 units: two neighbouring products for each sum at once.
+template <>
+struct Products<at::BFloat16> {
+  using Input = at::BFloat16;
+  using Numbers = __m512bh;
+  static Numbers inputs_at(const Input* place) { return (__m512bh)_mm512_loadu_si512(place); }
+  static Numbers weights_at(const Input* place) { return inputs_at(place); }
+  static Floats add(const Floats& sums, const Numbers& inputs, const Numbers& weights) {
+    return _mm512_dpbf16_ps(sums, inputs, weights);
+  }
+};
+#endif
+
+template <typename T>
+using Input = typename Products<T>::Input;
+
 // Call `function` with a number of this dtype; refuse other dtypes, naming `operation`.
 template <typename Function>
 void for_dtype(at::ScalarType dtype, const char* operation, const Function& function) {
