@@ -1,9 +1,10 @@
 """Layers whose weights stay in the blocks of a few bits in which a GGUF file has them.
 
 The kernel for a few rows unpacks the blocks as it multiplies (`packed_weights.h`), so a pass reads only their
-bytes, and its products have the bits of the same kernel's with the unpacked weights in float32. A row has the
-same bits beside any others. The layers' own forward is that kernel, for prompts too: a model of them is a stock
-model, and all that runs it computes alike.
+bytes. Its products have the bits of the same kernel's with the unpacked weights: in float32, or, for rows in
+bfloat16 on a processor with units for it, in bfloat16. A row has the same bits beside any others. The layers'
+own forward is that kernel, for prompts too: a model of them is a stock model, and all that runs it computes
+alike.
 """
 
 from __future__ import annotations

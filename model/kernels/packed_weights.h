@@ -1,4 +1,5 @@
-// Weights that lie in the blocks of a GGUF file, as the file has them, and are turned into float32 when they are read.
+// Weights that lie in the blocks of a GGUF file, as the file has them, and are turned into float32 when they are read;
+// then into bfloat16 for rows in bfloat16, if the processor has units for it.
 //
 // A matrix [O, I] is a tensor of bytes [O, I / block, bytes of a block]: the bytes of a block tell its type. A weight
 // is exactly the float32 number that the package `gguf` unpacks: a product of scale and whole number has no more bits
@@ -167,20 +168,46 @@ void unpack(Bytes row, int64_t I, float* numbers) {
   }
 }
 
-// Most rows of a tile, and its outputs: their sums fit into registers, beside the weights of one part.
+// The weights of a part, as they are multiplied with rows of dtype T: in float32, or rounded to bfloat16 in pairs if
+// the processor multiplies those.
+template <typename T>
+struct Part {
+  using Numbers = typename Products<T>::Numbers;
+  static constexpr int COUNT = VECTORS;
+  template <typename Block>
+  static void read(Bytes row, int64_t part, Numbers (&numbers)[COUNT]) {
+    Block::read(row, part, numbers);
+  }
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct Part<at::BFloat16> {
+  static constexpr int COUNT = 1;
+  template <typename Block>
+  static void read(Bytes row, int64_t part, __m512bh (&numbers)[COUNT]) {
+    Floats weights[VECTORS];
+    Block::read(row, part, weights);
+    numbers[0] = _mm512_cvtne2ps_pbh(weights[1], weights[0]);
+  }
+};
+#endif
+
+// Most rows of a tile, and its outputs: their sums fit into registers, beside the weights of a part, which fill one
+// register or two.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int PACKED_ROWS = 8;
-constexpr int packed_outputs(int rows) { return rows <= 6 ? 4 : 2; }
+constexpr int packed_outputs(int rows, int registers) { return rows <= 6 ? 4 : registers == 1 ? 3 : 2; }
 #else
 constexpr int PACKED_ROWS = 4;
-constexpr int packed_outputs(int) { return 2; }
+constexpr int packed_outputs(int, int) { return 2; }
 #endif
 
 // Add the products of whole rows x [ROWS, I] and w [OUTPUTS, I] to y [ROWS, OUTPUTS], whose rows are `distance` apart.
 // Sums run over one block of inputs after the other, as those of unpacked weights do: the bits are the same. Weights
 // are read in the order of memory: blocks of many rows first would be read at half the speed.
-template <int ROWS, int OUTPUTS, typename Block>
-void packed_tile(const float* x, Bytes w, float* y, int64_t distance, int64_t block, int64_t I) {
+template <int ROWS, int OUTPUTS, typename T, typename Block>
+void packed_tile(const Input<T>* x, Bytes w, float* y, int64_t distance, int64_t block, int64_t I) {
   const int64_t stride = row_bytes<Block>(I);
   constexpr int64_t STEP = PART * Block::BYTES / Block::SIZE;
   Bytes ahead = w + at::divup(LOOK_AHEAD, OUTPUTS * stride) * OUTPUTS * stride;
@@ -189,19 +216,19 @@ void packed_tile(const float* x, Bytes w, float* y, int64_t distance, int64_t bl
     for (auto& of_row : sums) std::fill_n(of_row, OUTPUTS, Floats(0.0f));
     const int64_t end = std::min(begin + block, I) / PART;
     for (int64_t part = begin / PART; part < end; ++part) {
-      Floats weights[OUTPUTS][VECTORS];
+      typename Products<T>::Numbers weights[OUTPUTS][Part<T>::COUNT];
 #pragma GCC unroll 4
       for (int o = 0; o < OUTPUTS; ++o, ahead += STEP) {
         __builtin_prefetch(ahead, 0, 3);
-        Block::read(w + o * stride, part, weights[o]);
+        Part<T>::template read<Block>(w + o * stride, part, weights[o]);
       }
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) {
+      for (int v = 0; v < Part<T>::COUNT; ++v) {
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
-          const Floats inputs = Floats::loadu(x + r * I + part * PART + v * Floats::size());
+          const auto inputs = Products<T>::inputs_at(x + r * I + part * PART + v * (PART / Part<T>::COUNT));
 #pragma GCC unroll 4
-          for (int o = 0; o < OUTPUTS; ++o) sums[r][o] = at::vec::fmadd(inputs, weights[o][v], sums[r][o]);
+          for (int o = 0; o < OUTPUTS; ++o) sums[r][o] = Products<T>::add(sums[r][o], inputs, weights[o][v]);
         }
       }
     }
@@ -214,20 +241,20 @@ void packed_tile(const float* x, Bytes w, float* y, int64_t distance, int64_t bl
 }
 
 // The same for a number of outputs O.
-template <int ROWS, typename Block>
-void packed_band(const float* x, Bytes w, int64_t O, float* y, int64_t distance, int64_t block, int64_t I) {
-  constexpr int OUTPUTS = packed_outputs(ROWS);
+template <int ROWS, typename T, typename Block>
+void packed_band(const Input<T>* x, Bytes w, int64_t O, float* y, int64_t distance, int64_t block, int64_t I) {
+  constexpr int OUTPUTS = packed_outputs(ROWS, Part<T>::COUNT);
   int64_t o = 0;
   for (; o + OUTPUTS <= O; o += OUTPUTS) {
-    packed_tile<ROWS, OUTPUTS, Block>(x, w + o * row_bytes<Block>(I), y + o, distance, block, I);
+    packed_tile<ROWS, OUTPUTS, T, Block>(x, w + o * row_bytes<Block>(I), y + o, distance, block, I);
   }
-  for (; o < O; ++o) packed_tile<ROWS, 1, Block>(x, w + o * row_bytes<Block>(I), y + o, distance, block, I);
+  for (; o < O; ++o) packed_tile<ROWS, 1, T, Block>(x, w + o * row_bytes<Block>(I), y + o, distance, block, I);
 }
 
 // The functions for 1, 2, ... rows.
-template <typename Block, size_t... BEFORE>
+template <typename T, typename Block, size_t... BEFORE>
 constexpr auto packed_bands(std::index_sequence<BEFORE...>) {
-  return std::array{packed_band<BEFORE + 1, Block>...};
+  return std::array{packed_band<BEFORE + 1, T, Block>...};
 }
 
 // Call `function` with the type of blocks of so many bytes; refuse others.

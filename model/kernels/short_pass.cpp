@@ -5,7 +5,7 @@
 // wide layers are processed in blocks and many rows some at a time, so that they stay in the nearest cache. An
 // output is one sum over the inputs, in the same order for any number of rows, so that the bits of a row do not
 // depend on the rows beside it. bfloat16 is multiplied directly if the processor has units for it, else in float32.
-// Weights may lie in blocks of a few bits (packed_weights.h): they are unpacked as they are multiplied, in float32.
+// Weights may lie in blocks of a few bits (packed_weights.h): they are unpacked as they are multiplied.
 //
 // Shapes: n rows, I inputs and O outputs of a layer; V numbers in a row of logits, k of them.
 
@@ -148,9 +148,9 @@ void add_numbers(
 }
 
 // The same for weights in blocks, and all inputs.
-template <typename Block>
-void add_packed(const Blocks<float>& inputs, Bytes w, int64_t first, int64_t last, float* sums) {
-  static constexpr auto BY_ROWS = packed_bands<Block>(std::make_index_sequence<PACKED_ROWS>());
+template <typename T, typename Block>
+void add_packed(const Blocks<Input<T>>& inputs, Bytes w, int64_t first, int64_t last, float* sums) {
+  static constexpr auto BY_ROWS = packed_bands<T, Block>(std::make_index_sequence<PACKED_ROWS>());
   const auto [x, n, I, block, near] = inputs;
   const int64_t size = at::divup(n, at::divup(n, PACKED_ROWS));
   for (int64_t r = 0; r < n; r += size) {
@@ -162,7 +162,7 @@ void add_packed(const Blocks<float>& inputs, Bytes w, int64_t first, int64_t las
 // Compute the outputs of layers that share their inputs, with rows and outputs of dtype T.
 template <typename T, bool IS_PACKED>
 void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
-  using X = std::conditional_t<IS_PACKED, float, Input<T>>;
+  using X = Input<T>;
   const int64_t I = rows.size(-1), n = rows.numel() / I;
   const at::Tensor inputs = rows.to(c10::CppTypeToScalarType<X>::value).contiguous();
   const Blocks<X> blocks{inputs.const_data_ptr<X>(), n, I};
@@ -180,7 +180,7 @@ void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
       if constexpr (IS_PACKED) {
         for_blocks(layer.weight.size(2), [&](auto block) {
           const Bytes w = layer.weight.const_data_ptr<uint8_t>();
-          add_packed<decltype(block)>(blocks, w, first, last, sums);
+          add_packed<T, decltype(block)>(blocks, w, first, last, sums);
         });
       } else {
         const T* w = layer.weight.const_data_ptr<T>();

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.kernels.short_pass import DTYPES, short_pass_kernel
+from model.kernels.short_pass import DTYPES, has_bfloat16_units, short_pass_kernel
 
 gguf = pytest.importorskip("gguf")
 
@@ -45,6 +45,14 @@ def random_weight(name: str, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(blocks), torch.from_numpy(numbers.reshape(OUTPUTS, inputs))
 
 
+def product(rows: torch.Tensor, numbers: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the product with unpacked weights: in float32, or in bfloat16 by the units for it."""
+    if rows.dtype == torch.bfloat16 and has_bfloat16_units():
+        return ours.few_rows(rows, numbers.bfloat16(), bias)
+    bias = None if bias is None else bias.float()
+    return ours.few_rows(rows.float(), numbers, bias).to(rows.dtype)
+
+
 @pytest.mark.parametrize("name", TYPES)
 def test_the_numbers_are_those_that_gguf_unpacks(name: str) -> None:
     blocks, numbers = random_weight(name, 768)
@@ -52,12 +60,15 @@ def test_the_numbers_are_those_that_gguf_unpacks(name: str) -> None:
         assert torch.equal(ours.unpacked(blocks, dtype), numbers.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("inputs", [256, 1536, 2048])  # in one, two and three blocks of inputs
 @pytest.mark.parametrize("name", TYPES)
-def test_a_product_has_the_bits_of_that_with_the_unpacked_weights(name: str, inputs: int) -> None:
+def test_a_product_has_the_bits_of_that_with_the_unpacked_weights(
+    name: str, inputs: int, dtype: torch.dtype
+) -> None:
     blocks, numbers = random_weight(name, inputs)
-    rows, bias = torch.randn(33, inputs), torch.randn(OUTPUTS)
-    together = ours.few_rows(rows, numbers, bias)
+    rows, bias = torch.randn(33, inputs, dtype=dtype), torch.randn(OUTPUTS, dtype=dtype)
+    together = product(rows, numbers, bias)
     for num_rows in (*range(1, 10), 16, 33):
         for first in (0, 33 - num_rows):
             part = slice(first, first + num_rows)
@@ -68,8 +79,11 @@ def test_a_product_has_the_bits_of_that_with_the_unpacked_weights(name: str, inp
 def test_sums_run_in_float32_and_are_rounded_once(dtype: torch.dtype) -> None:
     blocks, numbers = random_weight("Q4_1", 768)
     rows = torch.randn(1, 3, 768).to(dtype)
-    expected = ours.few_rows(rows.float(), numbers, None).to(dtype)
-    assert torch.equal(ours.few_rows(rows, blocks, None), expected)
+    found = ours.few_rows(rows, blocks, None)
+    assert torch.equal(found, product(rows, numbers, None))
+    if has_bfloat16_units() and dtype == torch.bfloat16:  # weights are rounded too: 8 bits each
+        numbers = numbers.bfloat16().float()
+    torch.testing.assert_close(found.float(), rows.float() @ numbers.T, rtol=2**-7, atol=1e-2)
 
 
 def test_layers_of_several_types_share_a_call() -> None:
