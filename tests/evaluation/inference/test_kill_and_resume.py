@@ -22,7 +22,7 @@ from tests.evaluation.inference.killed_runs import ANSWERING, LOADING
 NUM_KILLS = int(os.environ.get("KILLS", "20"))
 # Of each of the two runs.
 PHASES = (LOADING, *[ANSWERING] * 4) * (NUM_KILLS // 10)
-NUM_QUESTIONS = 60
+NUM_QUESTIONS = 40
 RUNS = {"average": "--warmup 0", "original": "--policy original --warmup 1"}
 PATIENCE = 60.0 * NUM_KILLS  # seconds; only a hang takes that long
 STEPS = ("token_ids", "accept_lengths", "draft_tokens", "turns")
