@@ -50,14 +50,14 @@ def tokens_of(target: TargetModel, method: str, prompt: list[int]) -> list[int]:
 
 
 def num_differing(stride: int, has_kernel: bool = False, shift: float = 0.0) -> int:
-    """Count the answers that differ from plain decoding's: every method meets two of four models."""
+    """Count the answers that differ from plain decoding's: every method meets one of two models."""
     count = 0
-    for seed in range(4):
+    for seed in range(2):
         target = model_with_twins(seed, stride, shift=shift)
         prompt = torch.randint(VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(seed))
         plain = tokens_of(target, "vanilla", prompt.tolist())
         target = model_with_twins(seed, stride, has_kernel, shift)
-        for method in list(METHODS)[seed % 2 :: 2]:
+        for method in list(METHODS)[seed::2]:
             count += tokens_of(target, method, prompt.tolist()) != plain
     return count
 

@@ -192,12 +192,15 @@ def test_a_text_that_is_left_or_fails_in_a_step_leaves_usable_rows() -> None:
 
 
 def num_differing() -> int:
-    """Count answers that differ from those without a cache, in models full of near-ties."""
+    """Count answers that differ from those without a cache, in models full of near-ties.
+
+    Every method meets one of two models.
+    """
     count = 0
     for seed in range(2):
         target = model_with_twins(seed, 2)
         expected = turns(target, "vanilla", None)
-        for method in METHODS:
+        for method in list(METHODS)[seed::2]:
             found = turns(target, method, PrefixCache())
             count += sum(one != other for one, other in zip(found, expected, strict=True))
     return count
