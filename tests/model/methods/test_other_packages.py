@@ -16,7 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from evaluation import compare
 from evaluation.inference.entrants import entrant_of
+from model import SpeculativeDecoder
+from model.chat import command as chat
 from model.commands.command_line import UserError
 from model.methods import registry
 from model.methods.registry import METHODS, find_method
@@ -30,14 +33,6 @@ LAWS = (
     *("tests/model/test_options.py", "tests/evaluation/inference/test_command.py"),
     "tests/model/methods/test_siblings.py",
 )
-LIBRARY = f"""
-from model import SpeculativeDecoder
-
-for method in ("echo", "{CLASS}"):
-    decoder = SpeculativeDecoder.from_pretrained("{DEMO}", method=method, length=2)
-    assert decoder.drafter.max_nodes == 3
-    assert decoder.generate("USER: Hello. ASSISTANT:", max_new_tokens=8).token_ids
-"""
 
 
 def install(folder: Path, entry_points: str) -> Path:
@@ -62,6 +57,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = re.search(r'^\[project\.entry-points\."(.*?)"\]\n(\w+) = "(.*?)"$', page, re.M)
     assert found and found[3] == CLASS
     return install(tmp_path_factory.mktemp("site"), f"[{found[1]}]\n{found[2]} = {found[3]}\n")
+
+
+@pytest.fixture
+def imported(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package in this process."""
+    monkeypatch.syspath_prepend(installed)
+    registry._other_packages.cache_clear()
+    yield
+    registry._other_packages.cache_clear()
 
 
 @pytest.fixture
@@ -91,14 +95,10 @@ def test_it_keeps_the_laws(installed: Path) -> None:
     assert done.returncode == 0 and passed and int(passed[1]) >= 10, done.stdout[-5000:]
 
 
-def test_a_comparison_takes_it_by_name_and_by_class(installed: Path, tmp_path: Path) -> None:
+def test_a_comparison_takes_it_by_name_and_by_class(imported: None, tmp_path: Path) -> None:
     options = "--question-end=1 --max-new-tokens=8 --warmup=0 --threads=1"
     methods = ("vanilla", "echo", f"{CLASS} --length 2")
-    done = run(
-        *(installed, "-m", "evaluation.compare", "--methods", *methods, "--out", str(tmp_path)),
-        *options.split(),
-    )
-    assert done.returncode == 0, done.stderr
+    assert compare.main(["--methods", *methods, "--out", str(tmp_path), *options.split()]) == 0
     texts = [
         json.loads(file.read_text())["choices"][0]["turns"] for file in tmp_path.glob("*.jsonl")
     ]
@@ -106,9 +106,11 @@ def test_a_comparison_takes_it_by_name_and_by_class(installed: Path, tmp_path: P
     assert texts.count(texts[0]) == 4
 
 
-def test_the_library_takes_it_by_name_and_by_class(installed: Path) -> None:
-    done = run(installed, "-c", LIBRARY)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("method", ["echo", CLASS])
+def test_the_library_takes_it_by_name_and_by_class(method: str, imported: None) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(DEMO, method=method, length=2)
+    assert decoder.drafter.max_nodes == 3
+    assert decoder.generate("USER: Hello. ASSISTANT:", max_new_tokens=8).token_ids
 
 
 def test_tables_have_its_words_without_its_drafter(installed: Path) -> None:
@@ -128,10 +130,9 @@ def test_a_package_may_mean_something_else_by_words(monkeypatch: pytest.MonkeyPa
         assert registry.words_of("echo").title == "echo"
 
 
-def test_a_chat_takes_it(installed: Path) -> None:
-    words = f"-m model.chat --method {CLASS} --max-new-tokens 4 --prompt Hello"
-    done = run(installed, *words.split())
-    assert done.returncode == 0, done.stderr
+def test_a_chat_takes_it(imported: None) -> None:
+    words = f"--model-path {DEMO} --method {CLASS} --max-new-tokens 4 --threads 1 --prompt Hello"
+    assert chat.run(words.split()) == 0
 
 
 @pytest.mark.parametrize(
@@ -153,11 +154,12 @@ def test_a_class_that_is_no_method_is_refused_in_one_line(name: str, error: str)
         assert str(caught.value).startswith("method: got ") and "\n" not in str(caught.value)
 
 
-def test_a_mistake_ends_a_command_with_one_line(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", "evaluation.compare", "--methods", "vanilla", "nosuch:Drafter")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: method: got 'nosuch:Drafter', but the module 'nosuch' ")
-    assert done.stderr.count("\n") == 1
+def test_a_mistake_ends_a_command_with_one_line() -> None:
+    with pytest.raises(UserError) as caught:
+        compare.main(["--methods", "vanilla", "nosuch:Drafter"])
+    said = str(caught.value)
+    assert said.startswith("method: got 'nosuch:Drafter', but the module 'nosuch' ")
+    assert "\n" not in said
 
 
 @pytest.mark.usefixtures("clashing")
