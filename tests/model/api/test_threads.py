@@ -81,14 +81,13 @@ def beside(work: Callable[[], object]) -> Any:
         raise failures[0]
 
 
+# Each model, method and dtype is met: methods that read tokens, rows of logits and hidden states.
 CASES = [
     ("model", "recycling", torch.float32),
-    ("model", "hybrid", torch.float32),
     ("model", "medusa", torch.float32),
     ("model", "eagle3", torch.float32),
-    ("model", "recycling", torch.bfloat16),
-    ("hybrid-model", "recycling", torch.float32),
-    ("hybrid-model", "hybrid", torch.bfloat16),
+    ("model", "hybrid", torch.bfloat16),
+    ("hybrid-model", "hybrid", torch.float32),
 ]
 
 
@@ -97,7 +96,7 @@ def test_plain_generation_beside_a_decoder_gives_what_it_gives_alone(
     folder: str, method: str, dtype: torch.dtype
 ) -> None:
     model, tokenizer = loaded(folder, dtype)
-    prompts = [tokenizer(text).input_ids for text in PROMPTS]
+    prompts = [tokenizer(text).input_ids for text in PROMPTS[:2]]
     expected = [plain(model, prompt) for prompt in prompts]
     decoder = decoder_of(model, method)
     alone = [decoder.generate(prompt, max_new_tokens=NUM_TOKENS).token_ids for prompt in prompts]
@@ -119,7 +118,7 @@ def test_plain_generation_beside_a_decoder_gives_what_it_gives_alone(
 
 def test_decoders_of_one_model_in_two_threads_give_what_they_give_alone() -> None:
     model, tokenizer = loaded("model", torch.float32)
-    prompts = [tokenizer(text).input_ids for text in PROMPTS]
+    prompts = [tokenizer(text).input_ids for text in PROMPTS[:2]]
     first, second = decoder_of(model, "medusa"), decoder_of(model, "recycling")
     twin = copy.copy(first)
     assert twin.target is first.target
