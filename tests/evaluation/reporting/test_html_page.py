@@ -256,12 +256,12 @@ def test_order_in_a_javascript_engine(
     ],
 )
 def test_a_click_sorts_in_a_browser(
-    tmp_path: Path, column: int, clicks: int, methods: str, sort: str
+    browser: str, tmp_path: Path, column: int, clicks: int, methods: str, sort: str
 ) -> None:
     # A second script, the clicks, needs the policy out of the way.
     text = re.sub(r"<meta http-equiv=.*>", "", _table_page())
     text = text.replace("</body>", CLICKS % [[column, clicks]])
-    parsed = Page(_in_browser(tmp_path, text))
+    parsed = Page(_in_browser(browser, tmp_path, text))
     assert [row[0] for row in parsed.rows[1:]] == [*methods]
     heads = [
         attributes
@@ -272,22 +272,35 @@ def test_a_click_sorts_in_a_browser(
     assert sorts == ["none"] * column + [sort] + ["none"] * (2 - column)
 
 
-def test_the_policy_lets_only_the_pages_own_script_run(tmp_path: Path, page: str) -> None:
-    assert VIOLATION not in _in_browser(tmp_path, page)
-    clicked = _in_browser(tmp_path, _table_page().replace("</body>", CLICKS % [[2, 2]]))
+def test_the_policy_lets_only_the_pages_own_script_run(
+    browser: str, tmp_path: Path, page: str
+) -> None:
+    assert VIOLATION not in _in_browser(browser, tmp_path, page)
+    clicked = _in_browser(browser, tmp_path, _table_page().replace("</body>", CLICKS % [[2, 2]]))
     assert [row[0] for row in Page(clicked).rows[1:]] == [*"badc"]
     assert VIOLATION in clicked, "the control must be refused"
 
 
-def test_escaping_alone_keeps_markup_from_running(tmp_path: Path, page: str) -> None:
+def test_escaping_alone_keeps_markup_from_running(browser: str, tmp_path: Path, page: str) -> None:
     no_policy = re.sub(r"<meta http-equiv=.*>", "", page)
-    assert "<title>Speculative decoding leaderboard</title>" in _in_browser(tmp_path, no_policy)
+    assert "<title>Speculative decoding leaderboard</title>" in _in_browser(
+        browser, tmp_path, no_policy
+    )
     injected = no_policy.replace("</body>", HOSTILE + "</body>")
-    assert "<title>owned</title>" in _in_browser(tmp_path, injected), "the control must run"
+    assert "<title>owned</title>" in _in_browser(browser, tmp_path, injected), (
+        "the control must run"
+    )
 
 
 @pytest.fixture(scope="module")
-def wide_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+def browser() -> str:
+    """A Chromium; without one the test is skipped before its page is made."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    return found or pytest.skip(f"needs one of {', '.join(BROWSERS)}")
+
+
+@pytest.fixture(scope="module")
+def wide_page(browser: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of every method over three runs of Spec-Bench's tasks and code: its widest tables."""
     folder = tmp_path_factory.mktemp("wide")
     for run, method in itertools.product((1, 2, 3), (*BUILT_IN, *REFEREE_TITLES)):
@@ -325,8 +338,10 @@ window.onload = () => {
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_cut_at_any_width(tmp_path: Path, wide_page: str, width: int) -> None:
-    text = _in_browser(tmp_path, MEASURE % (width, html.escape(wide_page)))
+def test_nothing_is_cut_at_any_width(
+    browser: str, tmp_path: Path, wide_page: str, width: int
+) -> None:
+    text = _in_browser(browser, tmp_path, MEASURE % (width, html.escape(wide_page)))
     found = json.loads(html.unescape(re.sub(r"<[^>]*>", "", text)))
     assert found["page"] <= width
     assert max(found["pictures"]) <= width
@@ -338,11 +353,8 @@ def test_nothing_is_cut_at_any_width(tmp_path: Path, wide_page: str, width: int)
         assert max(found["hidden"]) <= 0, "a column is behind a scroll bar"
 
 
-def _in_browser(folder: Path, text: str) -> str:
+def _in_browser(browser: str, folder: Path, text: str) -> str:
     """The page's document after its scripts have run in headless Chromium, and a refusal if any."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"needs one of {', '.join(BROWSERS)}")
     file = folder / "page.html"
     file.write_text(text, encoding="utf-8")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
