@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.questions.pinned_data import PINNED
-from evaluation.questions.questions import DATA_FOLDER
 from tests.evaluation.conftest import ROOT, TOKENIZER_FILES, error_line, run, write_rows
 
 HOLD_LOCK = """
@@ -204,14 +202,8 @@ def test_real_processes_say_one_line_and_exit_with_2(
     cases = {
         "causal language model": ["recycling", *options, "--model-path", str(bert)],
         "org/none: cannot be loaded": ["pld", "--model-path", "org/none"],
-        # Of those not fetched into this checkout; none is left where all were.
-        **{
-            f"scripts.download_data {name}": ["baseline", "--bench_name", name]
-            for name in [bench for bench in PINNED if not (DATA_FOLDER / bench).exists()][:1]
-        },
-        "2.2.2": ["recycling", *options, "--tree_version", "2.2"],
+        "nosuch": ["baseline", "--bench_name", "nosuch"],
         "unrecognized arguments: --levels": ["lookahead", "--levels", "5"],
-        "max_new_tokens": ["recycling", *options, "--max-new-tokens", "9", "--model-id", "x"],
     }
     command = [sys.executable, "-m"]
     processes = {
