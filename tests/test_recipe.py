@@ -16,10 +16,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # A block begins with the file that it is, or the table that it is a line of.
 BLOCK = re.compile(r"^```python\n# (\S+?\.py)(, in (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# The laws that every method is held to, its command, the rules of imports, and the wheel's files.
+# Laws of drafters, of the loop and of the library, its options and its command, the rules of imports, and the
+# wheel's files. All laws of every method are in the files that are parametrised over the registry.
 LAWS = (
-    *("tests/model/engine", "tests/model/api", "tests/model/test_options.py"),
-    *("tests/evaluation/inference/test_command.py", "tests/evaluation/inference/test_run.py"),
+    *("tests/model/engine/test_drafter.py", "tests/model/engine/test_loop.py"),
+    *("tests/model/engine/test_rules.py", "tests/model/api/test_decoder.py"),
+    *("tests/model/test_options.py", "tests/evaluation/inference/test_command.py"),
     *("tests/test_import_rules.py", "tests/test_package.py"),
 )
 CHOSEN = "echo or test_import_rules or test_the_wheel_has_every_file"
@@ -81,7 +83,7 @@ def test_the_types_are_right(copy: Path) -> None:
 def test_the_method_keeps_the_laws_and_is_in_the_package(copy: Path) -> None:
     said = run(copy, "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, *LAWS)
     passed = re.search(r"(\d+) passed", said)
-    assert passed and int(passed[1]) > 50, said
+    assert passed and int(passed[1]) > 30, said
 
 
 def test_its_command_answers(copy: Path) -> None:
