@@ -328,9 +328,12 @@ def test_a_draft_model_with_states_is_refused(tmp_path: Path) -> None:
         load_draft_model(str(tmp_path), "float32", torch.device("cpu"))
 
 
+NUM_ANSWERED = 24  # tokens
+
+
 @lru_cache
 def hybrid_model() -> tuple[TargetModel, list[tuple[list[int], list[int]]]]:
-    """Return the trained model with states, checked; and prompts of demo questions with the referee's 40 tokens."""
+    """Return the trained model with states, checked; and prompts of demo questions with the referee's tokens."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "hybrid-model")
     target = TargetModel(
         AutoModelForCausalLM.from_pretrained(DEMO / "hybrid-model", dtype=torch.float32).eval()
@@ -340,7 +343,7 @@ def hybrid_model() -> tuple[TargetModel, list[tuple[list[int], list[int]]]]:
     chats = [[{"role": "user", "content": json.loads(line)["turns"][0]}] for line in lines]
     options = {"add_generation_prompt": True, "return_dict": False}
     prompts = [tokenizer.apply_chat_template(chat, **options) for chat in chats]
-    return target, [(prompt, referee(target, prompt, 40)) for prompt in prompts]
+    return target, [(prompt, referee(target, prompt, NUM_ANSWERED)) for prompt in prompts]
 
 
 @pytest.mark.skipif(IS_VERSION_4, reason="Qwen3.5 is not in transformers 4.57")
@@ -351,9 +354,9 @@ def test_the_trained_model_with_states_answers_as_in_plain_decoding(method: str)
     drafter = drafter_for(method, target)
     num_steps = num_tokens = 0
     for prompt, expected in texts:
-        answer = generate(target, drafter, prompt, max_new_tokens=40)
+        answer = generate(target, drafter, prompt, max_new_tokens=NUM_ANSWERED)
         assert answer.token_ids == expected
-        num_steps, num_tokens = num_steps + len(answer.steps), num_tokens + 40
+        num_steps, num_tokens = num_steps + len(answer.steps), num_tokens + NUM_ANSWERED
     if "output_id_topk" in drafter_class(method).config_class.__dataclass_fields__:
         assert num_tokens > 1.3 * num_steps
 
