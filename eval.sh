@@ -100,7 +100,7 @@ if [ -n "$DATASTORE" ] && [ -n "$given_methods" ] && [[ ! " $given_methods " =~ 
 fi
 report_folder=$(dirname "$REPORT")
 if [ ! -d "$report_folder" ] || [ ! -w "$report_folder" ] || [ -d "$REPORT" ]; then
-    refuse "REPORT: got $REPORT; allowed: a file in a folder that is there and can be written"
+    refuse "REPORT: got $REPORT; allowed: a file in an existing, writable folder"
 fi
 source scripts/setup.sh
 use_python "$IMPORTS" -r requirements.txt

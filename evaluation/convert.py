@@ -109,7 +109,7 @@ def _read(path: Path) -> Source:
         turns = turn_steps(rows)
     if not turns:
         raise UserError(
-            f"{path}: tells no steps (accept_lengths, or a server's speculative_decoding)"
+            f"{path}: has no record of steps (accept_lengths, or a server's speculative_decoding)"
         )
     sums = {"": acceptance_sums(turns)}
     sums |= {name: acceptance_sums(part) for name, part in by_category(turns).items()}
@@ -125,7 +125,7 @@ def _is_of_vllm(path: Path) -> bool:
 def _write(form: str, path: Path, source: Source, out: Path, question_file: str | None) -> None:
     if source.turns is None:
         raise UserError(
-            f"to: got {form} for {path}, which tells no single steps; allowed: answer files and vLLM's "
+            f"to: got {form} for {path}, which does not record single steps; allowed: answer files and vLLM's "
             "per-request metrics"
         )
     record = RunRecord.read(path) if source.rows else RunRecord()

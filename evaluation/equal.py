@@ -263,7 +263,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             flag = judge.replace("_", "-")
             raise UserError(f"{name}: got without --{flag}; leave it out, or give both")
     if options.file_path is not None and not Path(options.file_path).is_dir():
-        raise UserError(f"file_path: got {options.file_path}; allowed: a folder that is there")
+        raise UserError(f"file_path: got {options.file_path}; allowed: an existing folder")
     return options
 
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     out = Path(options.out)
     if not options.overwrite and (out.exists() or sidecar_path(out).exists()):
-        raise UserError(f"out: {out} is there; give --overwrite, or another file")
+        raise UserError(f"out: {out} exists; give --overwrite, or another file")
     shards = sorted((read_shard(Path(path)) for path in options.paths), key=lambda one: one.index)
     own = {file.resolve() for shard in shards for file in (shard.path, sidecar_path(shard.path))}
     if not own.isdisjoint({out.resolve(), sidecar_path(out).resolve()}):

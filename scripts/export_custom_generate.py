@@ -55,7 +55,7 @@ def export(out: Path, overwrite: bool = False) -> list[Path]:
     files = [folder / name for name in contents]
     there = [str(file) for file in files if file.exists()]
     if there and not overwrite:
-        raise UserError(f"out: {', '.join(there)} is there already; give --overwrite to replace it")
+        raise UserError(f"out: {', '.join(there)} exists already; give --overwrite to replace it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

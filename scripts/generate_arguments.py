@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     after = with_table(before)
     if options.check and before != after:
         raise UserError(
-            "docs/library.md: is not as the list; run python -m scripts.generate_arguments"
+            "docs/library.md: differs from the list; run python -m scripts.generate_arguments"
         )
     if not options.check:
         write_whole(PAGE, after)

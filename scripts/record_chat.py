@@ -71,7 +71,7 @@ def recorded(command: Sequence[str]) -> list[Piece]:
             os.close(out)
     if os.waitstatus_to_exitcode(status):
         said = b"".join(data for _, data in chunks).decode(errors="replace").strip()
-        raise UserError(f"chat: failed: {said.splitlines()[-1] if said else 'without a word'}")
+        raise UserError(f"chat: failed: {said.splitlines()[-1] if said else 'no output'}")
     return pieces_of(chunks)
 
 

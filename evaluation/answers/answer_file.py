@@ -71,5 +71,5 @@ def check_overwritten(file: Path) -> None:
         if not RunRecord.read(file):
             where = f", a link to {file.resolve()}," if file.is_symlink() else ""
             raise UserError(
-                f"overwrite: {file}{where} is no answer file; remove it, or give another file to write to"
+                f"overwrite: {file}{where} is not an answer file; remove it, or give another file to write to"
             ) from None

@@ -113,7 +113,7 @@ class AnswerLog:
             cause = error.strerror if isinstance(error, OSError) else str(error)
             raise UserError(
                 f"answer file {self.file}: a row cannot be written: {cause}; the rows before it are safe: "
-                "make room, and give the same command again"
+                "free some space, and run the same command again"
             ) from error
         self._state_of(self.num_rows).unlink(missing_ok=True)
         self.num_rows += 1
@@ -129,7 +129,7 @@ class AnswerLog:
         try:
             return load_file(file)
         except FileNotFoundError:
-            cause = "is not there"
+            cause = "does not exist"
         except (OSError, SafetensorError) as error:
             cause = f"cannot be read: {first_line(error)}"
         raise UserError(
@@ -181,13 +181,13 @@ class AnswerLog:
         if not record:
             raise UserError(
                 f"answer file {self.file} is not empty, but has no sidecar {self._meta_file.name} that says "
-                f"what run it is of; {how}"
+                f"which run it belongs to; {how}"
             )
         mine = json.loads(json.dumps(meta))  # as it reads back: tuples become lists
         if unlike := record.unlike(RunRecord(mine), but=not_resumed()):
             key, theirs, ours = unlike
             raise UserError(
-                f"answer file {self.file} is of a run with {key} {theirs!r}, this one has {ours!r}; {how}"
+                f"answer file {self.file} belongs to a run with {key} {theirs!r}, this run has {ours!r}; {how}"
             )
         found = record.values
         self.is_finished = found.get("end_time") is not None
@@ -235,5 +235,5 @@ def _open_locked(file: Path) -> int:
         ) from error
     if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
         os.close(descriptor)
-        raise UserError(f"answer file {file}: was taken away meanwhile; give the command again")
+        raise UserError(f"answer file {file}: was removed meanwhile; run the command again")
     return descriptor

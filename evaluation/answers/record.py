@@ -288,7 +288,7 @@ def _beside(path: Path, ending: str) -> Path:
     namesake = path.with_name(name if name != path.name else f"{name}.jsonl")
     if namesake.is_file():
         raise UserError(
-            f"answer file {path}: {namesake} is there, and both would have {name}{ending}; "
+            f"answer file {path}: {namesake} exists, and both would use {name}{ending}; "
             "give another file, or rename one of them"
         )
     return path.with_name(name + ending)
@@ -307,9 +307,13 @@ def _read(sidecar: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read the sidecar {sidecar}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the sidecar {sidecar} is not JSON ({error}); mend or remove it") from None
+        raise UserError(
+            f"the sidecar {sidecar} is not JSON ({error}); correct or remove it"
+        ) from None
     if not isinstance(meta, dict):
-        raise UserError(f"the sidecar {sidecar} is not a JSON object; mend or remove it")
+        raise UserError(f"the sidecar {sidecar} is not a JSON object; correct or remove it")
     if not isinstance(meta.get("options", {}), dict):
-        raise UserError(f"the sidecar {sidecar} is not in order: options is an object; mend it")
+        raise UserError(
+            f"the sidecar {sidecar} is not valid: options must be a JSON object; correct or remove it"
+        )
     return meta

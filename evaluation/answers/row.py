@@ -264,7 +264,7 @@ class AnswerRow:
         try:
             values = parse_json(line, where)
         except UserError as error:
-            raise UserError(f"{error}; mend or delete the line") from None
+            raise UserError(f"{error}; correct or delete the line") from None
         _check_row(values, where)
         return cls(values)
 

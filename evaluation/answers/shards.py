@@ -33,11 +33,11 @@ def read_shard(path: Path) -> Shard:
     index, slash, count = str(record.shard).partition("/")
     if not slash or not index.isdecimal() or not count.isdecimal():
         raise UserError(
-            f"{path}: is no shard: its sidecar has shard {record.shard!r}; allowed: I/N"
+            f"{path}: is not a shard: its sidecar has shard {record.shard!r}; allowed: I/N"
         )
     times = (record.values.get(key) for key in ("start_time", "end_time"))
     if not all(isinstance(time, int | float) for time in times):
-        raise UserError(f"{path}: its run is not finished; give its command again")
+        raise UserError(f"{path}: its run is not finished; run its command again")
     return Shard(path, rows, record, int(index), int(count))
 
 
@@ -74,7 +74,7 @@ def check_counts(shards: Sequence[Shard]) -> None:
             f"{count} in {shard.path}" for count, shard in zip(counts, shards, strict=True)
         )
         raise UserError(
-            f"shards: got answers: {found}; allowed: as many, or one more in the first ones; run "
+            f"shards: got answers: {found}; allowed: equal numbers, or one more in the first ones; run "
             "the short one again"
         )
 

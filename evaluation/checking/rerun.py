@@ -67,7 +67,7 @@ class Replay:
         if metas[0]["temperature"] > 0:
             raise UserError(
                 "model_path: these answers were sampled; allowed: greedy ones, whose first "
-                "difference is one of two logits"
+                "difference can be judged by two logits"
             )
         self._questions = _questions(metas[0], question_file)
         self._rows = tuple({row.question_id: row for row in side} for side in rows)
@@ -223,8 +223,8 @@ def _drafter(meta: Mapping[str, Any], target: TargetModel) -> Drafter:
     }
     if ":" in str(meta["method"]):  # a file of somebody else's says what to import
         raise UserError(
-            f"model_path: the answers are of {meta['method']}, a class that only the file names; allowed: "
-            "methods by name; name it in the entry points of its package"
+            f"model_path: the answers are of {meta['method']}, a class that only its path names; allowed: "
+            "methods with a name; register the class in the entry points of its package"
         )
     try:
         method = find_method(meta["method"])

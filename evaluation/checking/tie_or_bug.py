@@ -242,7 +242,7 @@ def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     position = next((place for place, (mine, theirs) in pairs if mine != theirs), None)
     if position is None:
-        raise ValueError("texts: one is the beginning of the other; allowed: texts that part")
+        raise ValueError("texts: one is the beginning of the other; allowed: texts that differ")
     return position
 
 

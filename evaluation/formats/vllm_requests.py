@@ -49,7 +49,7 @@ def read_requests(file: Path) -> list[TurnSteps]:
         try:
             steps, _ = steps_of_fields(line["metrics"])
         except (TypeError, ValueError) as error:
-            raise UserError(f"{where}: metrics are not in order: {error}") from None
+            raise UserError(f"{where}: metrics are not valid: {error}") from None
         length = line.get("prompt_tokens")
         turns.append(TurnSteps((number, 0), UNCATEGORISED, 0, length, steps, is_whole=False))
     return turns

@@ -80,7 +80,8 @@ def entrants_of(
     needing = [one for one in words if _needs_draft_model(one)]
     if draft_model is not None and not needing:
         raise UserError(
-            f"draft_model: got {draft_model}; only sps and {ASSISTED} draft with it, add one to --methods"
+            f"draft_model: got {draft_model}; only sps and {ASSISTED} use it; add one of them to --methods, "
+            "or leave out --draft-model"
         )
     if draft_model is None and Path(model_path).resolve() == DEMO_MODEL:
         draft_model = DEMO_DRAFT

@@ -96,7 +96,7 @@ def compare_methods(
     has_model = not all(entrant.is_served for entrant in entrants)
     if not has_model and run.questions.prompt_tokens:
         raise UserError(
-            f"prompt_tokens: got {run.questions.prompt_tokens} with servers alone, whose tokenizer is not known"
+            f"prompt_tokens: got {run.questions.prompt_tokens} with servers only, whose tokenizer is not known"
         )
     asked = check_asked(run) if has_model else None
     question_file, questions = (
@@ -203,8 +203,8 @@ def _warn_of_earlier_answers(plans: Sequence[AnyPlan]) -> None:
             plan.log.file.stem for plan, count in zip(plans, done, strict=True) if count > most
         ]
         print(
-            f"WARNING: answers of {', '.join(ahead)} are there already, and were not measured in turn with "
-            "those that follow; --overwrite measures all anew",
+            f"WARNING: answers of {', '.join(ahead)} exist already, and were not measured in turn with "
+            "those to come; --overwrite measures all of them again",
             file=sys.stderr,
         )
 
@@ -213,7 +213,7 @@ def _settle_threads(plans: Sequence[Plan], target: TargetModel) -> None:
     known = sorted({plan.threads for plan in plans if plan.threads})
     if len(known) > 1:
         raise UserError(
-            f"threads: answers that are there were made with {' and '.join(map(str, known))}; give --overwrite"
+            f"threads: earlier answers were made with {' and '.join(map(str, known))} threads; give --overwrite"
         )
     if not known:
         plans[0].settle_threads(target)

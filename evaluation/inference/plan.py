@@ -251,7 +251,7 @@ def check_run_model(run: RunConfig) -> CheckedModel:
         raise UserError("workers need Ray, which is not installed; pip install 'ray>=2.40'")
     if run.uses_ray and device.index is not None:
         raise UserError(
-            f"device: got {device} with workers, to each of which Ray gives its own; give --device {device.type}"
+            f"device: got {device} with workers, but Ray chooses each worker's device; give --device {device.type}"
         )
     return check_model(run.model, workers.num_workers, workers.ray_address is not None)
 

@@ -70,7 +70,7 @@ class Referee:
             )
         if sampling.stop and self.name != GENERATE:
             raise UserError(
-                f"stop: got {sampling.stop[0]!r} with {self.name}, which looks at the end of a step alone; leave "
+                f"stop: got {sampling.stop[0]!r} with {self.name}, which checks only the end of a step; leave "
                 "one out"
             )
         if sampling.repetition_penalty != 1 and self.name == CONTINUOUS:

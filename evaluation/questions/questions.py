@@ -63,7 +63,7 @@ def question_file_of(bench_name: str, given: str | None = None) -> Path:
     here = sorted(found.parent.name for found in DATA_FOLDER.glob("*/question.jsonl"))
     there = ", ".join(here) or "none"
     advice = f"run: {command}" if command else f"there are: {there}; or give --question-file"
-    raise UserError(f"question file {file} is not there; {advice}")
+    raise UserError(f"question file {file} does not exist; {advice}")
 
 
 def category_map(texts: Sequence[str]) -> dict[str, str]:
@@ -129,7 +129,7 @@ def load_questions(
             continue
         question = _checked(form, where)
         if question.question_id in found:
-            raise UserError(f"{where}: question_id {question.question_id!r} is there twice")
+            raise UserError(f"{where}: question_id {question.question_id!r} occurs twice")
         category = renamed.get(question.category, question.category)
         found[question.question_id] = replace(question, category=category)
     if num_empty:

@@ -265,8 +265,8 @@ def decode_call(
     if not is_reached:
         raise UnsupportedCallError(
             "generate",
-            f"generate: got the one of {type(model).__name__}, which calls no custom_generate; allowed: "
-            "transformers' own",
+            f"generate: got a generate of {type(model).__name__}'s own, which does not call custom_generate; "
+            "allowed: the generate of transformers",
         )
     return result
 

@@ -37,7 +37,7 @@ def warn_of_settings(model: PreTrainedModel) -> None:
     settings = shaping_settings(model)
     if settings:
         logger.warning(
-            "generation_config: %s shape texts of the model's own generate, not these; give "
+            "generation_config: %s apply only to the model's own generate, not here; give "
             "logits_processors, or use custom_generate, which honours them",
             ", ".join(f"{name}={value}" for name, value in settings.items()),
         )

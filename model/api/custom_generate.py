@@ -299,7 +299,7 @@ class Speculative:
                 self.decoder.load_matrix(path)
             elif not Path(path).is_file():
                 raise FileNotFoundError(
-                    f"load: got {path}, which is no file; allowed: one that save wrote"
+                    f"load: got {path}, which is not a file; allowed: a file that save wrote"
                 )
             else:
                 self._saved = Path(path)
@@ -372,6 +372,6 @@ def _check_inputs(model: PreTrainedModel) -> None:
     if model.prepare_inputs_for_generation != MethodType(prepare, model):
         raise UnsupportedCallError(
             "model",
-            "model: got inputs that another prepares, such as a learned prompt; allowed: the model's "
-            "own, with adapters in the layers, as LoRA",
+            "model: its prepare_inputs_for_generation was replaced, as for a learned prompt; allowed: the "
+            "model's own; adapters in the layers, such as LoRA, are fine",
         )

@@ -130,8 +130,8 @@ class SpeculativeDecoder(BaseDecoder):
             return Choice(cls.own_method, paying_options(cls.own_method, options, model.device))
         if options:
             raise ValueError(
-                f"options: got {', '.join(options)} without a method; allowed: with the method whose options "
-                'they are, such as method="recycling"'
+                f"options: got {', '.join(options)} without a method; name the method that has "
+                'them, such as method="recycling"'
             )
         return default_choice(model.device)
 

@@ -67,6 +67,8 @@ def paying_options(method: str, given: Mapping[str, Any], device: torch.device) 
         drafter.config_class(**automatic)
     except ValueError as error:
         drafter.config_class(**given)  # whose own error comes first
-        logger.warning("%s: its fixed number of nodes, which is slow on a CPU: %s", method, error)
+        logger.warning(
+            "%s: uses its fixed number of nodes, which is slow on a CPU: %s", method, error
+        )
         return dict(given)
     return automatic

@@ -58,5 +58,5 @@ def refuse_foreign(names: Iterable[str], where: str, ours: Sequence[str] = OURS)
             elsewhere = f"model.generate after `from {HERE} import accelerate; accelerate(model)`"
             instead = f"{instead}; or {elsewhere}" if instead else elsewhere
         if instead:
-            raise ValueError(f"{name}: no argument of decoder.{where}; allowed: {instead}")
+            raise ValueError(f"{name}: not an argument of decoder.{where}; allowed: {instead}")
         raise ValueError(unknown_name(f"argument of decoder.{where}", name, ours))

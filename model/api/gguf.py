@@ -39,7 +39,7 @@ def check_gguf(path: str | Path) -> None:
     """Raise ValueError if a file is not a GGUF file, or the installed packages cannot read it."""
     file = Path(path)
     if not file.is_file():
-        raise ValueError(f"got {path}; allowed: a GGUF file that is there, a folder or a hub name")
+        raise ValueError(f"got {path}; allowed: an existing GGUF file, a folder or a hub name")
     refuse_lfs_pointer(file, f"model {path}")
     with file.open("rb") as content:
         found = content.read(len(MAGIC))
@@ -93,7 +93,7 @@ def choose_weights(
     if not is_gguf(path):
         if asked != "auto":
             raise ValueError(
-                f"weights: got {asked} with {path}; allowed: with a GGUF file; leave it out"
+                f"weights: got {asked} with {path}; allowed: only with a GGUF file; leave it out"
             )
         return None
     if asked == "dequantised":

@@ -87,7 +87,9 @@ def _refuse_unknown(path: str | Path, words: Mapping[str, Any], of_method: Seque
     """Raise ValueError for a word that neither `from_pretrained` nor the checkpoint's config has."""
     for name in words:
         if name in INSTEAD:
-            raise ValueError(f"{name}: no argument of from_pretrained; allowed: {INSTEAD[name]}")
+            raise ValueError(
+                f"{name}: not an argument of from_pretrained; allowed: {INSTEAD[name]}"
+            )
     others = {name: value for name, value in words.items() if name not in OF_WEIGHTS}
     if others and "config" not in words:
         of_hub = {name: words[name] for name in OF_TOKENIZER if name in words}
@@ -120,7 +122,7 @@ def without_wrapper(model: Any) -> PreTrainedModel:
     if hasattr(model, "get_base_model"):
         if model.active_peft_config.is_prompt_learning:
             raise ValueError(
-                "model: got a learned prompt; allowed: adapters in the layers, as LoRA"
+                "model: got a learned prompt; allowed: adapters in the layers, such as LoRA"
             )
         base = model.get_base_model()
     return base

@@ -73,7 +73,7 @@ def chat_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]
     except Exception as error:  # Jinja's, or whatever a template raises
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"prompt: the chat template does not take these messages: {reason}; allowed: such as "
+            f"prompt: the chat template does not take these messages: {reason}; allowed: messages such as "
             '[{"role": "user", "content": "..."}]'
         ) from error
     # The template writes the special tokens itself.

@@ -47,7 +47,7 @@ class Turns:
                 is_idle = not self._is_stepping
                 if is_idle and time.monotonic() - self._last_step >= PATIENCE:
                     raise RuntimeError(
-                        f"decoder: another of its texts is open, and was not continued for {PATIENCE:g} s; "
+                        f"decoder: another of its texts is still open, and was not continued for {PATIENCE:g} s; "
                         f"allowed: {ADVICE}"
                     )
                 if not self._changed.wait(min(PAUSE, PATIENCE)) and is_idle:

@@ -80,8 +80,8 @@ def read_or_measure(target: TargetModel) -> CostModel:
         write_measured(NAME, key, found.content())
     else:
         logger.info(
-            "step costs: measured beside other work and not kept (spread %.0f%%, allowed %.0f%%; %.0f%% of the "
-            "time lost to it, allowed %.0f%%)",
+            "step costs: not kept, since other work disturbed the measurement (spread %.0f%%, allowed %.0f%%; "
+            "%.0f%% of the time lost to it, allowed %.0f%%)",
             *(100 * share for share in (found.spread, MOST_SPREAD, found.lost, MOST_LOST)),
         )
     return found.costs

@@ -45,7 +45,7 @@ def check_text(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{what}: got bytes that are no text here; give UTF-8 (LC_ALL=C.UTF-8)"
+            f"{what}: got bytes that are not text in this locale; give UTF-8 (LC_ALL=C.UTF-8)"
         ) from error
 
 
@@ -135,7 +135,7 @@ def run_command(main: Callable[[Sequence[str] | None], int]) -> NoReturn:
         if error.errno not in DISK_FULL:
             raise
         _drop_output()
-        print(f"error: cannot write: {error.strerror}; make room", file=sys.stderr)
+        print(f"error: cannot write: {error.strerror}; free some space", file=sys.stderr)
         code = UserError.exit_code
     except UserError as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)

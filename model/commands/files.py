@@ -50,9 +50,7 @@ def check_output(file: str | Path, option: str) -> None:
     """
     folder = Path(file).parent
     if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(file).is_dir():
-        raise UserError(
-            f"{option}: got {file}; allowed: a file in a folder that is there and can be written"
-        )
+        raise UserError(f"{option}: got {file}; allowed: a file in an existing, writable folder")
 
 
 def refuse_outputs(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) -> None:
@@ -127,7 +125,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {ascii(key)[:60]} is there twice")
+            raise ValueError(f"the key {ascii(key)[:60]} occurs twice")
         found[key] = value
     return found
 

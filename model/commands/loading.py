@@ -130,7 +130,7 @@ def choose_device(options: ModelOptions) -> torch.device:
         torch.zeros(1, device=device).item()  # fails for a device without data (meta)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
-            f"device: got {options.device!r}; allowed: auto, cpu, or a device that is here ({first_line(error)})"
+            f"device: got {options.device!r}; allowed: auto, cpu, or a device of this machine ({first_line(error)})"
         ) from error
     num_gpus = options.num_gpus_per_model
     if num_gpus > 1 and device.type == "cpu":
@@ -312,7 +312,7 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
     except LOADING_ERRORS as error:
         if _is_due_to(error, UnpicklingError):
             raise UserError(
-                f"model_path {options.model_path}: its pickle names code that is no tensor, which was not "
+                f"model_path {options.model_path}: its pickle refers to code other than tensors, which was not "
                 "run; get the weights as safetensors"
             ) from error
         hint = "" if options.allow_pickle else " (--allow-pickle also takes pickles)"

@@ -64,7 +64,7 @@ class ModelOptions(Options):
         object.__setattr__(self, "model_path", resolve_model(self.model_path))
         if self.compile and self.num_gpus_per_model > 1:
             raise ValueError(
-                f"compile: got num_gpus_per_model {self.num_gpus_per_model} with it; allowed: 1"
+                f"compile: got it with num_gpus_per_model {self.num_gpus_per_model}; allowed: with 1 GPU"
             )
         without = "compile" if self.compile else "kernels off"
         if self.weights == "native" and (self.compile or self.kernels == "off"):

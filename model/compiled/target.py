@@ -85,7 +85,7 @@ class StaticTarget(TargetModel, PassShapes):
             )
         if self.mixers or any(shape and shape.index_keys for shape in self.layer_shapes):
             raise UnsupportedModelError(
-                f"{name}: static shapes allow keys and values alone, and no recurrent states or index keys"
+                f"{name}: static shapes allow only keys and values, not recurrent states or index keys"
             )
         devices = {parameter.device for parameter in model.parameters()}
         if len(devices) > 1:
@@ -116,7 +116,7 @@ class StaticTarget(TargetModel, PassShapes):
             UnsupportedModelError: always.
         """
         raise UnsupportedModelError(
-            "compile: passes in static shapes show no hidden states, which this method reads; leave it out"
+            "compile: this method reads hidden states, which compiled passes do not show; leave compile out"
         )
 
     def check_probes(self) -> None:
@@ -126,7 +126,7 @@ class StaticTarget(TargetModel, PassShapes):
             UnsupportedModelError: always.
         """
         raise UnsupportedModelError(
-            "compile, graphs: such passes read tokens alone, and this method appends masks; leave compile out, and "
+            "compile, graphs: such passes read only tokens, and this method appends masks; leave compile out, and "
             "on a GPU give graphs off (in Python a TargetModel)"
         )
 

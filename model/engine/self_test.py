@@ -301,7 +301,9 @@ def _without_kernels(
         return chain, tree
     reason = chain if not chain.is_exact else tree
     kind = target.config.model_type
-    logger.warning("model type %s: kernels are off, with which a draft fails: %s", kind, reason)
+    logger.warning(
+        "model type %s: kernels are off, since a draft fails with them: %s", kind, reason
+    )
     return found
 
 

@@ -42,7 +42,7 @@ def with_short_windows(target: TargetModel) -> TargetModel:
     # What a stranger's module holds may raise anything when it is copied.
     except Exception as error:
         kind = target.config.model_type
-        logger.info("self-test of %s: with the windows as they are: %s", kind, error)
+        logger.info("self-test of %s: keeps the windows as they are: %s", kind, error)
         return target
 
 

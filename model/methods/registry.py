@@ -182,7 +182,7 @@ def _check_drafter(name: str, module: ModuleType, class_name: str) -> None:
         )
     if not (isinstance(found, type) and issubclass(found, Drafter)):
         raise ValueError(
-            f"method: got {name!r}, which is no Drafter; allowed: a subclass of "
+            f"method: got {name!r}, which is not a Drafter; allowed: a subclass of "
             "token_recycling.engine.drafter.Drafter"
         )
     if not hasattr(found, "config_class"):

@@ -47,8 +47,8 @@ class ServeOptions(Options):
         temperature_of(self.temperature)
         if not self.api_key and not _is_loopback(self.host):
             raise ValueError(
-                f"host: got {self.host} without a key, so that everyone there could ask; allowed: {LOCALHOST}, or "
-                f"any with api_key (or {KEY_VARIABLE} in the environment)"
+                f"host: got {self.host} without a key, so that anyone there could use the server; allowed: "
+                f"{LOCALHOST}, or any with api_key (or {KEY_VARIABLE} in the environment)"
             )
 
 

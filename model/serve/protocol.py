@@ -91,7 +91,7 @@ class _Fields(BaseModel):
             if any(value == one and type(value) in (type(one), float) for one in allowed):
                 continue
             if allowed and value is not None:
-                raise ValueError(f"{name}: is not served; allowed: {allowed[0]!r}, or left out")
+                raise ValueError(f"{name}: is not supported; allowed: {allowed[0]!r}, or left out")
             if value is not None and name not in IGNORED:
                 left[name] = value
         return left
@@ -192,7 +192,7 @@ class CompletionRequest(TextFields):
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
                 raise Refusal(
-                    f"prompt: got {len(prompt)} prompts; allowed: one a request; requests share passes"
+                    f"prompt: got {len(prompt)} prompts; allowed: one in each request; requests share passes"
                 )
             return prompt[0]
         return prompt  # type: ignore[return-value]
@@ -227,8 +227,6 @@ def _line(field: str, kind: str, message: str, given: Any) -> str:
     if kind == "missing":
         return f"{field}: is missing"
     if kind == "extra_forbidden":
-        return (
-            f"{field}: is no field that is served here, and might change the answer; leave it out"
-        )
+        return f"{field}: is not supported here, and might change the answer; leave it out"
     shown = repr(given)
     return f"{field}: {message}; got {shown if len(shown) <= 60 else shown[:60] + '...'}"

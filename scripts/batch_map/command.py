@@ -151,7 +151,9 @@ def _draw(args: argparse.Namespace) -> None:
             content = json.loads(Path(file).read_text(encoding="utf-8"))
             content["runs"] = [Run(**run) for run in content["runs"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"files: got {file}, which is no file of measure ({error})") from error
+            raise UserError(
+                f"files: got {file}, which was not written by measure ({error})"
+            ) from error
         found.append(content)
     check_output(args.page, "page")
     check_output(args.picture, "picture")

@@ -178,8 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     nodes, context = max(args.nodes), max(contexts)
     if not has_room(target, nodes, context):
         raise UserError(
-            f"contexts: got {context} with {nodes} nodes, a chain with this model, which leaves its context; "
-            "give shorter ones, or fewer nodes"
+            f"contexts: got {context} with {nodes} nodes, which are a chain with this model and exceed its "
+            "context; give shorter ones, or fewer nodes"
         )
     costs = context_costs(target, sorted(set(args.nodes)), sorted(set(contexts)))
     header = ["nodes", "context", "ms", "attention ms", "rest ms"]

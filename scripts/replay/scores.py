@@ -76,7 +76,7 @@ def drafter_from(words: str, vocab_size: int) -> Drafter:
     """
     entrant = entrant_of(words)
     if not isinstance(entrant.method, Method):
-        raise UserError(f"{words!r}: is no drafter; allowed: methods")
+        raise UserError(f"{words!r}: is not a drafter; allowed: methods")
     return make_drafter(entrant.method, entrant.config, vocab_size, torch.device("cpu"), {})
 
 

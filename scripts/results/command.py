@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pack(args.folder, args.pack)
     elif args.command == "unpack":
         if args.folder.exists():
-            raise UserError(f"folder: got {args.folder}, which is there; allowed: a new one")
+            raise UserError(f"folder: got {args.folder}, which exists; allowed: a new one")
         with unpacked(args.pack) as folder:
             shutil.copytree(folder, args.folder)
     else:
@@ -99,5 +99,5 @@ def _tables(is_check: bool) -> int:
             if not is_check:
                 write_whole(page, made)
     for page in differing:
-        print(f"{page}: {'is not as its files are' if is_check else 'written'}")
+        print(f"{page}: {'differs from its files' if is_check else 'written'}")
     return int(is_check and bool(differing))

@@ -52,7 +52,7 @@ def unpacked(path: Path) -> Iterator[Path]:
                 for member in archive:
                     _extract(archive, member, Path(folder))
         except (OSError, tarfile.TarError, EOFError) as error:
-            raise UserError(f"{path}: is no pack of answer files ({error})") from error
+            raise UserError(f"{path}: is not a pack of answer files ({error})") from error
         yield Path(folder)
 
 
@@ -60,7 +60,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
     """Write a file of an archive below a folder; by hand, since older Pythons have no safe way of their own."""
     target, content = folder / member.name, archive.extractfile(member)
     if content is None or ".." in target.parts or not target.is_relative_to(folder):
-        raise tarfile.TarError(f"{member.name} is no file below it")
+        raise tarfile.TarError(f"{member.name} is not a file below it")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content.read())
 

@@ -82,7 +82,7 @@ def _rows(file: Path) -> Iterator[Any]:
         try:
             yield json.loads(line)
         except ValueError as error:
-            raise ValueError(f"text {file} line {number}: is no JSON: {error}") from error
+            raise ValueError(f"text {file} line {number}: is not JSON: {error}") from error
 
 
 def _text(file: Path) -> str:

@@ -50,7 +50,7 @@ def test_a_result_that_is_there_is_kept(shards: list[Path], tmp_path: Path) -> N
     out.write_text("precious")
     with pytest.raises(UserError, match="--overwrite"):
         merged(shards[1:], out)
-    with pytest.raises(UserError, match=r"overwrite: .* is no answer file"):
+    with pytest.raises(UserError, match=r"overwrite: .* is not an answer file"):
         merged(shards[1:], out, "--overwrite")
     assert out.read_text() == "precious"
     out.write_bytes(shards[0].read_bytes())
@@ -60,7 +60,7 @@ def test_a_result_that_is_there_is_kept(shards: list[Path], tmp_path: Path) -> N
     sidecar = sidecar_path(shards[1])
     before = sidecar.read_bytes()
     namesake = shards[1].with_suffix("")
-    for taken, says in ((sidecar, "one of the shards"), (namesake, "both would have 1.meta.json")):
+    for taken, says in ((sidecar, "one of the shards"), (namesake, "both would use 1.meta.json")):
         with pytest.raises(UserError, match=says):
             merged(shards[1:], taken, "--overwrite")
     assert sidecar.read_bytes() == before
@@ -68,7 +68,7 @@ def test_a_result_that_is_there_is_kept(shards: list[Path], tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("chosen", "says"),
-    [([1, 2], "allowed: each of 3 once"), ([1, 2, 2], "allowed: each"), ([0, 1], "is no shard")],
+    [([1, 2], "allowed: each of 3 once"), ([1, 2, 2], "allowed: each"), ([0, 1], "is not a shard")],
 )
 def test_half_a_run_is_refused(
     chosen: list[int], says: str, shards: list[Path], tmp_path: Path
@@ -86,7 +86,7 @@ def test_half_a_run_is_refused(
         ({"dtype": "bfloat16"}, "dtype 'bfloat16'"),
         ({"question_end": 2}, "question_end 2"),
         ({"shard": "2/4"}, "allowed: each"),
-        ({"shard": "x/y"}, "is no shard"),
+        ({"shard": "x/y"}, "is not a shard"),
     ],
 )
 def test_a_shard_of_another_run_is_refused(

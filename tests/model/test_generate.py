@@ -75,7 +75,7 @@ def test_a_prompt_without_room_or_text_is_refused(monkeypatch: pytest.MonkeyPatc
         UserError, match=r"^prompt: got \d+ tokens; allowed: fewer than the model's"
     ):
         generate.run(["--model-path", str(DEMO), "--prompt", "sea " * 5000])
-    with pytest.raises(UserError, match="prompt: got bytes that are no text"):
+    with pytest.raises(UserError, match="prompt: got bytes that are not text"):
         generate.run(["--model-path", str(DEMO), "--prompt", "\udcff"])
 
 

@@ -88,5 +88,5 @@ def test_what_cannot_be_measured_is_refused(given: list[str], message: str, tmp_
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text("[]")
-    with pytest.raises(UserError, match="no file of measure"):
+    with pytest.raises(UserError, match="was not written by measure"):
         main(["draw", str(file), "--page", "p.md", "--picture", "p.svg"])

@@ -99,7 +99,7 @@ def test_without_the_package_the_error_says_what_to_install(
 def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
     file = export(tmp_path)[0]
     file.write_text("mine")
-    with pytest.raises(UserError, match=r"is there already; give --overwrite"):
+    with pytest.raises(UserError, match=r"exists already; give --overwrite"):
         export(tmp_path)
     assert file.read_text() == "mine"
     assert main(["--out", str(tmp_path), "--overwrite"]) == 0

@@ -25,7 +25,9 @@ def test_another_table_is_found_and_made_anew(
     page = tmp_path / "library.md"
     page.write_text("a\n<!-- arguments of generate -->\nstale text\n<!-- end of arguments -->\nb\n")
     monkeypatch.setattr(scripts.generate_arguments, "PAGE", page)
-    with pytest.raises(UserError, match=r"is not as the list; run python -m scripts\.generate_arg"):
+    with pytest.raises(
+        UserError, match=r"differs from the list; run python -m scripts\.generate_arg"
+    ):
         main(["--check"])
     assert main([]) == 0 and main(["--check"]) == 0
     assert table() in page.read_text() and "stale text" not in page.read_text()

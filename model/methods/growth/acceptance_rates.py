@@ -52,6 +52,6 @@ class AcceptanceRates:
         check_tensor("rates: got", state, self.array.dtype, self.array.shape)
         if not bool(((state[0] >= 0) & (state[0] <= 1) & (state[1] > 0)).all()):
             raise ValueError(
-                "rates: got numbers that are no rates; allowed: 0 to 1, weights above 0"
+                "rates: got numbers that are not rates; allowed: 0 to 1, weights above 0"
             )
         self.array[:] = state.cpu().numpy()

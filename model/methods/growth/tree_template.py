@@ -77,7 +77,7 @@ def _checked_paths(paths: Sequence[Sequence[int]], name: str) -> list[tuple[int,
                 "ranks 0, 1, 2, ..."
             )
         if tuple(path) in seen:
-            raise ValueError(f"tree template {name}: path {list(path)} is there twice; remove one")
+            raise ValueError(f"tree template {name}: path {list(path)} occurs twice; remove one")
         seen.add(tuple(path))
     for path in seen:
         if len(path) > 1 and path[:-1] not in seen:

@@ -42,8 +42,8 @@ class LayerShape:
         eps, wide = (getattr(config, name, None) for name in ("rms_norm_eps", "intermediate_size"))
         if theta is None or eps is None or not isinstance(wide, int) or kind != "default":
             raise ValueError(
-                f"model type {config.model_type}: these heads have a layer of the model's kind, and know "
-                "Llama's alone; allowed: RMS norms, one gated feed-forward part and unscaled rotary positions"
+                f"model type {config.model_type}: these heads have a layer of the model's kind, and support "
+                "only Llama's; allowed: RMS norms, one gated feed-forward part and unscaled rotary positions"
             )
         return cls(
             hidden_size=size,

@@ -57,7 +57,7 @@ class HeadFiles(NamedTuple):
             raise ValueError(f"heads {self.folder}: the tensor {name} is missing")
         for name in sorted(self.tensors.keys() - expected.keys()):
             raise ValueError(
-                f"heads {self.folder}: has a tensor {name}; allowed: {len(expected)} others, by {CONFIG}"
+                f"heads {self.folder}: has a tensor {name}; allowed: the {len(expected)} that {CONFIG} describes"
             )
         for name, tensor in expected.items():
             if (found := self.tensors[name].shape) != tensor.shape:
@@ -145,8 +145,8 @@ def read_heads(folder: Path, name: str, method: str) -> HeadFiles:
     config = _read_config(folder / CONFIG)
     if kind := config.get("speculators_model_type"):
         raise ValueError(
-            f"heads {folder}: are in the format of the package speculators, of its type {kind}, with other names "
-            "of tensors and settings; allowed: the format of the authors of the method"
+            f"heads {folder}: are in the format of the package speculators (its type {kind}), with other names "
+            "of tensors and settings; allowed: the format of the method's authors"
         )
     return HeadFiles(folder, config, _read_tensors(found[0]))
 

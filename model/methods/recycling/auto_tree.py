@@ -160,6 +160,6 @@ class AutoTree:
             raise ValueError(f"matrix: holds a code above {len(CENTRES)}")
         is_coded = codes > 0
         if bool((is_coded.any(dim=1) != is_coded.all(dim=1)).any()):
-            raise ValueError("matrix: holds rows with codes of some successors alone")
+            raise ValueError("matrix: holds rows with codes for some successors but not all")
         self._rates.load_state(tensors["rates"])
         self._codes[:] = codes.cpu().numpy()

@@ -36,7 +36,7 @@ class Datastore:
 
     def __init__(self, arrays: np.ndarray) -> None:
         if arrays.dtype != np.int32 or arrays.ndim != 2 or len(arrays) != 2 or not arrays.size:
-            raise ValueError(f"is no datastore; {BUILD}")
+            raise ValueError(f"is not a datastore; {BUILD}")
         self.tokens, self.suffixes = np.asarray(arrays)
         if (
             self.tokens.min() < BOUNDARY
@@ -104,9 +104,9 @@ def _loaded(file: str, state: tuple[object, ...]) -> Datastore:
     except OSError as error:
         raise ValueError(f"datastore {file}: cannot be read: {error.strerror}; {BUILD}") from error
     except (ValueError, EOFError) as error:
-        raise ValueError(f"datastore {file}: is no datastore; {BUILD}") from error
+        raise ValueError(f"datastore {file}: is not a datastore; {BUILD}") from error
     if not isinstance(arrays, np.ndarray):
-        raise ValueError(f"datastore {file}: is no datastore; {BUILD}")
+        raise ValueError(f"datastore {file}: is not a datastore; {BUILD}")
     try:
         return Datastore(arrays)
     except ValueError as error:

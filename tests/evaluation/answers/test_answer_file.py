@@ -45,7 +45,10 @@ def _with_choice(**keys: Any) -> dict[str, Any]:
         ("{not json", "line 2: is not JSON"),
         (json.dumps(GOOD)[:-20], "line 2: is not JSON"),
         ("[" * 100_000, "line 2: is not JSON"),
-        ('{"question_id": 1, "question_id": 2}', "line 2: is not JSON: the key 'question_id' is"),
+        (
+            '{"question_id": 1, "question_id": 2}',
+            "line 2: is not JSON: the key 'question_id' occurs twice",
+        ),
         (GOOD | {"category": "\ud800"}, "line 2: holds half of a surrogate pair"),
         ("[1, 2]", "line 2: an answer is a JSON object, got list"),
         (_without("question_id"), "line 2: no 'question_id'"),

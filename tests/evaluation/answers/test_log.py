@@ -238,7 +238,7 @@ def test_a_refused_log_lets_go_of_the_file(tmp_path: Path) -> None:
     log = begun(file)
     append_up_to(log, 1)
     log.close()
-    with pytest.raises(UserError, match="method 'some', this one has 'other'"):
+    with pytest.raises(UserError, match="method 'some', this run has 'other'"):
         AnswerLog(file, {**META, "method": "other"})
     AnswerLog(file, META).close()
 
@@ -284,7 +284,7 @@ def test_a_file_whose_sidecar_and_matrix_would_be_anothers_is_refused(
     log = begun(first)
     append_up_to(log, 2)
     log.finish()
-    with pytest.raises(UserError, match=f"{second}: {first} is there, and both would have a.meta"):
+    with pytest.raises(UserError, match=f"{second}: {first} exists, and both would use a.meta"):
         begun(second, overwrite=True)
     assert not second.exists()
     again = AnswerLog(first, META)
@@ -315,7 +315,9 @@ def test_only_answer_files_are_overwritten(content: bytes, is_link: bool, tmp_pa
     if is_link:
         file = tmp_path / "link.jsonl"
         file.symlink_to(theirs)
-    with pytest.raises(UserError, match=r"overwrite: .* is no answer file; .* give another file"):
+    with pytest.raises(
+        UserError, match=r"overwrite: .* is not an answer file; .* give another file"
+    ):
         AnswerLog(file, META, overwrite=True)
     assert theirs.read_bytes() == content
 

@@ -68,7 +68,7 @@ def test_a_new_condition_is_copied_from_the_options_of_a_run(flavour: None) -> N
 
 def test_resuming_refuses_another_value_of_a_new_condition(flavour: None, tmp_path: Path) -> None:
     file = write_run(tmp_path, "pld", flavour="mint")
-    with pytest.raises(UserError, match="of a run with flavour 'mint', this one has 'plum'"):
+    with pytest.raises(UserError, match="to a run with flavour 'mint', this run has 'plum'"):
         AnswerLog(file, meta_of("pld", flavour="plum"))
     AnswerLog(file, meta_of("pld", flavour="mint")).close()
 
@@ -131,7 +131,7 @@ def test_a_rerun_needs_a_new_condition_and_needs_it_equal(flavour: None, tmp_pat
 
 def test_what_the_table_does_not_know_must_be_equal_to_resume(tmp_path: Path) -> None:
     file = write_run(tmp_path, "pld", unheard_of=1)
-    with pytest.raises(UserError, match="of a run with unheard_of 1, this one has None"):
+    with pytest.raises(UserError, match="to a run with unheard_of 1, this run has None"):
         AnswerLog(file, meta_of("pld"))
 
 
@@ -143,7 +143,7 @@ def test_resuming_takes_the_default_of_a_condition_that_an_older_sidecar_lacks(
     if found == "missing":
         del meta["flavour"]
     file = write_answers(tmp_path / "older.jsonl", ROWS, meta)
-    with pytest.raises(UserError, match="of a run with flavour 'plain', this one has 'plum'"):
+    with pytest.raises(UserError, match="to a run with flavour 'plain', this run has 'plum'"):
         AnswerLog(file, meta_of("pld", flavour="plum"))
     AnswerLog(file, meta_of("pld", flavour="plain")).close()
 
@@ -152,6 +152,6 @@ def test_resuming_derives_the_options_that_an_older_sidecar_left_open(tmp_path: 
     older = asdict(RecyclingConfig()) | {"harvest_prompt": None}
     file = write_run(tmp_path, "recycling", options=older)
     for config in (RecyclingConfig(policy="original"), RecyclingConfig(tree_version="auto")):
-        with pytest.raises(UserError, match=r"of a run with options .*'harvest_prompt': True"):
+        with pytest.raises(UserError, match=r"to a run with options .*'harvest_prompt': True"):
             AnswerLog(file, meta_of("recycling", options=asdict(config)))
     AnswerLog(file, meta_of("recycling", options=asdict(RecyclingConfig()))).close()

@@ -266,7 +266,7 @@ def test_options_without_an_effect_are_refused_before_the_verdict(
     path = str(write_answers(tmp_path / "a.jsonl", _rows(True)))
     files = ["--jsonfile1", path, "--jsonfile2", path]
     for more, message in (
-        (["--file-path", "elsewhere"], "file_path: got elsewhere; allowed: a folder"),
+        (["--file-path", "elsewhere"], "file_path: got elsewhere; allowed: an existing folder"),
         (["--question-file", path], "question_file: got without --model-path"),
         (["--allow-pickle"], "allow_pickle: got without --model-path"),
     ):

@@ -174,7 +174,7 @@ def test_what_cannot_be_judged_is_one_line(answers: Path, tiny_model: Path, tmp_
         (lost, [], "the sidecar of .*recycling.jsonl has no 'method'"),
         (plain, ["--question-file", str(other)], "question_file: .* is not the one"),
         (with_meta("option", options={"nope": 1}), [], "the method of the answers cannot be made"),
-        (with_meta("class", method="some.module:Drafter"), [], "a class that only the file names"),
+        (with_meta("class", method="some.module:Drafter"), [], "a class that only its path names"),
         (with_meta("template", conv_template="raw"), [], "the prompt has .* tokens, the answers"),
         (with_meta("type", dtype="float99"), [], "dtype: got 'float99'; allowed: auto, float32"),
         (with_meta("weights", model_fingerprint="0"), [], "got weights .*; the answers are of 0"),

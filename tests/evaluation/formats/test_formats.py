@@ -260,7 +260,7 @@ def test_answers_of_a_run_tell_all_that_the_formats_need(
         (["{answers}", "--question-file", "q"], "question_file: got without --to specdec-bench"),
         (["{folder}"], "has neither acceptance_rate.json nor acceptance.csv"),
         (["{folder}/x.json"], "got schema_version None; allowed: '1.0'"),
-        (["{folder}/texts.jsonl"], "tells no steps"),
+        (["{folder}/texts.jsonl"], "has no record of steps"),
         (
             ["{folder}/old.jsonl", "--to", "speculators", "--out", "{folder}/y"],
             "which steps drafted",

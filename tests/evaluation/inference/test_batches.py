@@ -194,7 +194,7 @@ def test_a_cut_run_goes_on_with_the_same_batch_size(few: list[str], tmp_path: Pa
     with cut_after(2):
         run("recycling", few, cut, *BATCH)
     assert len(read_rows(cut)) == 2
-    with pytest.raises(UserError, match="of a run with batch_size 3, this one has 2"):
+    with pytest.raises(UserError, match="to a run with batch_size 3, this run has 2"):
         run("recycling", few, cut, "--batch-size", 2)
     assert run("recycling", few, cut, *BATCH) == 0
     assert token_ids(cut) == token_ids(whole)

@@ -68,7 +68,9 @@ def test_shapes_of_a_warm_up_beside_others_are_within_no_answer(
 
 
 def test_compile_needs_a_model_on_one_gpu() -> None:
-    with pytest.raises(ValueError, match="compile: got num_gpus_per_model 2"):
+    with pytest.raises(
+        ValueError, match="compile: got it with num_gpus_per_model 2; allowed: with 1"
+    ):
         ModelOptions(compile=True, num_gpus_per_model=2)
 
 

@@ -68,7 +68,7 @@ def error_of(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_what_is_no_gguf_file_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "none.gguf; allowed: a GGUF file" in error_of(tmp_path / "none.gguf", capsys)
+    assert "none.gguf; allowed: an existing GGUF file" in error_of(tmp_path / "none.gguf", capsys)
     (tmp_path / "x.gguf").write_bytes(b"GGML")
     assert "x.gguf is not a GGUF file" in error_of(tmp_path / "x.gguf", capsys)
     (tmp_path / "x.gguf").write_bytes(b"GGUF")

@@ -228,7 +228,7 @@ def test_threads_of_earlier_answers_are_kept(
         (["vanilla", "recycling --save-matrix x"], None, "allowed: options of recycling itself"),
         (["vanilla", "sps"], None, "give the model that sps drafts with"),
         (["vanilla", "generate-assisted"], None, "give the model that generate-assisted"),
-        (["vanilla", "pld"], "some/model", "only sps and generate-assisted draft with it"),
+        (["vanilla", "pld"], "some/model", "only sps and generate-assisted use it"),
         (["vanilla", "medusa --num-nodes 5"], None, 'folder of medusa.s heads: "medusa --heads'),
     ],
 )
@@ -318,7 +318,7 @@ def test_words_become_options() -> None:
     [
         (("--num-questions", "0"), "num_questions: got 0; allowed: 1 or more"),
         (("--bench-name", "demo", "demo"), "bench_name: got demo demo; allowed: each once"),
-        (("--bench-name", "demo", "nosuch"), "nosuch/question.jsonl is not there"),
+        (("--bench-name", "demo", "nosuch"), "nosuch/question.jsonl does not exist"),
         (
             ("--bench-name", "demo", "mbpp", "--question-file", "x"),
             "question_file: got it with --bench-name demo mbpp",

@@ -185,7 +185,7 @@ def test_a_benchmark_that_was_not_fetched_names_the_command(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"question_id": 1, "question_id": 2, "category": "qa", "turns": ["a"]}', "there twice"),
+        ('{"question_id": 1, "question_id": 2, "category": "qa", "turns": ["a"]}', "occurs twice"),
         ('{"question_id": 1, "category": "qa", "turns": ["\\ud800"]}', "surrogate"),
         ('{"question_id": 1, "category": "\\udc00", "turns": ["a"]}', "surrogate"),
         ("[" * 100_000, "is not JSON"),

@@ -444,7 +444,10 @@ def test_a_class_whose_generate_calls_no_callable_is_said(
     accelerate(network)
     ids = torch.tensor([[5, 6, 7]])
     assert torch.equal(network.generate(ids), ids)
-    assert "generate: got the one of LlamaForCausalLM" in texts_of(caplog)[0]
+    assert (
+        "generate: got a generate of LlamaForCausalLM's own, which does not call"
+        in texts_of(caplog)[0]
+    )
 
 
 def test_adapters_of_peft_count(inputs: dict[str, Any]) -> None:

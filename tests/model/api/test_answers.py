@@ -297,7 +297,7 @@ def test_limits_are_as_many_as_prompts(num_limits: int, says: str) -> None:
         ({"prompts": PROMPTS[0]}, "prompts: got a str; allowed: several prompts, such as a list"),
         ({"prompts": {"input_ids": [[5]]}}, "prompts: got a dict; allowed: several prompts"),
         ({"prompts": 5}, "prompts: got a int; allowed: several prompts"),
-        ({"num_beams": 2}, "num_beams: no argument of decoder.answers; allowed: "),
+        ({"num_beams": 2}, "num_beams: not an argument of decoder.answers; allowed: "),
         ({"batchsize": 2}, "argument of decoder.answers: got 'batchsize'; .*mean batch_size"),
     ],
 )
@@ -455,7 +455,7 @@ def test_settings_of_the_checkpoint_that_do_not_count_are_said_once(
     decoder = SpeculativeDecoder(model, tokenizer, "pld")
     for _ in range(2):
         decoder.generate_all(PROMPTS[:2], max_new_tokens=2)
-    assert caplog.text.count("repetition_penalty=1.3 shape texts of the model's own generate") == 1
+    assert caplog.text.count("repetition_penalty=1.3 apply only to the model's own generate") == 1
 
 
 def test_a_text_that_is_removed_leaves_its_place_and_the_turn() -> None:

@@ -47,7 +47,7 @@ def demo() -> SpeculativeDecoder:
 )
 def test_another_librarys_argument_says_what_does_it_here(name: str, says: str) -> None:
     for function in (demo().generate, demo().stream):
-        pattern = f"^{name}: no argument of decoder.{function.__name__}; allowed: .*{says}"
+        pattern = f"^{name}: not an argument of decoder.{function.__name__}; allowed: .*{says}"
         with pytest.raises(ValueError, match=pattern) as error:
             function(**{name: 1})
         assert "\n" not in str(error.value)
@@ -57,7 +57,7 @@ def test_every_argument_of_transformers_and_any_other_name_is_refused() -> None:
     own = {"max_new_tokens", "temperature", "top_k", "top_p", "stop_strings", "seed"}
     for name in BY_NAME.keys() - own:
         with pytest.raises(
-            ValueError, match=f"^{name}: no argument of decoder.generate; allowed: "
+            ValueError, match=f"^{name}: not an argument of decoder.generate; allowed: "
         ):
             demo().generate(PROMPT, **{name: None})
     with pytest.raises(ValueError, match=r"got 'max_new_token'; .*did you mean max_new_tokens"):
@@ -67,7 +67,7 @@ def test_every_argument_of_transformers_and_any_other_name_is_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ({"device": "cuda"}, "^device: no argument of from_pretrained; allowed: device_map"),
+        ({"device": "cuda"}, "^device: not an argument of from_pretrained; allowed: device_map"),
         ({"torch_dtype": torch.float32}, "^torch_dtype: .*; allowed: dtype$"),
         ({"dtype": "fp32"}, "^dtype: got 'fp32'; allowed: auto, float32, "),
         ({"dtype": torch.int8}, "^dtype: got torch.int8; allowed: auto, float32, "),

@@ -300,7 +300,7 @@ def test_inputs_that_another_prepares_are_refused() -> None:
     model = known(LLAMA).build()
     stock = model.prepare_inputs_for_generation
     model.prepare_inputs_for_generation = lambda *args, **kwargs: stock(*args, **kwargs)
-    with pytest.raises(ValueError, match="model: got inputs that another prepares"):
+    with pytest.raises(ValueError, match="model: its prepare_inputs_for_generation was replaced"):
         model.generate(IDS, **PLAIN, custom_generate=recycling())
     model.prepare_inputs_for_generation = stock  # as peft puts it back
     model.generate(IDS, **PLAIN, custom_generate=recycling())
@@ -327,7 +327,7 @@ def test_what_was_learned_is_saved_and_loaded(tmp_path: Path) -> None:
     decode = recycling()
     with pytest.raises(ValueError, match=r"save: got no call yet, .*allowed: after the first call"):
         decode.save(file)
-    with pytest.raises(FileNotFoundError, match=r"load: got .*, which is no file"):
+    with pytest.raises(FileNotFoundError, match=r"load: got .*, which is not a file"):
         decode.load(file)
     llama().generate(IDS, **PLAIN, custom_generate=decode)
     num_steps = len(decode.steps)

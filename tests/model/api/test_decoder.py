@@ -415,7 +415,7 @@ def test_settings_of_the_checkpoint_that_do_not_count_are_said_once(
     for _ in range(2):
         decoder.generate([1, 2], max_new_tokens=4)
         list(decoder.stream([1, 2], max_new_tokens=4))
-    said = "generation_config: repetition_penalty=1.3 shape texts of the model's own generate"
+    said = "generation_config: repetition_penalty=1.3 apply only to the model's own generate"
     assert caplog.text.count(said) == 1
 
 

@@ -58,4 +58,4 @@ def test_without_a_compiler_the_default_says_what_it_is(
         library_of_pool.cache_clear()
         library_of_guesses.cache_clear()
     assert "pld instead of hybrid" in caplog.text
-    assert "recycling: its fixed number of nodes, which is slow on a CPU" in caplog.text
+    assert "recycling: uses its fixed number of nodes, which is slow on a CPU" in caplog.text

@@ -147,7 +147,7 @@ def test_native_is_refused_where_it_cannot_be(file: Path, folder: Path) -> None:
         (file, "meta", torch.float32, "got native on meta; allowed: on a CPU"),
         (file, "cpu", torch.float64, "in torch.float64; allowed: in float32, bfloat16"),
         (plain, "cpu", torch.float32, "has no such weights; allowed: with weights of Q4_0"),
-        (folder, "cpu", torch.float32, "allowed: with a GGUF file; leave it out"),
+        (folder, "cpu", torch.float32, "allowed: only with a GGUF file; leave it out"),
     ):
         with pytest.raises(ValueError, match=match):
             choose_weights(place, "native", device, dtype)

@@ -53,7 +53,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--load-matrix x --show-matrix sea --seed 0", "seed: got with --show-matrix alone"),
         ("--load-matrix {}/none.safetensors", r"load_matrix \S*none\.safetensors: "),
         ("--load-matrix {}/other.safetensors", "matrix: got torch.int32 of shape"),
-        ("--save-matrix {}/none/file", "allowed: a file in a folder that is there"),
+        ("--save-matrix {}/none/file", "allowed: a file in an existing, writable folder"),
         ("--method pld --save-matrix {}/file", "the method pld keeps nothing across prompts"),
         ("--method pld --prompt x --show-matrix sea", "keeps no matrix; give --method recycling"),
         ("--prompt x --show-matrix 8192", "show_matrix: got 8192; allowed: ids below 8192"),
@@ -157,7 +157,9 @@ def test_a_template_that_fails_is_one_line(
 def test_a_closed_input_and_bytes_that_are_no_text_are_refused(
     no_weights: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match="prompt: got bytes that are no text here; give UTF-8"):
+    with pytest.raises(
+        UserError, match="prompt: got bytes that are not text in this locale; give UTF-8"
+    ):
         chat.run(["--prompt", "a\udcff"])
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(UserError, match="standard input is closed; give --prompt"):

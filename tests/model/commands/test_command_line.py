@@ -79,7 +79,7 @@ def test_a_full_disk_under_standard_output_is_one_line(length: int) -> None:
             **{"stdout": full, "stderr": subprocess.PIPE, "cwd": ROOT, "text": True},
         )
     assert done.returncode == 2
-    assert done.stderr == "error: cannot write: No space left on device; make room\n"
+    assert done.stderr == "error: cannot write: No space left on device; free some space\n"
 
 
 def test_other_errors_of_files_are_errors() -> None:

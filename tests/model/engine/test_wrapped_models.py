@@ -78,7 +78,7 @@ def test_a_learned_prompt_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="model: got a learned prompt; allowed: adapters"):
         SpeculativeDecoder(model)
     ids = torch.tensor([PROMPT])
-    with pytest.raises(ValueError, match="model: got inputs that another prepares"):
+    with pytest.raises(ValueError, match="model: its prepare_inputs_for_generation was replaced"):
         model.generate(input_ids=ids, max_new_tokens=4, custom_generate=speculative("pld"))
     base = model.get_base_model()
     options = {"max_new_tokens": 4, "attention_mask": torch.ones_like(ids), "do_sample": False}

@@ -140,7 +140,7 @@ def test_a_chat_takes_it(imported: None) -> None:
     [
         ("no_such_package.drafter:Drafter", "cannot be imported (ModuleNotFoundError: No module"),
         ("json:NoSuchDrafter", "json has no 'NoSuchDrafter'"),
-        ("json:JSONDecoder", "which is no Drafter; allowed: a subclass of "),
+        ("json:JSONDecoder", "which is not a Drafter; allowed: a subclass of "),
         (":Drafter", "cannot be imported (ValueError: Empty module name)"),
         ("json:", "json has no ''"),
         ("token_recycling.engine.drafter:Drafter", "has no config_class"),

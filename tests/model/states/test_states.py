@@ -318,13 +318,13 @@ def test_generate_takes_the_callable_turn_after_turn(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Qwen3.5", "DeepSeek-V3.2"])
 def test_static_shapes_are_refused(name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="static shapes allow keys and values alone"):
+    with pytest.raises(UnsupportedModelError, match="static shapes allow only keys and values"):
         StaticTarget(known(name).build())
 
 
 def test_a_draft_model_with_states_is_refused(tmp_path: Path) -> None:
     known("Mamba").build().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="keeps recurrent state; allowed: attention alone"):
+    with pytest.raises(ValueError, match="keeps recurrent state; allowed: attention only"):
         load_draft_model(str(tmp_path), "float32", torch.device("cpu"))
 
 

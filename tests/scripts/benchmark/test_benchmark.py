@@ -28,7 +28,7 @@ from tests.model.decoded import known
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--out no/folder/x.json", "out: got no/folder/x.json; allowed: a file in a folder"),
+        ("--out no/folder/x.json", "out: got no/folder/x.json; allowed: a file in an existing"),
         ("--contexts 16 0", "contexts: got 0; allowed: 1 or more"),
         ("--contexts 16 3071", "contexts: got 3071; allowed: 1 to 3070 with this model"),
         ("--nodes -1", "nodes: got -1"),

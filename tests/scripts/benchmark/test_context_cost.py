@@ -71,7 +71,9 @@ def test_a_chain_that_leaves_the_models_context_is_one_line(tmp_path: Path) -> N
         shutil.copy(DEMO_MODEL / name, tmp_path)
     words = ["--model-path", str(tmp_path), "--nodes", "1", "4", "--contexts", "20"]
     assert main([*words, "60"]) == 0
-    with pytest.raises(UserError, match="contexts: got 61 with 4 nodes, a chain with this model"):
+    with pytest.raises(
+        UserError, match="contexts: got 61 with 4 nodes, which are a chain with this model"
+    ):
         main([*words, "61"])
 
 

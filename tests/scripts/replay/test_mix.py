@@ -56,7 +56,7 @@ def test_a_page_and_the_files_to_keep_are_named(tmp_path: Path) -> None:
         ("{}=few", "COUNT 1 or more"),
         ("{}=4", "has 3 such questions"),
         ("{}:z", "has 0 such questions"),
-        ("nobody", "nobody.*is not there"),
+        ("nobody", "nobody.*does not exist"),
     ],
 )
 def test_what_cannot_be_given_is_one_line(part: str, message: str, tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def test_a_pack_holds_the_files_and_nothing_else_byte_for_byte(tmp_path: Path) -
 def test_a_pack_writes_nothing_outside_its_folder(name: str, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "bad.tar.xz", "w:xz") as archive:
         archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with pytest.raises(UserError, match="is no file below it"):
+    with pytest.raises(UserError, match="is not a file below it"):
         main(["unpack", str(tmp_path / "bad.tar.xz"), str(tmp_path / "out")])
 
 
@@ -311,7 +311,7 @@ def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="table: got 'speeds'; allowed: summary"):
         with_tables(_page("speeds", "one.tar.xz"), tmp_path)
     (tmp_path / "none.tar.xz").write_text("no pack")
-    with pytest.raises(UserError, match="is no pack of answer files"):
+    with pytest.raises(UserError, match="is not a pack of answer files"):
         with_tables(_page("summary", "none.tar.xz"), tmp_path)
     with pytest.raises(UserError, match="allowed: one with answer files"):
         main(["pack", str(tmp_path), str(tmp_path / "out.tar.xz")])

@@ -91,7 +91,7 @@ def test_plain_text_is_learned_in_parts(tmp_path: Path, tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "rows.jsonl line 1: is no JSON"),
+        ("{", "rows.jsonl line 1: is not JSON"),
         ('{"prompt": 3, "response": "x"}', "line 1: allowed: an object with prompt and response"),
         ("[]", "line 1: allowed: an object"),
         ("", "got nothing to learn"),

@@ -85,7 +85,10 @@ def test_a_tree_that_was_never_verified_is_forgotten(cls: type[AutoTree]) -> Non
         (lambda codes: codes[:, :1], r"got codes torch.uint8 of shape \[50, 1\]"),
         (lambda codes: codes.int(), "got codes torch.int32"),
         (lambda codes: codes + len(CENTRES), f"a code above {len(CENTRES)}"),
-        (lambda codes: codes * torch.tensor([1, 0], dtype=torch.uint8), "of some successors alone"),
+        (
+            lambda codes: codes * torch.tensor([1, 0], dtype=torch.uint8),
+            "some successors but not all",
+        ),
     ],
 )
 def test_codes_that_do_not_fit_are_refused(

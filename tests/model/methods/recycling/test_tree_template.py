@@ -47,7 +47,7 @@ def test_nodes_follow_their_parents_with_the_rank_of_their_path() -> None:
 @pytest.mark.parametrize(
     ("paths", "text"),
     [
-        ([[0], [0, 1], [0]], r"path \[0\] is there twice"),
+        ([[0], [0, 1], [0]], r"path \[0\] occurs twice"),
         ([[0], [1, 2]], r"path \[1, 2\] lacks its ancestor \[1\]"),
         ([[0], []], r"path \[\]"),
         ([[0], [-1]], r"path \[-1\]"),

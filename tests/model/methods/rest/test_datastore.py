@@ -61,16 +61,16 @@ def test_a_file_is_mapped_and_gives_what_was_saved(tmp_path: Path) -> None:
     ("arrays", "says"),
     [
         (None, "cannot be read: No such file or directory; build one"),
-        (b"", "is no datastore; build one"),
-        (b"not numpy", "is no datastore; build one"),
-        (np.zeros((2, 3)), "is no datastore"),
-        (np.zeros(3, dtype=np.int32), "is no datastore"),
-        (np.zeros((3, 2), dtype=np.int32), "is no datastore"),
-        (np.zeros((2, 0), dtype=np.int32), "is no datastore"),
+        (b"", "is not a datastore; build one"),
+        (b"not numpy", "is not a datastore; build one"),
+        (np.zeros((2, 3)), "is not a datastore"),
+        (np.zeros(3, dtype=np.int32), "is not a datastore"),
+        (np.zeros((3, 2), dtype=np.int32), "is not a datastore"),
+        (np.zeros((2, 0), dtype=np.int32), "is not a datastore"),
         (np.array([[1, 2], [0, 2]], dtype=np.int32), "do not fit together"),
         (np.array([[1, 2], [-1, 0]], dtype=np.int32), "do not fit together"),
         (np.array([[-2, 2], [1, 0]], dtype=np.int32), "do not fit together"),
-        (np.array([{"a": 1}, 2]), "is no datastore"),
+        (np.array([{"a": 1}, 2]), "is not a datastore"),
     ],
 )
 def test_what_is_no_datastore_is_refused(

@@ -220,7 +220,7 @@ def test_heads_in_the_format_of_speculators_are_named(tmp_path: Path) -> None:
     }
     name = write(tmp_path, config, tensors)
     with pytest.raises(
-        ValueError, match="are in the format of the package speculators, of its type"
+        ValueError, match=r"are in the format of the package speculators \(its type eagle3\)"
     ):
         open_checkpoint(name, Eagle3Network)
 
