@@ -113,7 +113,7 @@ def test_rows_have_cpu_seconds(uncut: dict[str, Path]) -> None:
             assert all(seconds > 0 for seconds in choice["cpu_time"])
 
 
-@pytest.mark.parametrize("num_appended", [1, 7, 13, 30])
+@pytest.mark.parametrize("num_appended", [1, 13, 30])
 def test_a_cut_comparison_goes_on_as_if_it_had_not_been(
     num_appended: int,
     uncut: dict[str, Path],
