@@ -125,11 +125,11 @@ def test_no_measured_step_captures(
     drafter = setting.drafter(target)
     prompt, options = prompt_of(TEXT), {"max_new_tokens": 12, "eos_ids": {END}}
     generate(target, drafter, prompt[:8], **options)
-    longest = 3 * len(prompt) + 12
+    longest = 2 * len(prompt) + 12
     drafter.prepare(target, longest)
     draft_model = getattr(drafter, "_model", target)
     num_before = draft_model.num_prepared
-    generate(target, drafter, 3 * prompt, **options)
+    generate(target, drafter, 2 * prompt, **options)
     generate(target, drafter, prompt, **options)
     assert target.num_late == 0
     assert target.preparation.num_graphs > 0
