@@ -37,23 +37,25 @@ from tests.model.families.family import IS_VERSION_4
 TOLERANCE = 1e-4
 # Longer than every window of the families (8).
 PREFIX_LENGTH = 24
-NUM_NEW = 40
-# One token; a repetitive text; random tokens, longer than the windows.
-PROMPTS = ([5], [3, 4, 5, 6] * 4, random_ids(28))
+# One token; a repetitive text; random tokens, longer than the windows; each with its limit of new tokens. The last
+# reaches the context of some models, and positions beyond those of their training.
+PROMPTS = (([5], 24), ([3, 4, 5, 6] * 4, 24), (random_ids(28), 40))
 
 
 VERIFIED = [family.name for family in (*TREES, *CHAINS)]
 
 
 @lru_cache(maxsize=16)
-def expected_tokens(name: str, prompt: tuple[int, ...], eos_index: int | None) -> list[int]:
+def expected_tokens(
+    name: str, prompt: tuple[int, ...], limit: int, eos_index: int | None
+) -> list[int]:
     """Return the referee's tokens up to the model's context; the token at `eos_index` ends it."""
     target = target_of(name)
-    tokens = referee(target, prompt, NUM_NEW)
+    tokens = referee(target, prompt, limit)
     if eos_index is not None:
-        tokens = referee(target, prompt, NUM_NEW, eos_id=tokens[eos_index])
-    limit = target.context_limit(len(prompt))
-    return tokens[: limit - len(prompt)] if limit else tokens
+        tokens = referee(target, prompt, limit, eos_id=tokens[eos_index])
+    context = target.context_limit(len(prompt))
+    return tokens[: context - len(prompt)] if context else tokens
 
 
 def test_the_table_covers_the_families_that_are_promised() -> None:
@@ -73,25 +75,27 @@ def test_tokens_equal_generate(name: str, method: str) -> None:
     target = target_of(name)
     drafter = drafter_for(method, target)
     num_steps = num_tokens = 0
-    for prompt, eos_index in zip(PROMPTS, (None, 17, None), strict=True):
-        expected = expected_tokens(name, tuple(prompt), eos_index)
+    for (prompt, limit), eos_index in zip(PROMPTS, (None, 17, None), strict=True):
+        expected = expected_tokens(name, tuple(prompt), limit, eos_index)
         eos_ids = [] if eos_index is None else [expected[-1]]
-        answer = generate(target, drafter, prompt, max_new_tokens=NUM_NEW, eos_ids=eos_ids)
+        answer = generate(target, drafter, prompt, max_new_tokens=limit, eos_ids=eos_ids)
         assert answer.token_ids == expected, f"{method} differs after a prompt of {len(prompt)}"
         num_steps += len(answer.steps)
         num_tokens += len(answer.token_ids)
     if method == "recycling":
         assert num_steps < num_tokens, "no draft was accepted: the equality says nothing"
-        expected = [expected_tokens(name, tuple(prompt), None) for prompt in PROMPTS[1:]]
+        expected = [
+            expected_tokens(name, tuple(prompt), limit, None) for prompt, limit in PROMPTS[1:]
+        ]
         assert batch_tokens(target, PROMPTS[1:]) == expected
 
 
-def batch_tokens(target: TargetModel, prompts: Sequence[list[int]]) -> list[list[int]]:
+def batch_tokens(target: TargetModel, prompts: Sequence[tuple[list[int], int]]) -> list[list[int]]:
     """Return the tokens of a batch of these prompts, with the chains of pld."""
     batch = Batch(target, len(prompts))
     found: list[list[int]] = [[] for _ in prompts]
-    for key, prompt in enumerate(prompts):
-        batch.add(key, drafter_for("pld", target), prompt, max_new_tokens=NUM_NEW)
+    for key, (prompt, limit) in enumerate(prompts):
+        batch.add(key, drafter_for("pld", target), prompt, max_new_tokens=limit)
     while len(batch):
         for event in batch.step():
             assert event.record, event.error

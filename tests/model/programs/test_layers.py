@@ -22,7 +22,7 @@ from model.programs import layers as module
 from model.programs import program
 from model.programs.rewrite import with_cache
 from tests.model.decoded import drafter_for, known, random_ids, referee
-from tests.model.families.test_families import NUM_NEW, batch_tokens
+from tests.model.families.test_families import batch_tokens
 
 LLAMA = "Llama, grouped heads"
 # Norms before and after, one and two inputs of a norm, partial and paired rotation, biases, a window, a matrix
@@ -92,8 +92,8 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(dtype: torch.dtype) -> No
 def test_texts_that_share_passes_stay_transformers(name: str) -> None:
     target = target_of(name)
     assert self_test(target) < 1e-3 and target.programs
-    prompts = [random_ids(length, seed=length) for length in (5, 21, 12)]
-    assert batch_tokens(target, prompts) == [referee(target, one, NUM_NEW) for one in prompts]
+    prompts = [(random_ids(length, seed=length), 40) for length in (5, 21, 12)]
+    assert batch_tokens(target, prompts) == [referee(target, *one) for one in prompts]
 
 
 @torch.inference_mode()
