@@ -229,10 +229,10 @@ def num_differing(name: str, monkeypatch: pytest.MonkeyPatch | None = None) -> i
     count = 0
     for seed in range(2):
         target, prompt = with_twins(name, seed), random_ids(20, seed)
-        plain = generate(target, drafter_for("vanilla", target), prompt, max_new_tokens=40)
+        plain = generate(target, drafter_for("vanilla", target), prompt, max_new_tokens=24)
         for method in methods_of(target.config)[seed::2]:
             drafter = drafter_for(method, target)
-            answer = generate(target, drafter, prompt, max_new_tokens=40)
+            answer = generate(target, drafter, prompt, max_new_tokens=24)
             count += answer.token_ids != plain.token_ids
     return count
 
