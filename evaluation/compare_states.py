@@ -117,10 +117,12 @@ def _check(
     for name in REFUSED:
         if given[name] != defaults[name]:
             raise UserError(
-                f"{name}: got with compare_states, which has no use for it; leave it out"
+                f"{name}: got it with compare_states, which does not use it; leave it out"
             )
     if matrix.save:
-        raise UserError("save_matrix: got with compare_states, which saves nothing; leave it out")
+        raise UserError(
+            "save_matrix: got it with compare_states, which saves nothing; leave it out"
+        )
     if getattr(config, "start", None) not in (None, HOT):
         raise UserError(
             f"start: got {config.start}; leave it out: this command compares the starts"
@@ -128,7 +130,7 @@ def _check(
     for name in ("budget", "tree_version"):
         if getattr(config, name, None) == "auto":
             raise UserError(
-                f"{name}: got auto, which follows the clock, so that no two runs are alike; give "
+                f"{name}: got auto, which depends on measured times, so that runs differ; give "
                 f"{'--budget fixed' if name == 'budget' else 'a tree template as --tree-version'}"
             )
     if len(set(shuffles)) < len(shuffles) or min(shuffles, default=0) < 0:

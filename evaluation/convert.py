@@ -178,9 +178,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(argv)
     if (options.to is None) != (options.out is None):
-        raise UserError("to, out: got one of them; give both, or none")
+        raise UserError("to, out: got only one of them; give both, or neither")
     if options.question_file and options.to != SPECDEC_BENCH:
-        raise UserError(f"question_file: got without --to {SPECDEC_BENCH}; leave it out")
+        raise UserError(f"question_file: got it without --to {SPECDEC_BENCH}; leave it out")
     return options
 
 

@@ -261,7 +261,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         is_enough = judges if name in ("question_file", "keep_verdict") else judge in judges
         if getattr(options, name, None) is not None and not is_enough:
             flag = judge.replace("_", "-")
-            raise UserError(f"{name}: got without --{flag}; leave it out, or give both")
+            raise UserError(f"{name}: got it without --{flag}; leave it out, or give both")
     if options.file_path is not None and not Path(options.file_path).is_dir():
         raise UserError(f"file_path: got {options.file_path}; allowed: an existing folder")
     return options

@@ -339,7 +339,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if not options.published and (options.published_device or options.published_model):
         parser.error(
-            "--published-device, --published-model: got with --no-published; leave one out"
+            "--published-device, --published-model: got them with --no-published; leave one out"
         )
     if options.benchmark and not (options.html or options.out):
         parser.error("--benchmark draws pictures for the page; add --html or --out")

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.paths and not options.benchmark:
         raise UserError("nothing to draw; give answer files, or a report with --benchmark")
     if options.base and not options.paths:
-        raise UserError("base: got without answer files; give some, or leave it out")
+        raise UserError("base: got it without answer files; give some, or leave it out")
     paths = answer_paths(options.paths, options.base)
     categories = given_categories(options)
     left_out: list[str] = []

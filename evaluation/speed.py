@@ -164,7 +164,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     check_limit(options.max_new_tokens)
     if options.tokenizer_path and options.ruler == "exact":
         raise UserError(
-            "--tokenizer-path: got with --ruler exact, which counts tokens; leave one out"
+            "--tokenizer-path: got it with --ruler exact, which counts tokens; leave one out"
         )
     return options
 

@@ -161,7 +161,7 @@ class AnswerLog:
         size = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, line) != len(line):
-                raise OSError(errno.ENOSPC, "the disk took a part of it, which was taken back")
+                raise OSError(errno.ENOSPC, "only a part of it fitted, which was removed again")
             os.fsync(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, size)

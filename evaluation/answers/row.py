@@ -320,7 +320,9 @@ def _check_row(row: object, where: str) -> None:
     if not _is_text(row.get("category", "")):
         raise UserError(f"{where}: category is a text, got {_short(row['category'])}")
     if not isinstance(row.get("turns", []), list):
-        raise UserError(f"{where}: turns is the list of the question's, got {_short(row['turns'])}")
+        raise UserError(
+            f"{where}: turns is the list of the question's turns, got {_short(row['turns'])}"
+        )
     _check_choices(row["choices"], where)
 
 

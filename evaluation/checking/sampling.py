@@ -217,7 +217,7 @@ def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], fl
     observed, mean = (np.concatenate(parts) for parts in zip(*cells, strict=True))
     if len(mean) < 2:
         raise UserError(
-            f"num_samples: got {total}, too few for a chi-square; give some hundred or more"
+            f"num_samples: got {total}, too few for a chi-square test; give a few hundred or more"
         )
     # Samples that cannot occur are counted apart: they have no cell.
     mean *= observed.sum() / mean.sum()

@@ -114,7 +114,8 @@ class MethodAnswerer:
         num_compiled = self.target.shapes.num_late - num_late
         if self._is_warm and num_compiled:
             logger.warning(
-                "%d shapes were compiled within an answer, whose time includes it", num_compiled
+                "%d shapes were compiled within an answer; its time includes the compilation",
+                num_compiled,
             )
         return turn_of(generation.steps, len(prompt_ids), wall_time, cpu_time)
 

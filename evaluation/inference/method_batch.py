@@ -130,6 +130,6 @@ def check_batch_size(size: int, drafter: Drafter) -> None:
     """
     if size > 1 and drafter.needs.cold_start:
         raise UserError(
-            f"batch_size: got {size} with a cold start, which forgets before each question while others are under "
-            "way; allowed: 1; leave one of them out"
+            f"batch_size: got {size} with a cold start, which clears the memory before each question while others "
+            "still use it; allowed: 1; leave one of them out"
         )

@@ -37,7 +37,9 @@ def read_benchmark(path: str | Path) -> Benchmark:
         costs = costs.astype({"num_nodes": int, "context": int, "milliseconds": float})
         has_one = costs.groupby("context")["num_nodes"].min() == 1
         if costs.empty or not has_one.all() or not (costs["milliseconds"] > 0).all():
-            raise ValueError("cost_curve needs times above 0, and of one node, in every context")
+            raise ValueError(
+                "cost_curve needs times above 0, and the time of 1 node in every context"
+            )
         methods = [
             row for row in report.get("methods", []) if (row["mean_accepted_tokens"] or 1) > 1
         ]

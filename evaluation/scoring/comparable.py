@@ -197,8 +197,8 @@ def _measure_floor(floors: list[Entry], entries: list[Entry], bench: str) -> Mea
     if len(floors) > 1 or len(first) != 1:
         raise UserError(
             f"{second.path} is a second run of {second.method} (its sidecar's role is "
-            f"{NOISE_FLOOR!r}), with {len(first)} first runs and {len(floors) - 1} other second "
-            "runs of other options beside it; give one first run, or leave this file out"
+            f"{NOISE_FLOOR!r}), with {len(first)} first runs of the same options and {len(floors) - 1} more "
+            "second runs; allowed: one first run and no more second runs; give those, or leave this file out"
         )
     # The largest of several differences by chance is larger than one: Bonferroni's correction.
     num_compared = max(1, len(entries) - 1)

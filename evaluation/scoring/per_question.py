@@ -142,7 +142,7 @@ def uncategorised_text(frame: pd.DataFrame, name: str) -> str | None:
     if not count:
         return None
     return (
-        f"{count} of {len(frame)} rows have no category, and are one task, in {name}; --question-file FILE "
+        f"{count} of {len(frame)} rows in {name} have no category and count as one task; --question-file FILE "
         "gives them the categories of their questions"
     )
 
@@ -153,7 +153,7 @@ def used_defects_text(frame: pd.DataFrame, name: str) -> str | None:
     if not count:
         return None
     return (
-        f"{count} of {len(frame)} rows have a defect that legacy figures take in, in {name}; "
+        f"{count} of {len(frame)} rows in {name} have a defect, and legacy figures include them; "
         "python -m evaluation.defects lists them"
     )
 

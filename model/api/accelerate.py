@@ -77,8 +77,8 @@ def accelerate(
     base = _base_of(model)
     if not isinstance(base.__dict__.get("generate"), AcceleratedGenerate | None):
         raise ValueError(
-            "model: its generate was replaced; allowed: the one of its class; undo that first, such as "
-            "by `del model.generate`"
+            "model: its generate was replaced; allowed: the one of its class; undo that first, for "
+            "example with `del model.generate`"
         )
     attention = base.config._attn_implementation
     decode = Speculative(method, tokenizer, **options)

@@ -320,7 +320,7 @@ def check(call: PreparedCall) -> None:
         raise refusal("generate", mode.value, NO_BEAMS)
     unknown = {name for name, value in call.arguments.items() if value is not None} - BY_NAME.keys()
     for name in sorted(unknown):
-        raise refusal(name, call.arguments[name], "text inputs alone")
+        raise refusal(name, call.arguments[name], "only text inputs")
 
 
 def refusal(name: str, value: Any, allowed: str, origin: str = "") -> UnsupportedCallError:

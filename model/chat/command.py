@@ -123,7 +123,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         unused = [name for name in ANSWERING if getattr(options, name, None) is not None]
         if unused:
             raise UserError(
-                f"{unused[0]}: got with --show-matrix alone, which answers nothing; give --prompt, or leave it out"
+                f"{unused[0]}: got it with --show-matrix and no prompt, where nothing is generated; give --prompt, "
+                "or leave it out"
             )
     if options.prompt is not None and not options.prompt.strip():
         raise UserError("prompt: got an empty text; allowed: a text, or no --prompt for a chat")

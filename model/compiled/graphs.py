@@ -292,7 +292,10 @@ class GraphedTarget(StaticTarget):
             self._num_prepared += calls.num_prepared - num_before
             self._seconds += calls.seconds - seconds_before
             if calls.failure and not self._is_trial:
-                logger.warning("a pass is launched kernel by kernel: %s", calls.failure)
+                logger.warning(
+                    "a pass cannot be captured as a CUDA graph, so it is launched kernel by kernel: %s",
+                    calls.failure,
+                )
                 calls.failure = ""
         return output
 

@@ -108,7 +108,7 @@ class Batch:
             self._passes = target.shared_passes(size)
         if reason:
             logger.warning(
-                "model type %s: texts of a batch are decoded in turn, since %s",
+                "model type %s: texts of a batch are decoded one after another, since %s",
                 target.config.model_type,
                 reason,
             )

@@ -271,8 +271,8 @@ def _why_not_lossless(target: TargetModel, chain: Comparison) -> str:
     if not chain.failure and noise > chain.allowed:
         return (
             f"a verified chain is not lossless: the model's own logits depend on how many tokens a pass reads, by "
-            f"{noise:.1e} (allowed: {chain.allowed:.1e}), as where activations are quantised anew in each pass; "
-            "allowed: quantised weights alone"
+            f"{noise:.1e} (allowed: {chain.allowed:.1e}), as when activations are quantised in each pass; "
+            "allowed: quantised weights only"
         )
     return f"a verified chain is not lossless: {chain}"
 

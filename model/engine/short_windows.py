@@ -60,7 +60,7 @@ def structural_copy(model: nn.Module) -> Any:
         copied = copy.deepcopy(model, tensors)
     own, others = (OwnCode.of(one).functions for one in (model, copied))
     if any(one is other for one, other in zip(own, others, strict=True)):
-        raise ValueError("functions were set on modules, which use these")
+        raise ValueError("functions were set on its modules, and would use the originals in a copy")
     return copied
 
 

@@ -130,4 +130,8 @@ def _check_key(request: Request, key: str | None) -> None:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), key.encode()):
-        raise Refusal("authorization: allowed: Bearer and the key", 401, "invalid_api_key")
+        raise Refusal(
+            "authorization: the key is missing or wrong; allowed: Bearer and the server's key",
+            401,
+            "invalid_api_key",
+        )

@@ -216,7 +216,8 @@ def _checked(args: argparse.Namespace) -> list[Part]:
         )
     if (args.shape or ORIGINAL_SHAPE) != ORIGINAL_SHAPE and hasattr(args, "model_path"):
         raise UserError(
-            f"shape: got {args.shape} with --model-path; allowed: one of them, for a shape is the demo model's"
+            f"shape: got {args.shape} with --model-path; allowed: one of them: a shape "
+            "enlarges the demo model"
         )
     return [part for part in PARTS if not args.parts or part.name in args.parts]
 

@@ -80,7 +80,7 @@ def asked_questions(args: argparse.Namespace) -> list[Question]:
     for name in QUESTIONS:
         if name in vars(args):
             raise UserError(
-                f"{name}: got {getattr(args, name)} with --mix, which says it; leave one out"
+                f"{name}: got {getattr(args, name)} with --mix, which sets it; leave one out"
             )
     return mixed(args.mix)
 
@@ -91,7 +91,7 @@ def mixed(parts: Sequence[str]) -> list[Question]:
     for words in parts:
         questions += Part.of(words).questions({question.turns for question in questions})
     if len({question.question_id for question in questions}) < len(questions):
-        raise UserError(f"mix: got {' '.join(parts)}; two questions have one name and number")
+        raise UserError(f"mix: got {' '.join(parts)}; two questions have the same name and number")
     return questions
 
 

@@ -90,7 +90,9 @@ def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
     if isinstance(drafter, CostAwareDrafter) and drafter.wants_costs:
         is_budget = getattr(drafter.config, "budget", None) == "auto"
         fixed = "--budget fixed" if is_budget else "a tree template as --tree-version"
-        raise UserError(f"{words!r}: its trees follow the clock of this device; give {fixed}")
+        raise UserError(
+            f"{words!r}: its trees depend on times measured on this device; give {fixed}"
+        )
     if drafter.needs.hidden_layers:
         raise UserError(
             f"{words!r}: reads the model's hidden states, which are not recorded; give methods without "
@@ -98,7 +100,7 @@ def check_replayable(drafter: Drafter, words: str, top_k: int) -> None:
         )
     if drafter.needs.probes:
         raise UserError(
-            f"{words!r}: appends masks to the pass, which are not recorded; give methods that draft tokens alone"
+            f"{words!r}: appends masks to the pass, which are not recorded; give methods that draft only tokens"
         )
     if drafter.needs.num_candidates > top_k:
         raise UserError(

@@ -214,7 +214,7 @@ def refuse_unrecordable(target: TargetModel, longest: int) -> None:
     """
     if target.mixers:
         raise UserError(
-            f"model type {target.config.model_type}: keeps recurrent states; allowed: attention alone"
+            f"model type {target.config.model_type}: keeps recurrent states; allowed: attention only"
         )
     if target.chain_only_at(0, longest) != target.chain_only:
         raise UserError(

@@ -46,7 +46,8 @@ def loaded(source: Path, what: str) -> ctypes.CDLL:
         library = ctypes.CDLL(str(tree_library(source, what)))
     except (BuildError, ImportError, OSError) as error:
         raise ValueError(
-            f"{what.partition(' (')[0]}: {error}; pld, and recycling with tree_version 2.2.2, need none"
+            f"{what.partition(' (')[0]}: {error}; or use pld, or recycling with tree_version "
+            "2.2.2, which need no compiler"
         ) from error
     declare_functions(library, source.read_text())
     return library

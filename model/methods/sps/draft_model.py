@@ -52,8 +52,8 @@ def _loaded(name: str, dtype: str, device: torch.device, state: tuple[object, ..
     draft = TargetModel(model.eval().to(device))
     if draft.mixers:
         raise ValueError(
-            f"draft_model {name}: keeps recurrent state; allowed: attention only, whose rows can be "
-            "forgotten"
+            f"draft_model {name}: keeps recurrent state; allowed: attention only, whose cached "
+            "rows can be dropped"
         )
     return draft
 

@@ -80,7 +80,7 @@ def test_idxs_count_steps_from_0(eagle: str, plain: str, capsys: Capture) -> Non
     assert task["mean_accepted_tokens"] == pytest.approx((96 + 128) / (32 + 41))
     assert task["exact_mean_accepted_tokens"] == task["mean_accepted_tokens"]
     assert task["speedup"] == task["exact_speedup"] == pytest.approx(3.0)
-    assert f"2 of 2 rows have no category, and are one task, in {eagle}; --question-file" in text
+    assert f"2 of 2 rows in {eagle} have no category and count as one task; --question-file" in text
 
 
 def test_categories_come_from_a_question_file(

@@ -216,7 +216,7 @@ def test_a_row_that_the_disk_takes_in_part_is_taken_back(
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda number, line: write(number, line[:9]))
-        with pytest.raises(UserError, match=r"taken back; the rows before"):
+        with pytest.raises(UserError, match=r"only a part of it fitted, .*; the rows before"):
             append_up_to(log, 2)
     assert file.read_bytes() == whole
     log.close()

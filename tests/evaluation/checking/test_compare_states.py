@@ -105,13 +105,16 @@ def test_states_are_those_of_the_inference_command(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--answer-file a.jsonl", "answer_file: got with compare_states"),
+        ("--answer-file a.jsonl", "answer_file: got it with compare_states"),
         ("--start cold", "start: got cold"),
         ("--shuffles 1 1", "shuffles: got"),
-        ("--tree-version auto", "tree_version: got auto, which follows the clock"),
-        ("--method hybrid", "budget: got auto, which follows the clock.*give --budget fixed"),
-        ("--shuffle 1", "shuffle: got with compare_states"),
-        ("--save-matrix m", "save_matrix: got with compare_states"),
+        ("--tree-version auto", "tree_version: got auto, which depends on measured times"),
+        (
+            "--method hybrid",
+            "budget: got auto, which depends on measured times.*give --budget fixed",
+        ),
+        ("--shuffle 1", "shuffle: got it with compare_states"),
+        ("--save-matrix m", "save_matrix: got it with compare_states"),
     ],
 )
 def test_options_that_mean_nothing_here_are_refused(words: str, says: str) -> None:

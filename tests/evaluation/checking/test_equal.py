@@ -267,8 +267,8 @@ def test_options_without_an_effect_are_refused_before_the_verdict(
     files = ["--jsonfile1", path, "--jsonfile2", path]
     for more, message in (
         (["--file-path", "elsewhere"], "file_path: got elsewhere; allowed: an existing folder"),
-        (["--question-file", path], "question_file: got without --model-path"),
-        (["--allow-pickle"], "allow_pickle: got without --model-path"),
+        (["--question-file", path], "question_file: got it without --model-path"),
+        (["--allow-pickle"], "allow_pickle: got it without --model-path"),
     ):
         with pytest.raises(UserError, match=message):
             main([*files, *more])

@@ -184,6 +184,6 @@ def test_what_cannot_be_judged_is_one_line(answers: Path, tiny_model: Path, tmp_
         with pytest.raises(UserError, match=says) as caught:
             main(_words(folder, tiny_model, *more))
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="question_file: got without --model-path"):
+    with pytest.raises(UserError, match="question_file: got it without --model-path"):
         words = _words(plain, tiny_model)[:-2]
         main([*words, "--question-file", str(other)])

@@ -220,9 +220,9 @@ def test_a_difference_within_the_noise_is_a_server_s_tie(
     ("options", "message"),
     [
         (["--judge-url", "http://x", "--model-path", "m"], "model_path, judge_url: got both"),
-        (["--served-dtype", "float16"], "served_dtype: got without --model-path"),
-        (["--served-model", "m"], "served_model: got without --judge-url"),
-        (["--keep-verdict"], "keep_verdict: got without --model-path"),
+        (["--served-dtype", "float16"], "served_dtype: got it without --model-path"),
+        (["--served-model", "m"], "served_model: got it without --judge-url"),
+        (["--keep-verdict"], "keep_verdict: got it without --model-path"),
     ],
 )
 def test_options_for_nothing_are_refused(options: list[str], message: str, tmp_path: Path) -> None:

@@ -256,8 +256,8 @@ def test_answers_of_a_run_tell_all_that_the_formats_need(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{answers}", "--to", "vllm"], "to, out: got one of them"),
-        (["{answers}", "--question-file", "q"], "question_file: got without --to specdec-bench"),
+        (["{answers}", "--to", "vllm"], "to, out: got only one of them"),
+        (["{answers}", "--question-file", "q"], "question_file: got it without --to specdec-bench"),
         (["{folder}"], "has neither acceptance_rate.json nor acceptance.csv"),
         (["{folder}/x.json"], "got schema_version None; allowed: '1.0'"),
         (["{folder}/texts.jsonl"], "has no record of steps"),

@@ -551,7 +551,7 @@ def test_published_figures_are_not_chosen_where_none_are_shown(
     with pytest.raises(SystemExit) as stop:
         main([str(answers), "--no-published", *words.split()])
     assert stop.value.code == 2
-    assert "got with --no-published; leave one out" in capsys.readouterr().err
+    assert "got them with --no-published; leave one out" in capsys.readouterr().err
 
 
 def test_all_files_are_written_though_the_reader_leaves(

@@ -115,7 +115,9 @@ def test_options_that_a_run_was_given_do_not_hide_its_second(
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     again = _again(tmp_path, 1.0)
     _write(tmp_path, "pld", 0.5)
-    with pytest.raises(UserError, match=r"with 0 first runs .* leave this file out"):
+    with pytest.raises(
+        UserError, match=r"with 0 first runs of the same options .* leave this file out"
+    ):
         main([str(tmp_path), "--base", "pld"])
     _write(tmp_path, "vanilla", 1.0)
     with pytest.raises(UserError, match=r"it is a second run \(noise floor\); name the first"):

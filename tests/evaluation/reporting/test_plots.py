@@ -317,7 +317,10 @@ def test_names_are_shown_as_they_stand() -> None:
     ("changes", "complaint"),
     [
         ({"cost_curve": []}, "is not a report of scripts.benchmark"),
-        ({"cost_curve": [{"num_nodes": 2, "context": 1, "milliseconds": 1}]}, "of one node"),
+        (
+            {"cost_curve": [{"num_nodes": 2, "context": 1, "milliseconds": 1}]},
+            "the time of 1 node in every context",
+        ),
         ({"cost_curve": [{"num_nodes": 1, "context": 1, "milliseconds": 0}]}, "times above 0"),
         ({"methods": [{"method": "pld"}]}, "KeyError: 'mean_accepted_tokens'"),
         ({"methods": 3}, "TypeError"),
@@ -336,7 +339,7 @@ def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
         (["--out", str(tmp_path)], "nothing to draw"),
         (
             ["--benchmark", str(_report(tmp_path)), "--base", "pld", "--out", str(tmp_path)],
-            "base: got without answer files",
+            "base: got it without answer files",
         ),
         (["--benchmark", str(tmp_path / "none.json"), "--out", str(tmp_path)], "cannot read"),
         (

@@ -100,7 +100,7 @@ def test_rows_with_defects_are_never_used_unsaid(
     assert main(["--file-path", path, "--base-path", pair[1]]) == 0
     _, report, _ = _report(capsys)
     assert report["notes"] == [
-        f"1 of 2 rows have a defect that legacy figures take in, in {path}; "
+        f"1 of 2 rows in {path} have a defect, and legacy figures include them; "
         "python -m evaluation.defects lists them",
         f"1 of 2 questions are left out: 1 with a defect in {path}",
         TOO_FEW,
@@ -212,7 +212,7 @@ def test_mistakes_are_one_line(tmp_path: Path, pair: tuple[str, str]) -> None:
         ),
         (
             ["--file-path", path, "--base-path", base, "--tokenizer-path", "t", "--ruler", "exact"],
-            "--tokenizer-path: got with --ruler exact",
+            "--tokenizer-path: got it with --ruler exact",
         ),
         (
             ["--file-path", path, "--base-path", base, "--max-new-tokens", "0"],

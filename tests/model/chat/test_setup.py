@@ -47,10 +47,16 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--show-matrix sea", "give --prompt or --load-matrix"),
         (
             "--load-matrix x --show-matrix sea --save-matrix y",
-            "save_matrix: got with --show-matrix alone",
+            "save_matrix: got it with --show-matrix and no prompt",
         ),
-        ("--load-matrix x --show-matrix sea --top-k 3", "top_k: got with --show-matrix alone"),
-        ("--load-matrix x --show-matrix sea --seed 0", "seed: got with --show-matrix alone"),
+        (
+            "--load-matrix x --show-matrix sea --top-k 3",
+            "top_k: got it with --show-matrix and no prompt",
+        ),
+        (
+            "--load-matrix x --show-matrix sea --seed 0",
+            "seed: got it with --show-matrix and no prompt",
+        ),
         ("--load-matrix {}/none.safetensors", r"load_matrix \S*none\.safetensors: "),
         ("--load-matrix {}/other.safetensors", "matrix: got torch.int32 of shape"),
         ("--save-matrix {}/none/file", "allowed: a file in an existing, writable folder"),

@@ -274,7 +274,7 @@ def test_texts_of_a_model_that_cannot_be_packed_decode_in_turn(
     expected = alone(target, "vanilla", texts_of(target, "vanilla"))
     events = run(Batch(target, 3), texts_of(target, "recycling"))
     assert [tokens_of(events[index]) for index in range(len(PROMPTS))] == expected
-    assert "decoded in turn" in caplog.text
+    assert "texts of a batch are decoded one after another, since " in caplog.text
     assert {event.record.num_texts for of in events.values() for event in of if event.record} == {1}
 
 

@@ -313,6 +313,7 @@ def test_a_key_is_asked_for() -> None:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
             reply = served.client.get("/v1/models", headers=headers)
             assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"
+            assert "authorization: the key is missing or wrong" in reply.text
         assert served.ask(prompt="a").status_code == 401
         served.client.headers["authorization"] = "Bearer secret"
         assert served.ask(prompt="a", max_tokens=2).status_code == 200

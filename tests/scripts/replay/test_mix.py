@@ -68,7 +68,7 @@ def test_what_cannot_be_given_is_one_line(part: str, message: str, tmp_path: Pat
 
 def test_questions_of_one_name_are_refused(tmp_path: Path) -> None:
     files = [write_questions(tmp_path / name / "same.jsonl", "a") for name in ("x", "y")]
-    with pytest.raises(UserError, match="two questions have one name"):
+    with pytest.raises(UserError, match="two questions have the same name and number"):
         mixed([str(file) for file in files])
 
 

@@ -191,9 +191,12 @@ def test_steps_that_begin_after_a_loop_is_seen_are_counted_apart(
         ("recyling", "did you mean recycling"),
         ("", "methods: got ''"),
         ("recycling --output-id-topk 13", "asks for 13 tokens of a row; the recording holds 12"),
-        ("recycling --tree-version auto", "follow the clock .*; give a tree template as --tree-v"),
-        ("samd --tree-version auto", "follow the clock .*; give a tree template as --tree-version"),
-        ("hybrid --num-nodes 16", "its trees follow the clock of this device; give --budget fixed"),
+        ("recycling --tree-version auto", "depend on times .*; give a tree template as --tree-v"),
+        ("samd --tree-version auto", "depend on times .*; give a tree template as --tree-version"),
+        (
+            "hybrid --num-nodes 16",
+            "its trees depend on times measured on this device; give --budget fixed",
+        ),
         ("recycling --output-id-topk 2", "uses rank"),
     ],
 )

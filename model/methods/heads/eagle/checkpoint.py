@@ -115,6 +115,6 @@ def _check_tables(files: HeadFiles, shape: NetworkShape) -> None:
     token_ids = places + files.tensors["d2t"].long()
     if not torch.equal(token_ids, files.tensors["t2d"].bool().nonzero()[:, 0]):
         raise ValueError(
-            f"heads {files.folder}: tensors d2t and t2d name different tokens; allowed: places in t2d, less "
-            "their number, in d2t"
+            f"heads {files.folder}: tensors d2t and t2d name different tokens; allowed: i + d2t[i] is the place of "
+            "the i-th true value in t2d; get the heads again"
         )

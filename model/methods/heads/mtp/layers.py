@@ -156,7 +156,7 @@ def _mtp_classes() -> tuple[Any, Any]:
         MtpModel = MtpCache = None
     if not hasattr(MtpModel, "forward_layer"):
         raise ValueError(
-            f"head mtp: transformers {transformers.__version__} runs no MTP layers one by one; allowed: "
+            f"head mtp: transformers {transformers.__version__} cannot run MTP layers one by one; allowed: "
             f"{FIRST_VERSION} or newer"
         )
     return MtpModel, MtpCache
