@@ -43,6 +43,7 @@ COMMANDS = {
     "Check": ("evaluation.check_rows", "evaluation.sampling_check", "evaluation.compare_states"),
     "Get data and models": (
         *("scripts.download_data", "scripts.download_model", "scripts.make_trajectories"),
+        "scripts.join_questions",
         *("scripts.build_datastore", "scripts.build_automaton", "scripts.train_heads"),
         *("scripts.enlarge", "scripts.export_custom_generate"),
     ),
@@ -52,7 +53,7 @@ COMMANDS = {
     ),
     "Study and keep results": (
         *("scripts.replay", "scripts.replay record", "scripts.replay.search_tree"),
-        *("scripts.studies", "scripts.results", "scripts.results pack"),
+        *("scripts.field", "scripts.results", "scripts.results pack"),
         *("scripts.results unpack", "scripts.results tables"),
     ),
     "Make the demo model": ("scripts.demo_model", "scripts.demo_model.answers"),

@@ -1,1 +1,0 @@
-"""The studies of docs/studies."""
