@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
-from model.api.gguf import check_packages, read, read_weights
+from model.api.gguf import check_packages, read
+from model.api.weights import read_weights
 from model.commands import known_models
 from model.commands.command_line import (
     OptionParser,

@@ -39,6 +39,7 @@ WITH_TRANSFORMERS = {
         "model.api.packed_gguf",
         "model.api.loading",
         "model.api.tokenizer",
+        "model.api.weights",
     ),
     *("model.api.rows", "model.api.stop_strings"),
     "model.commands.loading",

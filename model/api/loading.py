@@ -12,8 +12,9 @@ from transformers import AutoConfig, PreTrainedModel
 from ..engine.target import IN_TRAINING
 from ..machine.installed_name import HERE
 from ..options import DTYPES, unknown_name
-from .gguf import choose_weights, read, read_weights
+from .gguf import read
 from .tokenizer import read_tokenizer
+from .weights import choose_weights, read_weights
 
 OF_TOKENIZER = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 # Arguments of transformers' `from_pretrained`, beside the settings of a checkpoint's config.

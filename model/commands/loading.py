@@ -17,8 +17,9 @@ from transformers.utils import has_file
 from transformers.utils import logging as transformers_logging
 
 from ..api.decoder import SpeculativeDecoder
-from ..api.gguf import check_gguf, choose_weights, is_gguf, read, read_weights
+from ..api.gguf import check_gguf, is_gguf, read
 from ..api.tokenizer import read_tokenizer
+from ..api.weights import choose_weights, read_weights
 from ..compiled.compiled_graphs import CompiledGraphedTarget
 from ..compiled.graphs import graphed
 from ..compiled.target import CompiledTarget

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model.api import gguf
-from model.api.gguf import read_weights
+from model.api.weights import read_weights
 from model.commands import known_models
 from model.commands.command_line import UserError
 from model.commands.known_models import KNOWN_MODELS, KnownModel, resolve_model

@@ -14,7 +14,8 @@ from transformers.utils import logging
 
 from model import SpeculativeDecoder
 from model.api import gguf
-from model.api.gguf import read, read_weights
+from model.api.gguf import read
+from model.api.weights import read_weights
 from model.engine.target import TargetModel
 from model.methods.registry import METHODS
 from tests.model.api.tiny_gguf import TEMPLATE, tiny_llama, tokens, write_gguf

@@ -14,7 +14,7 @@ import torch
 
 from model import SpeculativeDecoder
 from model.api import gguf
-from model.api.gguf import choose_weights, read_weights
+from model.api.weights import choose_weights, read_weights
 from model.commands.model_options import ModelOptions
 from model.engine.target import TargetModel
 from model.kernels import attention
