@@ -48,6 +48,7 @@ EXTRAS = {
     "ray": "workers over several GPUs or machines",
     "big": "one model over several GPUs",
     "gguf": "models in GGUF files",
+    "torchao": "models that torchao quantised",
     "llama-cpp": "llama.cpp as an entrant of a comparison",
     "serve": "serving OpenAI's clients",
 }

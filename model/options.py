@@ -18,7 +18,7 @@ from typing import Any
 BUDGETS = ("fixed", "auto")
 STARTS = ("hot", "cold")
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
-# How the weights of a GGUF file are kept.
+# How quantised weights are kept.
 WEIGHTS = ("auto", "native", "dequantised")
 # Logits divided by a temperature outside these bounds overflow or vanish in float32.
 TEMPERATURES = (1e-6, 1e6)

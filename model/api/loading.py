@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from ..engine.target import IN_TRAINING
 from ..machine.installed_name import HERE
 from ..options import DTYPES, unknown_name
-from .gguf import read
+from .gguf import is_gguf, read
 from .tokenizer import read_tokenizer
 from .weights import choose_weights, read_weights
 
@@ -77,11 +77,25 @@ def load(
         raise ValueError(unknown_name("dtype", dtype, [*DTYPES, "torch.float32 and the like"]))
     _refuse_unknown(path, words, of_method)
     device = "cpu" if device_map is None else "meta"
-    is_native = choose_weights(path, weights, device, dtype) == "native"
+    config = None if is_gguf(path) else _config_of(path, words)
+    kept = choose_weights(path, weights, device, dtype, config)
     of_tokenizer = {name: words[name] for name in OF_TOKENIZER if name in words}
     tokenizer = read_tokenizer(path, **of_tokenizer)
-    model = read_weights(path, is_native, dtype=dtype, device_map=device_map, **words)
+    model = read_weights(path, kept, dtype=dtype, device_map=device_map, **words)
     return Loaded(model.eval(), tokenizer)
+
+
+def _config_of(path: str | Path, words: Mapping[str, Any]) -> Any:
+    """Return what is known of the model's config before it loads: all of it, or how it is to be quantised."""
+    if words.get("quantization_config") is not None:
+        quantisation = words["quantization_config"]
+        is_plain = isinstance(quantisation, dict)
+        return {"quantization_config": quantisation if is_plain else quantisation.to_dict()}
+    if "config" in words:
+        return words["config"]
+    of_hub = {name: words[name] for name in (*OF_TOKENIZER, "subfolder") if name in words}
+    config, _ = PretrainedConfig.get_config_dict(path, **of_hub)
+    return config
 
 
 def _refuse_unknown(path: str | Path, words: Mapping[str, Any], of_method: Sequence[str]) -> None:

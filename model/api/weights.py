@@ -16,70 +16,82 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ..kernels.packed import TYPES
 from ..kernels.short_pass import DTYPES, short_pass_kernel
 from ..options import WEIGHTS, unknown_name
+from . import packed_torchao
 from .gguf import check_gguf, is_gguf, read
 
 
 def choose_weights(
-    path: str | Path, asked: str, device: torch.device | str, dtype: torch.dtype | str
+    path: str | Path, asked: str, device: torch.device | str, dtype: torch.dtype | str, config: Any
 ) -> str | None:
-    """Return how a model's weights are kept: "native" or "dequantised", None if it is not a GGUF file.
+    """Return how a model's weights are kept: "native" or "dequantised"; None: as transformers loads them.
 
     Args:
         path: as `read`.
-        asked: one of `WEIGHTS`; "auto" is native where it can be.
+        asked: one of `WEIGHTS`; "auto" is native where it can be, for a GGUF file else dequantised.
         device: where they are to lie.
         dtype: of the numbers that are not packed, and of what is computed.
+        config: the model's, of transformers or as a dictionary; only that of a folder or a hub name is read.
 
     Raises:
         ValueError: for another word, and where they cannot be kept as it was asked for.
     """
     if asked not in WEIGHTS:
         raise ValueError(unknown_name("weights", asked, WEIGHTS))
-    if not is_gguf(path):
+    is_file = is_gguf(path)
+    kind = None if is_file else packed_torchao.quantised_as(config)
+    if not is_file and kind is None:
         if asked != "auto":
-            raise ValueError(
-                f"weights: got {asked} with {path}; allowed: only with a GGUF file; leave it out"
-            )
+            allowed = "only with a GGUF file or a model that torchao quantised"
+            raise ValueError(f"weights: got {asked} with {path}; allowed: {allowed}; leave it out")
         return None
     if asked == "dequantised":
         return asked
-    check_gguf(path)
-    reason = _why_not_native(Path(path), torch.device(device), dtype)
+    if is_file:
+        check_gguf(path)
+    reason = _why_not_native(Path(path), kind, torch.device(device), dtype)
     if asked == "native" and reason:
         raise ValueError(f"weights: got native {reason}; or give dequantised")
-    return "dequantised" if reason else "native"
+    if reason:
+        return "dequantised" if is_file else None
+    return "native"
 
 
-def _why_not_native(file: Path, device: torch.device, dtype: torch.dtype | str) -> str:
-    """Return why a file's weights cannot stay as they are, and what would be allowed; "" if they can."""
-    from .packed_gguf import has_packed  # not in an older transformers
-
+def _why_not_native(
+    path: Path, kind: str | None, device: torch.device, dtype: torch.dtype | str
+) -> str:
+    """Return why weights cannot stay as they are, and what would be allowed; "" if they can."""
     if device.type != "cpu":
         return f"on {device}; allowed: on a CPU"
     if dtype != "auto" and dtype not in (*DTYPES, *(str(one).split(".")[1] for one in DTYPES)):
         return f"in {dtype}; allowed: in float32, bfloat16 or float16"
-    if not has_packed(file):
-        return (
-            f"with {file}, which has no such weights; allowed: with weights of {', '.join(TYPES)}"
-        )
+    if kind is None and not _has_packed(path):
+        allowed = f"with weights of {', '.join(TYPES)}"
+        return f"with {path}, which has no such weights; allowed: {allowed}"
+    if kind is not None and kind not in packed_torchao.CONFIGS:
+        allowed = f"with one of {' or '.join(packed_torchao.CONFIGS)}"
+        return f"with {path}, quantised with {kind}; allowed: {allowed}"
     if not short_pass_kernel():
         return "without its kernel (a warning says why); allowed: where the kernel can be built"
     return ""
 
 
-def read_weights(path: str | Path, is_native: bool = False, **words: Any) -> PreTrainedModel:
+def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> PreTrainedModel:
     """Return the causal LM of a GGUF file, a folder or a hub name; arguments as `read`.
 
     Args:
         path: as `read`.
-        is_native: whether the weights of a GGUF file are kept as they are (`choose_weights`).
+        weights: as `choose_weights` returned; None: as transformers loads them, those of a GGUF file dequantised.
         words: as `read`.
 
     Raises:
         ValueError: as `read`; if the file lacks weights of the model.
     """
+    is_native = weights == "native"
     if not is_gguf(path):
-        return read(AutoModelForCausalLM, path, **words)
+        model = read(AutoModelForCausalLM, path, **words)
+        if weights and packed_torchao.quantised_as(model.config):
+            (packed_torchao.pack if is_native else packed_torchao.dequantise)(model)
+        return model
     check_gguf(path)
     words["quantization_config"] = transformers.GgufConfig(dequantize=not is_native)
     with _packed_layers() if is_native else nullcontext():
@@ -90,6 +102,12 @@ def read_weights(path: str | Path, is_native: bool = False, **words: Any) -> Pre
         # Transformers fills them with random numbers.
         raise ValueError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")
     return model
+
+
+def _has_packed(file: Path) -> bool:
+    from .packed_gguf import has_packed  # not in an older transformers
+
+    return has_packed(file)
 
 
 def _packed_layers() -> AbstractContextManager[None]:

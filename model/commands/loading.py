@@ -50,7 +50,7 @@ class CheckedModel(NamedTuple):
     dtype: torch.dtype
     hf_config: Any
     tokenizer: Any
-    # How those of a GGUF file are kept (`choose_weights`).
+    # How they are kept (`choose_weights`).
     weights: str | None = None
 
     @property
@@ -89,20 +89,20 @@ def check_model(
     hf_config, tokenizer = load_config_and_tokenizer(
         options.model_path, options.trust_remote_code, options.allow_pickle
     )
-    weights = _weights(options, device, dtype)
+    weights = _weights(options, device, dtype, hf_config)
     return CheckedModel(device, dtype, hf_config, tokenizer, weights)
 
 
-def _weights(options: ModelOptions, device: torch.device, dtype: torch.dtype) -> str | None:
+def _weights(
+    options: ModelOptions, device: torch.device, dtype: torch.dtype, hf_config: Any
+) -> str | None:
     asked = options.weights
-    if (
-        asked == "auto"
-        and is_gguf(options.model_path)
-        and (options.compile or options.kernels == "off")
-    ):
+    if asked == "auto" and (options.compile or options.kernels == "off"):
+        if not is_gguf(options.model_path):
+            return None
         asked = "dequantised"
     with user_errors():
-        return choose_weights(options.model_path, asked, device, dtype)
+        return choose_weights(options.model_path, asked, device, dtype, hf_config)
 
 
 def check_prompt(checked: CheckedModel, length: int) -> None:
@@ -297,7 +297,7 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
     try:
         model = read_weights(
             options.model_path,
-            checked.weights == "native",
+            checked.weights,
             config=checked.hf_config,
             dtype=checked.dtype,
             # None: safetensors if they exist, else a pickle, read without running its code.

@@ -45,8 +45,8 @@ class ModelOptions(Options):
     )
     weights: str = option(
         "auto",
-        "of a GGUF file: native: kept in their bits, which our kernel multiplies as they are; dequantised: "
-        "unpacked as they load; auto: native on a CPU, for the types that the kernel knows",
+        "of a GGUF file, or quantised by torchao: native: kept in their bits, which our kernel multiplies as they "
+        "are; dequantised: unpacked as they load; auto: native on a CPU, for the types that the kernel knows",
         choices=WEIGHTS,
     )
     num_gpus_per_model: int = option(1, "GPUs that one model is spread over", least=1)

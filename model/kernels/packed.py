@@ -1,4 +1,4 @@
-"""Layers whose weights stay in the blocks of a few bits in which a GGUF file has them.
+"""Layers whose weights stay in blocks of a few bits, as a GGUF file or torchao has them.
 
 The kernel for a few rows unpacks the blocks as it multiplies (`packed_weights.h`), so a pass reads only their
 bytes. Its products have the bits of the same kernel's with the unpacked weights: in float32, or, for rows in
@@ -24,7 +24,9 @@ TYPES = {
     "Q4_K": (256, 144),
     "Q6_K": (256, 210),
 }
-NUMBERS = {size: numbers for numbers, size in TYPES.values()}
+# Of torchao's numbers: a scale in float32, then whole numbers of eight bits.
+INT8 = (32, 36)
+NUMBERS = {size: numbers for numbers, size in (*TYPES.values(), INT8)}
 
 
 class _Packed(nn.Module):

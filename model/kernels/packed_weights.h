@@ -1,5 +1,5 @@
-// Weights that lie in the blocks of a GGUF file, as the file has them, and are turned into float32 when they are read;
-// then into bfloat16 for rows in bfloat16, if the processor has units for it.
+// Weights that lie in the blocks of a GGUF file, as the file has them, or in blocks of torchao's numbers, and are turned
+// into float32 when they are read; then into bfloat16 for rows in bfloat16, if the processor has units for it.
 //
 // A matrix [O, I] is a tensor of bytes [O, I / block, bytes of a block]: the bytes of a block tell its type. A weight
 // is exactly the float32 number that the package `gguf` unpacks: a product of scale and whole number has no more bits
@@ -111,6 +111,18 @@ struct Q8_0 {
     const float scale = half_at(block);
     scaled(bytes_at(block + 2), scale, weights);
     scaled(bytes_at(block + 18), scale, weights + VECTORS / 2);
+  }
+};
+
+// torchao's whole numbers of eight bits, after their scale in float32.
+struct Int8 {
+  static constexpr int64_t SIZE = 32, BYTES = 36;
+  static void read(Bytes row, int64_t part, Floats (&weights)[VECTORS]) {
+    const Bytes block = row + part * BYTES;
+    float scale;
+    std::memcpy(&scale, block, sizeof(scale));
+    scaled(bytes_at(block + 4), scale, weights);
+    scaled(bytes_at(block + 20), scale, weights + VECTORS / 2);
   }
 };
 
@@ -264,10 +276,11 @@ void for_blocks(int64_t bytes, const Function& function) {
     case Q4_0::BYTES: return function(Q4_0());
     case Q4_1::BYTES: return function(Q4_1());
     case Q8_0::BYTES: return function(Q8_0());
+    case Int8::BYTES: return function(Int8());
     case Q4_K::BYTES: return function(Q4_K());
     case Q6_K::BYTES: return function(Q6_K());
   }
-  TORCH_CHECK(false, "packed weights: got blocks of ", bytes, " bytes; allowed: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K");
+  TORCH_CHECK(false, "packed weights: got blocks of ", bytes, " bytes; allowed: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, int8");
 }
 
 }  // namespace few_rows

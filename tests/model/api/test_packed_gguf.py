@@ -58,7 +58,7 @@ def dense(file: Path) -> Any:
 
 def read(file: Path, is_native: bool) -> Any:
     """Return the model of a file, in float32."""
-    return read_weights(file, is_native, dtype=torch.float32).eval()
+    return read_weights(file, "native" if is_native else None, dtype=torch.float32).eval()
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", KIND])
@@ -132,13 +132,13 @@ def test_other_weights_cannot_be_loaded_into_a_packed_model(file: Path, dense: A
 
 
 def test_auto_is_native_where_the_kernel_reads_the_file(file: Path, folder: Path) -> None:
-    assert choose_weights(file, "auto", "cpu", torch.float32) == "native"
-    assert choose_weights(file, "auto", "cpu", "auto") == "native"
-    assert choose_weights(file, "auto", "meta", torch.float32) == "dequantised"
-    assert choose_weights(file, "auto", "cpu", torch.float64) == "dequantised"
+    assert choose_weights(file, "auto", "cpu", torch.float32, {}) == "native"
+    assert choose_weights(file, "auto", "cpu", "auto", {}) == "native"
+    assert choose_weights(file, "auto", "meta", torch.float32, {}) == "dequantised"
+    assert choose_weights(file, "auto", "cpu", torch.float64, {}) == "dequantised"
     plain = write_gguf(folder / "plain.gguf", tiny_llama())
-    assert choose_weights(plain, "auto", "cpu", torch.float32) == "dequantised"
-    assert choose_weights(folder, "auto", "cpu", torch.float32) is None
+    assert choose_weights(plain, "auto", "cpu", torch.float32, {}) == "dequantised"
+    assert choose_weights(folder, "auto", "cpu", torch.float32, {}) is None
 
 
 def test_native_is_refused_where_it_cannot_be(file: Path, folder: Path) -> None:
@@ -147,12 +147,17 @@ def test_native_is_refused_where_it_cannot_be(file: Path, folder: Path) -> None:
         (file, "meta", torch.float32, "got native on meta; allowed: on a CPU"),
         (file, "cpu", torch.float64, "in torch.float64; allowed: in float32, bfloat16"),
         (plain, "cpu", torch.float32, "has no such weights; allowed: with weights of Q4_0"),
-        (folder, "cpu", torch.float32, "allowed: only with a GGUF file; leave it out"),
+        (
+            folder,
+            "cpu",
+            torch.float32,
+            "allowed: only with a GGUF file or a model that torchao quantised",
+        ),
     ):
         with pytest.raises(ValueError, match=match):
-            choose_weights(place, "native", device, dtype)
+            choose_weights(place, "native", device, dtype, {})
     with pytest.raises(ValueError, match="weights"):
-        choose_weights(file, "packed", "cpu", torch.float32)
+        choose_weights(file, "packed", "cpu", torch.float32, {})
 
 
 @pytest.mark.parametrize("other", [{"kernels": "off"}, {"compile": True}])

@@ -23,6 +23,7 @@ TYPES = {
     "Q4_K": (144, 256, [0, 2]),
     "Q6_K": (210, 256, [208]),
 }
+INT8 = "int8"  # torchao's: a scale in float32 and whole numbers
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +36,14 @@ def _kernel() -> None:
 def random_weight(name: str, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return any weight of a type in blocks, and its numbers by `gguf`."""
     generator = np.random.default_rng(0)
-    num_bytes, size, scales = TYPES[name]
+    if name == INT8:
+        scales = generator.normal(0, 0.01, (OUTPUTS, inputs // 32, 1)).astype(np.float32)
+        whole = generator.integers(-128, 128, (OUTPUTS, inputs // 32, 32), dtype=np.int8)
+        blocks = np.concatenate((scales.view(np.uint8), whole.view(np.uint8)), axis=2)
+        return torch.from_numpy(blocks), torch.from_numpy((scales * whole).reshape(OUTPUTS, inputs))
+    num_bytes, size, places = TYPES[name]
     blocks = generator.integers(0, 256, (OUTPUTS, inputs // size, num_bytes), dtype=np.uint8)
-    for place in scales:
+    for place in places:
         numbers = generator.normal(0, 0.01, (*blocks.shape[:2], 1)).astype(np.float16)
         blocks[:, :, place : place + 2] = numbers.view(np.uint8)
     rows = blocks.reshape(OUTPUTS, -1)
@@ -53,8 +59,8 @@ def product(rows: torch.Tensor, numbers: torch.Tensor, bias: torch.Tensor | None
     return ours.few_rows(rows.float(), numbers, bias).to(rows.dtype)
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_the_numbers_are_those_that_gguf_unpacks(name: str) -> None:
+@pytest.mark.parametrize("name", [*TYPES, INT8])
+def test_the_numbers_are_those_that_gguf_or_torchao_unpacks(name: str) -> None:
     blocks, numbers = random_weight(name, 768)
     for dtype in DTYPES:
         assert torch.equal(ours.unpacked(blocks, dtype), numbers.to(dtype))
@@ -62,7 +68,7 @@ def test_the_numbers_are_those_that_gguf_unpacks(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("inputs", [256, 1536, 2048])  # in one, two and three blocks of inputs
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", [*TYPES, INT8])
 def test_a_product_has_the_bits_of_that_with_the_unpacked_weights(
     name: str, inputs: int, dtype: torch.dtype
 ) -> None:
