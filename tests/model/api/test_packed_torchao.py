@@ -1,6 +1,9 @@
 """Models that torchao quantised: our kernel reads their whole numbers, and tokens are the dequantised model's.
 
-Run: pytest tests/model/api/test_packed_torchao.py
+torchao is no requirement of the tests: where it is installed, every process imports it and writes to stderr. So:
+pip install --target .venv/torchao --no-deps "torchao>=0.18,<0.19"
+
+Run: PYTHONPATH=.venv/torchao pytest tests/model/api/test_packed_torchao.py
 """
 
 from __future__ import annotations
