@@ -14,7 +14,7 @@ from ..machine.installed_name import HERE
 from ..options import DTYPES, unknown_name
 from .gguf import is_gguf, read
 from .tokenizer import read_tokenizer
-from .weights import choose_weights, read_weights
+from .weights import choose_weights, keep_as, read_weights
 
 OF_TOKENIZER = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 # Arguments of transformers' `from_pretrained`, beside the settings of a checkpoint's config.
@@ -77,11 +77,15 @@ def load(
         raise ValueError(unknown_name("dtype", dtype, [*DTYPES, "torch.float32 and the like"]))
     _refuse_unknown(path, words, of_method)
     device = "cpu" if device_map is None else "meta"
-    config = None if is_gguf(path) else _config_of(path, words)
+    is_file, is_auto = is_gguf(path), weights == "auto"
+    config = {} if is_file or is_auto else _config_of(path, words)
     kept = choose_weights(path, weights, device, dtype, config)
     of_tokenizer = {name: words[name] for name in OF_TOKENIZER if name in words}
     tokenizer = read_tokenizer(path, **of_tokenizer)
     model = read_weights(path, kept, dtype=dtype, device_map=device_map, **words)
+    if is_auto and not is_file:
+        # The loaded model says who quantised it: nothing is read twice, and an adapter's folder has no config.
+        keep_as(model, choose_weights(path, weights, device, dtype, model.config))
     return Loaded(model.eval(), tokenizer)
 
 

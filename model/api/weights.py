@@ -88,10 +88,7 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     """
     is_native = weights == "native"
     if not is_gguf(path):
-        model = read(AutoModelForCausalLM, path, **words)
-        if weights and packed_torchao.quantised_as(model.config):
-            (packed_torchao.pack if is_native else packed_torchao.dequantise)(model)
-        return model
+        return keep_as(read(AutoModelForCausalLM, path, **words), weights)
     check_gguf(path)
     words["quantization_config"] = transformers.GgufConfig(dequantize=not is_native)
     with _packed_layers() if is_native else nullcontext():
@@ -101,6 +98,13 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     if missing := sorted(found["missing_keys"]):
         # Transformers fills them with random numbers.
         raise ValueError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")
+    return model
+
+
+def keep_as(model: PreTrainedModel, weights: str | None) -> PreTrainedModel:
+    """Return a loaded model with the weights that torchao quantised, if any, kept as `choose_weights` returned."""
+    if weights and packed_torchao.quantised_as(model.config):
+        (packed_torchao.pack if weights == "native" else packed_torchao.dequantise)(model)
     return model
 
 

@@ -88,6 +88,12 @@ def test_a_saved_model_gives_the_tokens_of_its_dequantised_weights(
     assert decoder.generate(PROMPT, max_new_tokens=32).token_ids == expected
 
 
+def test_a_model_that_is_quantised_as_it_loads_is_read_so_too() -> None:
+    words = {"quantization_config": TorchAoConfig(INT8)}
+    decoder = SpeculativeDecoder.from_pretrained(DEMO, "vanilla", torch.float32, **words)
+    assert "packed-36" in decoder.target.linear_kernels.name
+
+
 def test_auto_is_native_only_for_whole_numbers_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"quantization_config": TorchAoConfig(INT8).to_dict()}
     others = {"quantization_config": TorchAoConfig(WITH_INPUTS).to_dict()}
