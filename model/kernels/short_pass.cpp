@@ -16,7 +16,6 @@
 #include <cmath>
 #include <optional>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
