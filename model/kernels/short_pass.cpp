@@ -43,14 +43,23 @@ constexpr int64_t NEAR_BYTES = 8 * BLOCK_BYTES;
 // This many outputs are computed over one block before the next block.
 constexpr int64_t BAND = 64;
 
+// With up to this many rows, a pass waits for memory more than for the products.
+constexpr int LIGHT_ROWS = 2;
+
 // Weights in a line of the caches.
 template <typename T>
 constexpr int64_t LINE = CACHE_LINE / sizeof(T);
 
+// Weights to prefetch beside those of a tile: how far they lie ahead, and how far apart those of its neighbouring
+// inputs and outputs.
+struct Ahead {
+  int64_t distance, of_inputs, of_outputs;
+};
+
 // Add a block's products to some outputs of some rows: x [ROWS, I] and w [OUTPUTS, I] begin at the block, which has
-// `size` inputs; y [ROWS, OUTPUTS] has rows of BAND. Prefetch the weights that are `ahead` of this tile's.
+// `size` inputs; y [ROWS, OUTPUTS] has rows of BAND.
 template <int ROWS, int OUTPUTS, typename T>
-void tile(const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int64_t ahead) {
+void tile(const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, const Ahead& ahead) {
   using Numbers = typename Products<T>::Numbers;
   constexpr int64_t WIDTH = sizeof(Numbers) / sizeof(Input<T>);
   Floats sums[ROWS][OUTPUTS];
@@ -66,16 +75,16 @@ void tile(const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int6
       for (int o = 0; o < OUTPUTS; ++o) sums[r][o] = Products<T>::add(sums[r][o], inputs, weights[o]);
     }
   };
-  // Whole rows are prefetched in the order of memory, with which the processor's own prefetching goes on. Beside the
-  // work of several rows they come no nearer than the second cache: more lines can be on their way to it than to the
-  // first, and passes of 6 rows of SmolLM2 take as long as those of one, not 1.5 times as long (Zen 4, one thread).
-  constexpr int NEARNESS = ROWS <= 2 ? 3 : 2;
-  const bool is_whole = size == I;
-  const int64_t step = is_whole ? OUTPUTS : 1, stride = is_whole ? LINE<T> : I;
+  // Beside the work of several rows weights come no nearer than the second cache: more lines can be on their way to it
+  // than to the first, and passes of 6 rows of SmolLM2 take as long as those of one, not 1.5 times as long (Zen 4, one
+  // thread).
+  constexpr int NEARNESS = ROWS <= LIGHT_ROWS ? 3 : 2;
   int64_t i = 0;
   for (; i + LINE<T> <= size; i += LINE<T>) {
 #pragma GCC unroll 6
-    for (int o = 0; o < OUTPUTS; ++o) __builtin_prefetch(w + ahead + step * i + stride * o, 0, NEARNESS);
+    for (int o = 0; o < OUTPUTS; ++o) {
+      __builtin_prefetch(w + ahead.distance + ahead.of_inputs * i + ahead.of_outputs * o, 0, NEARNESS);
+    }
 #pragma GCC unroll 6
     for (int64_t part = 0; part < LINE<T>; part += WIDTH) add(i + part);
   }
@@ -96,7 +105,7 @@ void tile(const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int6
 }
 
 template <typename T>
-using Tile = void (*)(const Input<T>*, const T*, float*, int64_t, int64_t, int64_t);
+using Tile = void (*)(const Input<T>*, const T*, float*, int64_t, int64_t, const Ahead&);
 
 // Tiles of 1, 2, ... rows.
 template <int OUTPUTS, typename T, size_t... BEFORE>
@@ -106,7 +115,7 @@ constexpr std::array<Tile<T>, sizeof...(BEFORE)> tiles_by_rows(std::index_sequen
 
 // The same for all n rows: x [n, I].
 template <int OUTPUTS, typename T>
-void tiles(int64_t n, const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, int64_t ahead) {
+void tiles(int64_t n, const Input<T>* x, const T* w, float* y, int64_t size, int64_t I, const Ahead& ahead) {
   static constexpr auto BY_ROWS = tiles_by_rows<OUTPUTS, T>(std::make_index_sequence<TILE_ROWS>());
   for (int64_t r = 0; r < n; r += TILE_ROWS) {
     BY_ROWS[std::min<int64_t>(TILE_ROWS, n - r) - 1](x + r * I, w, y + r * BAND, size, I, ahead);
@@ -131,25 +140,37 @@ struct Blocks {
   int64_t near = at::divup(NEAR_BYTES / (block * sizeof(X)), TILE_ROWS) * TILE_ROWS;
 };
 
-// Add the products of `width` inputs from i on to the sums [n, BAND] of the outputs first to last.
+// Add the products of all inputs to the sums [n, BAND] of the outputs first to last.
 template <typename T>
-void add_numbers(
-    const Blocks<Input<T>>& inputs, const T* w, int64_t ahead, int64_t first, int64_t last, int64_t i, int64_t width,
-    float* sums) {
-  const int64_t I = inputs.I;
-  for (int64_t r = 0; r < inputs.n; r += inputs.near) {
-    const int64_t some = std::min(inputs.near, inputs.n - r);
-    const Input<T>* x = inputs.x + r * I + i;
-    float* of_rows = sums + r * BAND - first;
-    int64_t o = first;
-    for (; o + TILE_OUTPUTS <= last; o += TILE_OUTPUTS) {
-      tiles<TILE_OUTPUTS>(some, x, w + o * I + i, of_rows + o, width, I, ahead);
+void add_numbers(const Blocks<Input<T>>& inputs, const T* w, int64_t first, int64_t last, float* sums) {
+  const auto [x, n, I, block, near] = inputs;
+  // A whole number of tiles: at other distances lie rows of this tile or the next, which are prefetched anyway.
+  const int64_t of_tile = TILE_OUTPUTS * I, distance = at::divup(LOOK_AHEAD, of_tile * sizeof(T)) * of_tile;
+  // Memory is fastest in its order: all blocks of a tile's weights before the next tile, if the inputs stay near.
+  const bool by_tile = n <= LIGHT_ROWS;
+  const bool is_ordered = by_tile || block >= I;
+  const int64_t group = by_tile ? TILE_OUTPUTS : last - first;
+  for (int64_t begin = first; begin < last; begin += group) {
+    const int64_t end = std::min(begin + group, last);
+    for (int64_t i = 0; i < I; i += block) {
+      const int64_t width = std::min(block, I - i);
+      for (int64_t r = 0; r < n; r += near) {
+        const int64_t some = std::min(near, n - r);
+        float* of_rows = sums + r * BAND - first;
+        const auto add = [&](auto outputs, int64_t o) {
+          constexpr int OUTPUTS = decltype(outputs)::value;
+          const Ahead ahead = is_ordered ? Ahead{distance + (OUTPUTS - 1) * i, OUTPUTS, LINE<T>} : Ahead{distance, 1, I};
+          tiles<OUTPUTS>(some, x + r * I + i, w + o * I + i, of_rows + o, width, I, ahead);
+        };
+        int64_t o = begin;
+        for (; o + TILE_OUTPUTS <= end; o += TILE_OUTPUTS) add(std::integral_constant<int, TILE_OUTPUTS>(), o);
+        for (; o < end; ++o) add(std::integral_constant<int, 1>(), o);
+      }
     }
-    for (; o < last; ++o) tiles<1>(some, x, w + o * I + i, of_rows + o, width, I, ahead);
   }
 }
 
-// The same for weights in blocks, and all inputs.
+// The same for weights in blocks.
 template <typename T, typename Block>
 void add_packed(const Blocks<Input<T>>& inputs, Bytes w, int64_t first, int64_t last, float* sums) {
   static constexpr auto BY_ROWS = packed_bands<T, Block>(std::make_index_sequence<PACKED_ROWS>());
@@ -168,9 +189,6 @@ void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
   const int64_t I = rows.size(-1), n = rows.numel() / I;
   const at::Tensor inputs = rows.to(c10::CppTypeToScalarType<X>::value).contiguous();
   const Blocks<X> blocks{inputs.const_data_ptr<X>(), n, I};
-  // A whole number of tiles: at other distances lie rows of this tile or the next, which are prefetched anyway.
-  const int64_t size = TILE_OUTPUTS * I, bytes = size * sizeof(T);
-  const int64_t ahead = at::divup(LOOK_AHEAD, bytes) * size;
   // Some outputs of a layer.
   const auto compute = [&](const Layer& layer, int64_t begin, int64_t end, float* sums) {
     const int64_t O = layer.weight.size(0);
@@ -185,10 +203,7 @@ void multiply(const at::Tensor& rows, const std::vector<Layer>& layers) {
           add_packed<T, decltype(block)>(blocks, w, first, last, sums);
         });
       } else {
-        const T* w = layer.weight.const_data_ptr<T>();
-        for (int64_t i = 0; i < I; i += blocks.block) {
-          add_numbers<T>(blocks, w, ahead, first, last, i, std::min(blocks.block, I - i), sums);
-        }
+        add_numbers(blocks, layer.weight.const_data_ptr<T>(), first, last, sums);
       }
       for (int64_t r = 0; r < n; ++r) {
         float* const of_row = sums + r * BAND;
