@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..kernels.packed import TYPES
 from ..kernels.short_pass import DTYPES, short_pass_kernel
+from ..machine.cache_lines import begin_at_lines
 from ..options import WEIGHTS, unknown_name
 from . import packed_torchao
 from .gguf import check_gguf, is_gguf, read
@@ -76,7 +77,7 @@ def _why_not_native(
 
 
 def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> PreTrainedModel:
-    """Return the causal LM of a GGUF file, a folder or a hub name; arguments as `read`.
+    """Return the causal LM of a GGUF file, a folder or a hub name; its weights begin at cache lines.
 
     Args:
         path: as `read`.
@@ -88,7 +89,9 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     """
     is_native = weights == "native"
     if not is_gguf(path):
-        return keep_as(read(AutoModelForCausalLM, path, **words), weights)
+        model = read(AutoModelForCausalLM, path, **words)
+        begin_at_lines(model)
+        return keep_as(model, weights)
     check_gguf(path)
     words["quantization_config"] = transformers.GgufConfig(dequantize=not is_native)
     with _packed_layers() if is_native else nullcontext():
@@ -98,6 +101,7 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     if missing := sorted(found["missing_keys"]):
         # Transformers fills them with random numbers.
         raise ValueError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")
+    begin_at_lines(model)
     return model
 
 
