@@ -12,7 +12,7 @@ from evaluation.reporting.leaderboard_tables import batch_tables
 from evaluation.reporting.notes import alarms
 from evaluation.reporting.tables import bounds_text, figure_text, markdown_table
 from evaluation.reporting.titles import entry_titles, options_text, task_title, variant_title
-from evaluation.scoring.comparable import neighbours
+from evaluation.scoring.comparable import group_answers, neighbours
 from evaluation.scoring.figures import CODE, OVERALL
 from evaluation.scoring.groups import Entry, Group, Measured
 from model.commands.command_line import UserError
@@ -75,6 +75,31 @@ def tasks(packs: Sequence[Path]) -> str:
     return markdown_table(header, body, num_text_columns=2)
 
 
+def programs(packs: Sequence[Path]) -> str:
+    """Return each method's tokens a second, with prompts and without, and both over another program's best method.
+
+    Raises:
+        UserError: if a group has only this project's methods.
+    """
+    groups = _groups(packs)
+    body = [
+        [
+            _column(group),
+            title,
+            *(
+                f"{row.figures.figure(OVERALL, f'{name}_tokens_per_second'):.1f} tokens/s, "
+                f"{_speedup(group, row, f'{name}_speedup')}"
+                for name in ("exact", "decode")
+            ),
+        ]
+        for group in map(_over_another_program, groups)
+        for title, row in _by_title(group).items()
+    ]
+    captions = (f"- {line}" for line in _captions(groups))
+    header = ["model", "method", "end to end", "decoding"]
+    return "\n".join((*captions, "", markdown_table(header, body, num_text_columns=2)))
+
+
 def report(packs: Sequence[Path]) -> str:
     """Return the leaderboard's tables and notes of each group."""
     texts = []
@@ -123,6 +148,7 @@ def costs(reports: Sequence[Path]) -> str:
 TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {
     "summary": summary,
     "tasks": tasks,
+    "programs": programs,
     "report": report,
     "batches": batches,
     "nodes": nodes,
@@ -206,6 +232,16 @@ def _groups(packs: Sequence[Path]) -> list[Group]:
     return [group for path in packs for group in groups_of(path)[0]]
 
 
+def _over_another_program(group: Group) -> Group:
+    """Return a group measured against the fastest of its methods that another program has."""
+    others = [row.entry for row in group.rows if row.entry.files[0].is_served]
+    if not others:
+        raise UserError(f"{_column(group)}: has no answers of another program, such as llama.cpp")
+    files = [file for row in group.rows for file in row.entry.files]
+    (found,) = group_answers(files, base=others[0].method)
+    return found
+
+
 def _by_title(group: Group) -> dict[str, Measured]:
     titles = entry_titles(group)
     return {titles[row.entry.label].long: row for row in group.rows}
@@ -272,10 +308,10 @@ def _mat(row: Measured) -> str:
     return figure_text(row.figures.figure(OVERALL, "exact_mean_accepted_tokens"))
 
 
-def _speedup(group: Group, row: Measured) -> str:
+def _speedup(group: Group, row: Measured, name: str = "exact_speedup") -> str:
     """Return the speed-up over the baseline with its interval, and whether answers are others."""
-    text = figure_text(row.figures.figure(OVERALL, "exact_speedup"), unit="x")
-    interval = row.figures.interval(OVERALL, "exact_speedup")
+    text = figure_text(row.figures.figure(OVERALL, name), unit="x")
+    interval = row.figures.interval(OVERALL, name)
     if row.entry is not group.baseline and interval.is_known:
         text += f" {bounds_text(interval)}"
     return text + ", not lossless" * row.equality.is_broken

@@ -146,6 +146,27 @@ def test_other_tables_name_every_method(kind: str, tmp_path: Path) -> None:
     assert "1.50x" in text and "1.20x" in text
 
 
+def test_other_programs_are_what_methods_are_over(tmp_path: Path) -> None:
+    folder = tmp_path / "beside"
+    for method, speed in {"vanilla": 10.0, "hybrid": 30.0, "llama.cpp": 20.0, "slow": 5.0}.items():
+        rows = [
+            make_row(number, "qa", [2] * 6, 12 / speed, token_ids=[[7] * 12]) for number in range(8)
+        ]
+        is_served = {"is_served": True} if method in ("llama.cpp", "slow") else {}
+        write_answers(folder / f"{method}.jsonl", rows, META | {"method": method} | is_served)
+    pack(folder, tmp_path / "beside.tar.xz")
+    rows = with_tables(_page("programs", "beside.tar.xz"), tmp_path).splitlines()
+    cells = {
+        row.split("|")[2].strip(): row.split("|")[3] for row in rows if row.startswith("| Demo")
+    }
+    assert "30.0 tokens/s, 1.50x [1.50, 1.50]" in cells["Hybrid"]
+    assert "10.0 tokens/s, 0.50x" in cells["Vanilla (autoregressive)"]
+    assert "20.0 tokens/s, 1.00x" in cells["llama.cpp"]
+    ours = _pack(tmp_path, "ours", {"vanilla": 10.0, "hybrid": 20.0})
+    with pytest.raises(UserError, match="has no answers of another program, such as llama"):
+        with_tables(_page("programs", ours), tmp_path)
+
+
 def test_batches_are_tables_over_sizes(tmp_path: Path) -> None:
     names = [
         _pack(tmp_path, f"size-{size}", {"vanilla": 10 * size, "pld": 12 * size}, batch_size=size)
