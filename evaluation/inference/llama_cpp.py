@@ -1,8 +1,8 @@
-"""llama.cpp as a referee: the same GGUF file, prompts and answers as the same token ids, within this process.
+"""llama.cpp as a referee: the same GGUF file, prompts and answers as the same token ids.
 
-The package `xllamacpp` holds llama.cpp and starts its server here. The server's path /completion takes and gives
-token ids. It rounds otherwise than we do (by default its KV cache is float16), so that its answers are marked
-as a server's: compared, and never called "not lossless".
+The package `xllamacpp` holds llama.cpp and its server, which runs in a process of its own (`llama_cpp_server`). The
+server's path /completion takes and gives token ids. It rounds otherwise than we do (by default its KV cache is
+float16), so that its answers are marked as a server's: compared, and never called "not lossless".
 
 Times: `prefill_time` and `decode_time` are its own `timings`. Its prompt's time includes the first new token.
 """
@@ -23,6 +23,7 @@ import torch
 from evaluation.answers.record import SERVED
 from evaluation.answers.row import Turn
 from evaluation.inference.config import RunConfig
+from evaluation.inference.llama_cpp_server import LlamaCppServer
 from evaluation.inference.question import Answerer
 from evaluation.inference.referees import Referee, room_of
 from model.api.gguf import is_gguf
@@ -129,7 +130,7 @@ class LlamaCppAnswerer(Answerer):
     def end_warmup(self) -> None:
         """Forget the warm-up: its n-grams are kept across questions."""
         if self._speculation:
-            del self._server  # one at a time is in memory
+            self._server.close()  # one at a time is in memory
             self._server = self._started()
 
     def answer(self, prompt_ids: list[int]) -> Turn:
@@ -141,9 +142,9 @@ class LlamaCppAnswerer(Answerer):
             "cache_prompt": False,
             "return_tokens": True,
         }
-        start, cpu_start = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
         reply = self._reply(asked)
-        wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
+        wall_time = time.perf_counter() - start
         token_ids, timings = reply["tokens"], reply["timings"]
         prefill_time = timings["prompt_ms"] / 1000
         details = {
@@ -151,7 +152,6 @@ class LlamaCppAnswerer(Answerer):
             "prefill_time": prefill_time,
             "time_to_first_token": prefill_time,
             "decode_time": timings["predicted_ms"] / 1000,
-            "cpu_time": cpu_time,
             "stop_reasons": STOP_REASONS.get(reply["stop_type"], reply["stop_type"]),
             # Every pass gives one token beside the accepted ones; it says no more of its steps.
             "decoding_steps": len(token_ids) - timings.get("draft_n_accepted", 0),
@@ -159,25 +159,16 @@ class LlamaCppAnswerer(Answerer):
         }
         return Turn(token_ids, None, wall_time, details)
 
-    def _started(self) -> Any:
-        import xllamacpp
-
-        params = xllamacpp.CommonParams()
-        params.model.path = self._path
-        params.n_ctx, params.n_parallel = self._longest_text, 1
-        params.n_gpu_layers, params.verbosity = 0, 0
-        for threads in (params.cpuparams, params.cpuparams_batch):
-            threads.n_threads = torch.get_num_threads()
-        if self._speculation:
-            kind = f"COMMON_SPECULATIVE_TYPE_{self._speculation.upper()}"
-            params.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
+    def _started(self) -> LlamaCppServer:
         try:
-            return xllamacpp.Server(params)
-        except RuntimeError as error:
-            raise UserError(f"llama.cpp cannot load {self._path}: {error}") from error
+            return LlamaCppServer(
+                self._path, self._longest_text, torch.get_num_threads(), self._speculation
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
     def _reply(self, asked: dict[str, Any]) -> dict[str, Any]:
-        address = urlsplit(self._server.listening_address)
+        address = urlsplit(self._server.address)
         with closing(HTTPConnection(str(address.hostname), address.port)) as connection:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/completion", json.dumps(asked), headers)

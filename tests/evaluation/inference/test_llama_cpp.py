@@ -1,5 +1,7 @@
 """llama.cpp answers the same prompts in turn with methods, into ordinary answer files; a stand-in takes its place.
 
+Its server has a process of its own: here that of the tests, but for a test of the process.
+
 Run: pytest tests/evaluation/inference/test_llama_cpp.py
 """
 
@@ -20,7 +22,8 @@ import torch
 from evaluation import compare
 from evaluation.answers.answer_file import read_lines
 from evaluation.answers.defects import find_defects
-from evaluation.inference import llama_cpp
+from evaluation.inference import llama_cpp, llama_cpp_server
+from evaluation.inference.llama_cpp_server import LlamaCppServer
 from evaluation.reporting.notes import group_notes
 from evaluation.scoring.comparable import group_answers, load_answers
 from model.commands.command_line import UserError
@@ -74,6 +77,16 @@ class FakeServer:
         return Handler
 
 
+class InThisProcess:
+    """In place of `LlamaCppServer`."""
+
+    def __init__(self, *given: Any) -> None:
+        self.address = llama_cpp_server.started(*given).listening_address
+
+    def close(self) -> None:
+        return
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeServer]]:
     """The servers that are started by a module in place of xllamacpp."""
@@ -87,6 +100,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeServer]]:
     module.common_speculative_type = SimpleNamespace(COMMON_SPECULATIVE_TYPE_NGRAM_MOD="mod")
     monkeypatch.setitem(sys.modules, "xllamacpp", module)
     monkeypatch.setattr(llama_cpp, "find_spec", lambda _: object())
+    monkeypatch.setattr(llama_cpp, "LlamaCppServer", InThisProcess)
     FakeServer.started = []
     yield FakeServer.started
     for server in FakeServer.started:
@@ -163,6 +177,37 @@ def test_what_llama_cpp_refuses_is_the_cause_of_a_failed_question(
     assert compare.main(["--methods", "vanilla", "llama.cpp", *words]) == 1
     (path,) = tmp_path.glob("*llama.cpp*.jsonl")
     assert {row["error"] for row in read_rows(path)} == {"RuntimeError: llama.cpp: too long"}
+
+
+def test_the_server_is_a_process_that_ends_with_its_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "xllamacpp.py").write_text(
+        """
+from types import SimpleNamespace as Any
+
+def CommonParams():
+    return Any(model=Any(), cpuparams=Any(), cpuparams_batch=Any(), speculative=Any())
+
+def Server(params):
+    print("what llama.cpp says of itself", flush=True)
+    if "absent" in params.model.path:
+        raise RuntimeError("no such file")
+    return Any(listening_address=f"http://host:{params.n_ctx + params.cpuparams.n_threads}")
+"""
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = LlamaCppServer("x.gguf", 100, 2, None)
+    assert server.address == "http://host:102"
+    process = server._process
+    assert process.poll() is None and process.stdin
+    process.stdin.close()
+    assert process.wait(60) == 0
+    other = LlamaCppServer("x.gguf", 100, 2, None)
+    other.close()
+    assert other._process.returncode
+    with pytest.raises(ValueError, match=r"llama\.cpp cannot load absent\.gguf: no such file"):
+        LlamaCppServer("absent.gguf", 100, 2, None)
 
 
 @pytest.mark.usefixtures("no_weights")
