@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..machine.openmp import give_back_threads
+
 # Seconds without a step after which others stop waiting for an open text.
 PATIENCE = 30.0
 # Seconds after which those who wait look again.
@@ -58,9 +60,10 @@ class Turns:
             return text
 
     def end(self, text: object) -> None:
-        """Give the turn back, if this text still has it."""
+        """Give the turn back, if this text still has it; the next text may be another thread's."""
         with self._changed:
             if self._text is text:
+                give_back_threads()
                 self._text = None
                 self._changed.notify()
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..machine.openmp import give_back_threads
 from .own_code import OwnCode
 from .prefix_cache import Weights
 from .referee import Referee, plain_logits, run_plainly
@@ -226,6 +227,7 @@ def self_test(
         if tested is not target:
             _take_findings(target, tested)
         target.code = code
+    give_back_threads()  # another thread may decode
     return error
 
 

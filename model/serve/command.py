@@ -18,6 +18,7 @@ from ..commands.command_line import LIBRARY, OptionParser, UserError, command_of
 from ..commands.method_options import add_method, named_method, options_of
 from ..commands.model_options import MODEL_PATHS, ModelOptions
 from ..commands.options import add_options, config_of
+from ..machine.openmp import give_back_threads
 from ..methods.registry import Method
 from .options import KEY_VARIABLE, ServeOptions
 
@@ -152,6 +153,7 @@ def serve(service: Service, place: socket.socket, asked: Asked) -> int:
     # The server hands a signal on when it has ended. By then all is done.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
+    give_back_threads()  # the decoding thread has its own
     service.thread.start()
     place.listen(BACKLOG)
     host, port = place.getsockname()[:2]
