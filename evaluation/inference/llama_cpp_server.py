@@ -4,8 +4,7 @@ In one process two programs with threads of OpenMP slow each other down: if thes
 thread no longer waits actively for the next parallel region. A pass of ours has over a hundred regions, and took
 twice as long (SmolLM2-135M, Q4_1, two threads on two cores: 17.6 ms in place of 9).
 
-Run: python -m evaluation.inference.llama_cpp_server '{"path": "FILE.gguf", "context": 512, "threads": 1}'
-It prints its address. `LlamaCppServer` is the process.
+`LlamaCppServer` is the process, `main` what it runs.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class LlamaCppServer:
 
     def __init__(self, path: str, context: int, threads: int, speculation: str | None) -> None:
         given = {"path": path, "context": context, "threads": threads, "speculation": speculation}
-        command = [sys.executable, "-m", __name__, json.dumps(given)]
+        command = [sys.executable, "-c", f"from {__name__} import main; main()", json.dumps(given)]
         with tempfile.TemporaryFile("w+") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -78,7 +77,7 @@ def started(path: str, context: int, threads: int, speculation: str | None = Non
 
 
 def main() -> None:
-    """Serve until standard input ends, as it does with the process that asked for it."""
+    """Print the server's address, and serve until standard input ends: as it does with the process that asked."""
     try:
         server = started(**json.loads(sys.argv[1]))
     except RuntimeError as error:
@@ -86,7 +85,3 @@ def main() -> None:
     print(server.listening_address, flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on
     sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()
