@@ -27,7 +27,7 @@ from evaluation.inference.llama_cpp_server import LlamaCppServer
 from evaluation.inference.question import Answerer
 from evaluation.inference.referees import Referee, room_of
 from model.api.gguf import is_gguf
-from model.commands.command_line import UserError
+from model.commands.command_line import UserError, user_errors
 from model.commands.loading import choose_device
 from model.engine.target import TargetModel
 from model.options import Options, option
@@ -160,12 +160,10 @@ class LlamaCppAnswerer(Answerer):
         return Turn(token_ids, None, wall_time, details)
 
     def _started(self) -> LlamaCppServer:
-        try:
+        with user_errors():
             return LlamaCppServer(
                 self._path, self._longest_text, torch.get_num_threads(), self._speculation
             )
-        except ValueError as error:
-            raise UserError(str(error)) from error
 
     def _reply(self, asked: dict[str, Any]) -> dict[str, Any]:
         address = urlsplit(self._server.address)
