@@ -48,8 +48,7 @@ def summary(packs: Sequence[Path]) -> str:
         ]
         for name in names
     ]
-    captions = (f"- {line}" for line in _captions(groups))
-    return "\n".join((*captions, "", markdown_table(header, body)))
+    return _captioned(groups, markdown_table(header, body))
 
 
 def tasks(packs: Sequence[Path]) -> str:
@@ -86,18 +85,13 @@ def programs(packs: Sequence[Path]) -> str:
         [
             _column(group),
             title,
-            *(
-                f"{row.figures.figure(OVERALL, f'{name}_tokens_per_second'):.1f} tokens/s, "
-                f"{_speedup(group, row, f'{name}_speedup')}"
-                for name in ("exact", "decode")
-            ),
+            *(_rate(group, row, name) for name in ("exact", "decode")),
         ]
         for group in map(_over_another_program, groups)
         for title, row in _by_title(group).items()
     ]
-    captions = (f"- {line}" for line in _captions(groups))
     header = ["model", "method", "end to end", "decoding"]
-    return "\n".join((*captions, "", markdown_table(header, body, num_text_columns=2)))
+    return _captioned(groups, markdown_table(header, body, num_text_columns=2))
 
 
 def report(packs: Sequence[Path]) -> str:
@@ -254,6 +248,11 @@ def _column(group: Group) -> str:
     return f"{MODEL_TITLES.get(model, model)}, {facts['dtype']}, {threads}"
 
 
+def _captioned(groups: Sequence[Group], table: str) -> str:
+    """Return a table below the lines that say what its columns are of."""
+    return "\n".join((*(f"- {line}" for line in _captions(groups)), "", table))
+
+
 def _captions(groups: Sequence[Group], titles: Sequence[str] = ()) -> list[str]:
     """Return a line for all columns of the same conditions, with the noise of each."""
     alike: dict[str, list[tuple[str, Group]]] = {}
@@ -290,8 +289,13 @@ def _conditions(group: Group) -> str:
 
 
 def _cell(group: Group, row: Measured) -> str:
-    rate = row.figures.figure(OVERALL, "exact_tokens_per_second")
-    return f"{rate:.1f} tokens/s, {_speedup(group, row)}, MAT {_mat(row)}"
+    return f"{_rate(group, row)}, MAT {_mat(row)}"
+
+
+def _rate(group: Group, row: Measured, name: str = "exact") -> str:
+    """Return tokens a second and the speed-up; `name`: "exact" with prompts, "decode" without."""
+    rate = row.figures.figure(OVERALL, f"{name}_tokens_per_second")
+    return f"{rate:.1f} tokens/s, {_speedup(group, row, f'{name}_speedup')}"
 
 
 def _work(group: Group, row: Measured) -> str:
