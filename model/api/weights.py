@@ -87,11 +87,15 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     Raises:
         ValueError: as `read`; if the file lacks weights of the model.
     """
-    is_native = weights == "native"
-    if not is_gguf(path):
-        model = read(AutoModelForCausalLM, path, **words)
-        begin_at_lines(model)
-        return keep_as(model, weights)
+    if is_gguf(path):
+        model = _read_gguf(path, weights == "native", **words)
+    else:
+        model = keep_as(read(AutoModelForCausalLM, path, **words), weights)
+    begin_at_lines(model)
+    return model
+
+
+def _read_gguf(path: str | Path, is_native: bool, **words: Any) -> PreTrainedModel:
     check_gguf(path)
     words["quantization_config"] = transformers.GgufConfig(dequantize=not is_native)
     with _packed_layers() if is_native else nullcontext():
@@ -101,7 +105,6 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     if missing := sorted(found["missing_keys"]):
         # Transformers fills them with random numbers.
         raise ValueError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")
-    begin_at_lines(model)
     return model
 
 
