@@ -146,7 +146,8 @@ void add_numbers(const Blocks<Input<T>>& inputs, const T* w, int64_t first, int6
   const auto [x, n, I, block, near] = inputs;
   // A whole number of tiles: at other distances lie rows of this tile or the next, which are prefetched anyway.
   const int64_t of_tile = TILE_OUTPUTS * I, distance = at::divup(LOOK_AHEAD, of_tile * sizeof(T)) * of_tile;
-  // Memory is fastest in its order: all blocks of a tile's weights before the next tile, if the inputs stay near.
+  // Memory is fastest in its order: all blocks of a tile's weights before the next tile. With more rows, whose inputs
+  // would not stay in the nearest cache, all tiles over one block before the next block.
   const bool by_tile = n <= LIGHT_ROWS;
   const bool is_ordered = by_tile || block >= I;
   const int64_t group = by_tile ? TILE_OUTPUTS : last - first;

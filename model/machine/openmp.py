@@ -21,7 +21,10 @@ SOFT = 1
 
 
 def give_back_threads() -> None:
-    """End the pool of this thread, if it has one; the next parallel region makes another, in some 50 us."""
+    """End the pool of this thread, if it has one; the next parallel region makes another.
+
+    Both together take some 50 us for each of its threads.
+    """
     if pause := _pause():
         pause(SOFT)
 
