@@ -6,6 +6,7 @@ Shapes: C tokens in a chunk, D width of the hidden states.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
@@ -14,6 +15,9 @@ from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.target import TargetModel
 from ...machine.transfer import uploaded
 from ..growth.guesses import Guesser
+
+# Hidden states that wait to be read, at most: a rest may be long.
+MOST_UNREAD = 64
 
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
@@ -36,7 +40,10 @@ Text = TypeVar("Text", bound=StateText)
 
 
 class StateReader(Guesser, Generic[Text]):
-    """A guesser that reads every accepted token from the hidden state before it."""
+    """A guesser that reads every accepted token from the hidden state before it.
+
+    Tokens are read when it next guesses: while drafting rests, a step costs no pass of the heads.
+    """
 
     def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
         super().__init__(config, vocab_size, device)
@@ -44,11 +51,13 @@ class StateReader(Guesser, Generic[Text]):
         self._text: Text | None = None  # until the model is known
         self._prompt_ids: Sequence[int] = ()
         self._num_read = 0
+        self._unread: list[tuple[Sequence[int], torch.Tensor]] = []
 
     def sibling(self) -> Self:
         """Return a drafter whose text has rows of its own; the weights are shared."""
         sibling = super().sibling()
         sibling._text = self._text.sibling() if self._text else None
+        sibling._unread = []
         return sibling
 
     def check_target(self, target: TargetModel) -> None:
@@ -71,7 +80,7 @@ class StateReader(Guesser, Generic[Text]):
         raise NotImplementedError
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        self._prompt_ids, self._num_read = prompt_ids, 0
+        self._prompt_ids, self._num_read, self._unread = prompt_ids, 0, []
         if self._text is not None:
             self._text.clear()
 
@@ -85,8 +94,20 @@ class StateReader(Guesser, Generic[Text]):
 
     @torch.inference_mode()
     def observe(self, step: VerifiedStep) -> None:
-        """Read the accepted tokens, from the model's hidden states."""
+        """Keep the accepted tokens and the model's hidden states before them, to be read."""
         if step.stop_reason is None:
-            assert self._text is not None and step.hidden is not None
+            assert step.hidden is not None
             path = uploaded(step.acceptance.path, step.hidden.device)
-            self._text.read(step.acceptance.tokens, step.hidden[path])
+            self._unread.append((step.acceptance.tokens, step.hidden[path]))
+            if sum(len(tokens) for tokens, _ in self._unread) > MOST_UNREAD:
+                self.read_text()
+
+    def read_text(self) -> Text | None:
+        """Read what is unread; return the text, or None if the model is not known."""
+        if self._text is not None and self._unread:
+            tokens, hidden = zip(*self._unread, strict=True)
+            self._unread = []
+            # Joining one alone would launch a copy.
+            joined = torch.cat(hidden) if len(hidden) > 1 else hidden[0]
+            self._text.read([*chain(*tokens)], joined)
+        return self._text

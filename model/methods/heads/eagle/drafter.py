@@ -112,7 +112,7 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
     @torch.inference_mode()
     def propose(self, context: Sequence[int], budget: DraftBudget) -> DraftTree:
         """Return the tree that the draft network guesses."""
-        draft = self._text.draft() if self._text and budget.max_depth else None
+        draft = self._begun(budget)
         if draft is None:  # such as after a prompt of one token: no hidden states come before it
             return DraftTree.chain(context[-1:])
         grown = self.grow(draft, budget)
@@ -120,11 +120,16 @@ class NetworkDrafter(HeadDrafter, StateReader[DraftText]):
 
     @torch.inference_mode()
     def guesses(self, context: Sequence[int], budget: DraftBudget) -> Guesses | None:
-        draft = self._text.draft() if self._text and budget.max_depth else None
+        draft = self._begun(budget)
         if draft is None:
             return None
         depth = min(GUIDE_DEPTH, budget.max_depth)
         return likely_rows(draft, context[-1], depth, 1 if budget.chain_only else GUIDE_WIDTH)
+
+    def _begun(self, budget: DraftBudget) -> Draft | None:
+        """Begin a draft after the text; None if nothing was read, or nothing can be drafted."""
+        text = self.read_text()
+        return text.draft() if text and budget.max_depth else None
 
     def grow(self, draft: Draft, budget: DraftBudget) -> Grown:
         """Return a tree without its root; `budget.max_depth` is at least 1."""

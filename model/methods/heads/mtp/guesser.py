@@ -33,9 +33,10 @@ class MtpGuesser(StateReader[MtpText]):
 
     @torch.inference_mode()
     def guesses(self, context: Sequence[int], budget: DraftBudget) -> Guesses | None:
-        if self._text is None or not budget.max_depth:
+        text = self.read_text()
+        if text is None or not budget.max_depth:
             return None
-        found = self._text.guesses(min(DEPTH, budget.max_depth), WIDTH)
+        found = text.guesses(min(DEPTH, budget.max_depth), WIDTH)
         if found is None:  # such as after a prompt of one token: no hidden states come before it
             return None
         # One copy to the host.
