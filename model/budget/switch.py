@@ -9,7 +9,7 @@ from __future__ import annotations
 # Loss that drafting may make before a rest, in root-only steps: at first, and after a rest.
 FIRST_BALANCE, SECOND_BALANCE = 6.0, 3.0
 # Root-only steps: at the start (to learn their cost), in a first rest, and at most in a repeated one, if drafting
-# lost no more than the balance.
+# lost at most one step beyond the balance.
 FIRST_REST, REST, LONGEST_REST = 6, 32, 128
 # Drafting steps between single root-only steps that measure the cost of drafting: at first and,
 # doubling, at most. Only steps of both kinds close together show that cost.
@@ -21,8 +21,8 @@ class DraftingSwitch:
 
     The balance holds the savings of drafting, in root-only steps. When it is used up, drafting
     rests; then it starts again with a smaller balance, and each further failure doubles the rest.
-    A single step can lose more than the balance, such as one in which heads work beside a small
-    model; the rest is longer then, in proportion to the loss.
+    A single step can lose far more than the balance, such as one in which heads work beside a
+    small model; the rest is longer then, in proportion to what was lost beyond the balance.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class DraftingSwitch:
         if self._account >= FIRST_BALANCE:
             self._account, self._rest = FIRST_BALANCE, REST
         elif self._account < 0.0:
-            self._num_left = round(self._rest * (1.0 - self._account / SECOND_BALANCE))
+            self._num_left = round(self._rest * max(1.0, -self._account))
             self._rest = min(2 * self._rest, LONGEST_REST)
             self._account, self._num_drafted = SECOND_BALANCE, 0
         if self._num_drafted == self._period:
