@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -80,25 +81,39 @@ def paired_interval(ratio: RatioOfSums, confidence: float = CONFIDENCE) -> Inter
     if num_questions < LEAST_QUESTIONS or not ratio.value > 0:
         return UNKNOWN
     signs = np.repeat([1.0, -1.0], [len(ratio.over), len(ratio.under)])
-    center, error = _log_and_error(samples, signs)
+    error = _error(samples, signs)
     if error < ROUNDING:  # every question has the same ratio
         return Interval(ratio.value, ratio.value)
-    draws = np.random.default_rng(0).integers(0, num_questions, (NUM_RESAMPLES, num_questions))
+    shares = _shares(num_questions)
+    apart = samples / samples.mean(axis=1)[:, None] - 1.0
+    drawn = (
+        1.0 + shares @ apart.T
+    )  # [draws, S]: the sums of each draw, relative to those of all questions
     with np.errstate(divide="ignore", invalid="ignore"):  # a draw of one question has no error
-        logs, errors = _log_and_error(samples[:, draws], signs)
-        deviations = np.abs(logs - center) / errors
+        shift = np.log(drawn) @ signs
+        weights = signs / drawn
+        influence = weights @ apart  # [draws, Q], by linearisation
+        mean = (weights * (drawn - 1.0)).sum(axis=1)
+        variance = (shares * influence**2).sum(axis=1) - mean**2
+        deviations = np.abs(shift) / np.sqrt(variance / (num_questions - 1))
     deviations[np.isnan(deviations)] = np.inf
-    reach = float(np.quantile(deviations, confidence, method="higher")) * float(error)
+    reach = float(np.quantile(deviations, confidence, method="higher")) * error
     return Interval(ratio.value * math.exp(-reach), ratio.value * math.exp(min(reach, 700.0)))
 
 
-def _log_and_error(samples: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logarithm of the figure over the last axis, and its standard error by linearisation."""
-    means = samples.mean(axis=-1)
-    logs = np.tensordot(signs, np.log(means), axes=1)
-    influence = np.tensordot(signs, samples / means[..., None], axes=1)
-    errors = influence.std(axis=-1, ddof=1) / math.sqrt(samples.shape[-1])
-    return logs, errors
+@lru_cache(maxsize=4)
+def _shares(num_questions: int) -> np.ndarray:
+    """Return the share of each question in each draw, [draws, Q]; the same at every call."""
+    draws = np.random.default_rng(0).integers(0, num_questions, (NUM_RESAMPLES, num_questions))
+    counts = np.zeros((NUM_RESAMPLES, num_questions))
+    np.add.at(counts, (np.arange(NUM_RESAMPLES)[:, None], draws), 1.0)
+    return counts / num_questions
+
+
+def _error(samples: np.ndarray, signs: np.ndarray) -> float:
+    """Return the standard error of the figure's logarithm by linearisation."""
+    influence = signs @ (samples / samples.mean(axis=1)[:, None])
+    return float(influence.std(ddof=1)) / math.sqrt(samples.shape[1])
 
 
 def proportion_interval(num_hits: int, num_trials: int) -> Interval:
