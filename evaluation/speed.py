@@ -34,7 +34,6 @@ from evaluation.scoring.figures import (
     RunFigures,
     left_out_text,
     measure_runs,
-    run_figures,
 )
 from evaluation.scoring.groups import AnswerFile
 from evaluation.scoring.intervals import TOO_FEW
@@ -88,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         broken = f"not lossless: {equality} questions have other answers than the baseline's"
         warnings.append(broken)
         print(f"WARNING: {broken}; python -m evaluation.equal shows them", file=sys.stderr)
-    notes = [*unequal, *filter(None, _notes(pairs, runs))]
+    notes = [*unequal, *filter(None, _notes(pairs, runs, figures.of_runs))]
     if not figures.interval(OVERALL, "exact_speedup").is_known:
         notes.append(f"Intervals: {TOO_FEW}")
     notes = list(dict.fromkeys(notes))
@@ -194,13 +193,15 @@ def _frame(file: AnswerFile, limit: int | None, tokenizer: Tokenizer | None) -> 
 
 
 def _notes(
-    pairs: Sequence[tuple[str, str]], runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]]
+    pairs: Sequence[tuple[str, str]],
+    runs: Sequence[tuple[pd.DataFrame, pd.DataFrame]],
+    of_runs: Sequence[pd.DataFrame],
 ) -> Iterator[str | None]:
     """Yield rows with a defect that the figures include, and questions that they leave out, or None."""
-    for names, frames in zip(pairs, runs, strict=True):
+    for names, frames, figures in zip(pairs, runs, of_runs, strict=True):
         yield from map(used_defects_text, frames, names)
         yield from map(uncategorised_text, frames, names)
-        yield left_out_text(run_figures(*frames, names), names)
+        yield left_out_text(figures, names)
 
 
 def _equality_text(equality: Equality) -> str:

@@ -16,7 +16,10 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+
+import pandas as pd
 
 from evaluation.answers.answer_file import read_lines
 from evaluation.answers.categories import Categories
@@ -28,7 +31,6 @@ from evaluation.scoring.figures import (
     RunFigures,
     left_out_text,
     measure_runs,
-    run_figures,
 )
 from evaluation.scoring.groups import (
     MBPP,
@@ -179,12 +181,7 @@ def _measured_group(
                 raise
             reasons.append(str(error))
     floor = _measure_floor(floors, entries, conditions[-1]) if floors else None
-
-    def rank(row: Measured) -> tuple[float, str]:
-        speedup = row.figures.figure(OVERALL, "speedup")
-        return (math.inf if math.isnan(speedup) else -speedup, row.entry.label)
-
-    return Group(conditions, sorted(rows, key=rank), baseline, floor)
+    return Group(conditions, sorted(rows, key=partial(_rank, "speedup")), baseline, floor)
 
 
 def _measure_floor(floors: list[Entry], entries: list[Entry], bench: str) -> Measured:
@@ -269,24 +266,30 @@ def _measure(
             [(file.frame, base.frame) for file, base in pairs], names, confidence
         )
         parts.append(figures if bench == group_bench else figures.only(CODE))
-        notes += [note for file, base in pairs for note in _notes(file, base)]
+        for (file, base), run in zip(pairs, figures.of_runs, strict=True):
+            notes += _notes(file, base, run)
         gaps += filter(None, (_prefill_gap(file, base) for file, base in pairs))
         answers += pairs if entry is not baseline else []
     return Measured(entry, RunFigures.joined(parts), equality_of_files(answers), notes, gaps)
 
 
-def neighbours(group: Group) -> list[tuple[Measured, Entry]]:
-    """Measure each method of a group against the next slower one; return them in order of speed.
+def neighbours(group: Group) -> Iterator[tuple[Measured, Entry]]:
+    """Measure each method of a group against the next slower one by the exact speed-up; yield them, fastest first.
 
     The baseline is left out: the group has every method's figures against it.
     """
-    entries = [row.entry for row in group.rows if row.entry is not group.baseline]
-    found = []
-    for entry, other in itertools.pairwise(entries):
+    rows = [row for row in group.rows if row.entry is not group.baseline]
+    for row, slower in itertools.pairwise(sorted(rows, key=partial(_rank, "exact_speedup"))):
+        entry, other = row.entry, slower.entry
         shared = {bench: files for bench, files in entry.runs.items() if bench in other.runs}
         mine = Entry(entry.method, entry.options, shared, entry.differing)
-        found.append((_measure(mine, other, group.conditions[-1]), other))
-    return found
+        yield _measure(mine, other, group.conditions[-1]), other
+
+
+def _rank(name: str, row: Measured) -> tuple[float, str]:
+    """Return the sort key of a row by an overall figure, the largest first."""
+    value = row.figures.figure(OVERALL, name)
+    return (math.inf if math.isnan(value) else -value, row.entry.label)
 
 
 def equality_of_files(pairs: Iterable[tuple[AnswerFile, AnswerFile]]) -> Equality:
@@ -306,9 +309,9 @@ def _prefill_gap(file: AnswerFile, base: AnswerFile) -> PrefillGap | None:
     return prefill_gap(file.rows, base.rows, (file.path.name, base.path.name))
 
 
-def _notes(file: AnswerFile, base_file: AnswerFile) -> list[str]:
+def _notes(file: AnswerFile, base_file: AnswerFile, figures: pd.DataFrame) -> list[str]:
     names = (str(file.path), str(base_file.path))
-    left_out = left_out_text(run_figures(file.frame, base_file.frame, names), names)
+    left_out = left_out_text(figures, names)
     frame = file.frame
     found = (
         left_out,

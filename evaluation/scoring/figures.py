@@ -59,6 +59,7 @@ class RunFigures(NamedTuple):
     deviation: pd.DataFrame  # standard deviation (ddof=1) of every figure, NaN for a single run
     num_runs: int
     intervals: pd.DataFrame  # columns `INTERVALS`: a 95% `Interval` over questions of each speed-up
+    of_runs: tuple[pd.DataFrame, ...]  # the `run_figures` of each run
 
     def figure(self, task: str, name: str) -> float:
         """Return one mean, NaN if the task does not occur."""
@@ -78,7 +79,7 @@ class RunFigures(NamedTuple):
     def only(self, task: str) -> RunFigures:
         tables = (self.mean, self.deviation, self.intervals)
         mean, deviation, intervals = (table.loc[[task]] for table in tables)
-        return RunFigures(mean, deviation, self.num_runs, intervals)
+        return RunFigures(mean, deviation, self.num_runs, intervals, self.of_runs)
 
     @staticmethod
     def joined(parts: Sequence[RunFigures]) -> RunFigures:
@@ -90,7 +91,9 @@ class RunFigures(NamedTuple):
                 for name in ("mean", "deviation", "intervals")
             )
         )
-        return RunFigures(mean, deviation, max(part.num_runs for part in parts), intervals)
+        num_runs = max(part.num_runs for part in parts)
+        of_runs = tuple(run for part in parts for run in part.of_runs)
+        return RunFigures(mean, deviation, num_runs, intervals, of_runs)
 
     def is_different(self, task: str, name: str) -> bool:
         """Whether the method is told from the baseline: the interval of the speed-up excludes 1."""
@@ -137,7 +140,8 @@ def measure_runs(
         {task: _intervals(part, confidence) for task, part in _by_task(pairs).items()},
         index=list(INTERVALS),
     ).T
-    return RunFigures(mean.loc[order], values.std(ddof=1).loc[order], len(runs), intervals)
+    deviation = values.std(ddof=1).loc[order]
+    return RunFigures(mean.loc[order], deviation, len(runs), intervals, tuple(figures))
 
 
 def run_figures(

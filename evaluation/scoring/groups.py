@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ PLAIN = "vanilla"
 SPEC_BENCH = "spec_bench"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AnswerFile:
     """One answer file with its sidecar's record, which is empty if there is none."""
 
@@ -67,9 +68,9 @@ class AnswerFile:
             return MBPP
         return SPEC_BENCH if self.frame["task"].isin(SPEC_BENCH_TASKS).any() else UNKNOWN
 
-    @property
+    @cached_property
     def frame(self) -> pd.DataFrame:
-        """The rows as figures see them."""
+        """The rows as figures see them; read alone."""
         return question_frame(self.rows, self.record.max_new_tokens)
 
     @property

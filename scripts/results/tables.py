@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from evaluation.leaderboard import Leaderboard, text_of
@@ -213,8 +214,7 @@ def _fastest(sizes: Mapping[str, Group]) -> str:
     """Return the table of the fastest method of each size over the next one, with the verdict."""
     body = []
     for size, group in sizes.items():
-        if found := neighbours(group):
-            row, other = found[0]
+        for row, other in islice(neighbours(group), 1):
             names = [_line(entry, sizes) for entry in (row.entry, other)]
             verdict = group.pair_verdict(row, "exact_speedup").value
             body.append([size, *names, verdict, _speedup(group, row)])
