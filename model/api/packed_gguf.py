@@ -15,9 +15,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
-from gguf import GGUFReader, dequantize
 from torch import nn
 from transformers.integrations.gguf.dequant import GGML_BLOCK, GGML_NAME
 from transformers.integrations.gguf.reader import GgufHeader
@@ -102,7 +102,7 @@ def _read(file: str, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, int
     """Return a file's tensors by their names in the model, and the types of those that stay packed; as
     transformers' `load_gguf_checkpoint`, which unpacks all.
     """
-    reader = GGUFReader(file)
+    reader = gguf.GGUFReader(file)
     architecture = reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
     names = get_gguf_hf_weights_map(model, processor)
@@ -118,7 +118,7 @@ def _read(file: str, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, int
             tensors[name] = torch.from_numpy(tensor.data[order])
             plan[name] = int(tensor.tensor_type)
             continue
-        numbers = dequantize(tensor.data, tensor.tensor_type)
+        numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
         found = processor.process(weights=numbers, name=tensor.name, **words)
         if found.name in names:
             tensors[names[found.name]] = torch.from_numpy(np.copy(found.weights))
@@ -146,7 +146,7 @@ def has_packed(file: Path) -> bool:
             GGML_NAME.get(kind) for kind in GgufHeader.from_file(str(file)).ggml_types.values()
         }
     except ValueError:  # types that only the older loader knows
-        kinds = {tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
+        kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
     return not kinds.isdisjoint(TYPES)
 
 

@@ -18,7 +18,7 @@ from ..kernels.short_pass import DTYPES, short_pass_kernel
 from ..machine.cache_lines import begin_at_lines
 from ..options import WEIGHTS, unknown_name
 from . import packed_torchao
-from .gguf import check_gguf, is_gguf, read
+from .gguf import check_gguf, forget_parsed, is_gguf, read
 
 
 def choose_weights(
@@ -89,6 +89,7 @@ def read_weights(path: str | Path, weights: str | None = None, **words: Any) -> 
     """
     if is_gguf(path):
         model = _read_gguf(path, weights == "native", **words)
+        forget_parsed()
     else:
         model = keep_as(read(AutoModelForCausalLM, path, **words), weights)
     begin_at_lines(model)

@@ -6,10 +6,12 @@ Run: pytest tests/model/api/test_gguf.py
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import gguf as package
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 from transformers.utils import logging
 
 from model import SpeculativeDecoder
@@ -54,6 +56,31 @@ def test_a_read_model_can_be_saved_as_a_folder(file: Path, tmp_path: Path) -> No
     read_weights(file, dtype=torch.float32).save_pretrained(tmp_path)
     model = LlamaForCausalLM.from_pretrained(tmp_path)
     assert not hasattr(model.config, "quantization_config")
+
+
+def test_a_file_is_parsed_once_and_then_forgotten(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = []
+
+    def counted(path: str) -> Any:
+        parsed.append(path)
+        return own(path)
+
+    own = package.GGUFReader
+    monkeypatch.setattr(package, "GGUFReader", counted)
+    for _ in range(2):
+        config, _ = read(AutoConfig, file), read(AutoTokenizer, file)
+        assert read_weights(file, config=config).config.vocab_size == config.vocab_size
+    assert parsed == [str(file)] * 2
+    assert package.GGUFReader is counted
+
+
+def test_a_file_that_has_changed_is_parsed_again(llama: LlamaForCausalLM, tmp_path: Path) -> None:
+    """A file without an output head has its embedding for one."""
+    for left_out in (None, "output.weight"):
+        file = write_gguf(tmp_path / "tiny.gguf", llama, left_out=left_out)
+        assert read(AutoConfig, file).tie_word_embeddings == bool(left_out)
 
 
 def test_the_tokenizer_is_that_of_the_file(file: Path) -> None:
