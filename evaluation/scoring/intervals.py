@@ -81,14 +81,14 @@ def paired_interval(ratio: RatioOfSums, confidence: float = CONFIDENCE) -> Inter
     if num_questions < LEAST_QUESTIONS or not ratio.value > 0:
         return UNKNOWN
     signs = np.repeat([1.0, -1.0], [len(ratio.over), len(ratio.under)])
-    error = _error(samples, signs)
+    apart = samples / samples.mean(axis=1)[:, None] - 1.0
+    # By linearisation, of the logarithm.
+    error = float((signs @ apart).std(ddof=1)) / math.sqrt(num_questions)
     if error < ROUNDING:  # every question has the same ratio
         return Interval(ratio.value, ratio.value)
     shares = _shares(num_questions)
-    apart = samples / samples.mean(axis=1)[:, None] - 1.0
-    drawn = (
-        1.0 + shares @ apart.T
-    )  # [draws, S]: the sums of each draw, relative to those of all questions
+    # [draws, S]: the sums of each draw, relative to those of all questions.
+    drawn = 1.0 + shares @ apart.T
     with np.errstate(divide="ignore", invalid="ignore"):  # a draw of one question has no error
         shift = np.log(drawn) @ signs
         weights = signs / drawn
@@ -108,12 +108,6 @@ def _shares(num_questions: int) -> np.ndarray:
     counts = np.zeros((NUM_RESAMPLES, num_questions))
     np.add.at(counts, (np.arange(NUM_RESAMPLES)[:, None], draws), 1.0)
     return counts / num_questions
-
-
-def _error(samples: np.ndarray, signs: np.ndarray) -> float:
-    """Return the standard error of the figure's logarithm by linearisation."""
-    influence = signs @ (samples / samples.mean(axis=1)[:, None])
-    return float(influence.std(ddof=1)) / math.sqrt(samples.shape[1])
 
 
 def proportion_interval(num_hits: int, num_trials: int) -> Interval:

@@ -26,7 +26,8 @@ MAGIC = b"GGUF"
 PACKAGES = ("gguf", "accelerate")
 # 4.57 takes the first special token of a Llama file for the one that ends texts.
 OLDEST_TRANSFORMERS = (5, 23)
-_ONE_AT_A_TIME = RLock()
+# Held while functions of transformers or gguf are exchanged for a load.
+ONE_AT_A_TIME = RLock()
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -86,7 +87,7 @@ def _parsed_once() -> Iterator[None]:
     model with 30 layers and 49,152 tokens together 11 s.
     """
     package: Any = import_module("gguf")
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         own = package.GGUFReader, package.get_tensor_name_map
         package.GGUFReader = partial(_reader, package.GGUFReader)
         package.get_tensor_name_map = cache(package.get_tensor_name_map)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import gguf
@@ -37,9 +36,9 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 
 from ..kernels.packed import TYPES, PackedEmbedding, PackedLinear
+from .gguf import ONE_AT_A_TIME
 
 GGUF = "gguf"
-_ONE_AT_A_TIME = Lock()
 
 
 class _Quantizer(GgufHfQuantizer):  # type: ignore[misc]
@@ -153,7 +152,7 @@ def has_packed(file: Path) -> bool:
 @contextmanager
 def packed_layers() -> Iterator[None]:
     """Within the block transformers loads GGUF files with packed layers."""
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         own = AUTO_QUANTIZER_MAPPING[GGUF]
         AUTO_QUANTIZER_MAPPING[GGUF] = _Quantizer
         try:
