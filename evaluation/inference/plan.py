@@ -38,6 +38,7 @@ from model.commands.command_line import UserError, user_errors
 from model.commands.files import file_hash, refuse_outputs
 from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
 from model.commands.matrix_file import make_drafter, read_memory
+from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.kernels.sdpa import sdpa_backends
@@ -172,7 +173,7 @@ def prepare(
         drafter = make_drafter(method, config, asked.model.vocab_size, device, memory)
         with user_errors():
             drafter.check_config(asked.model.hf_config.get_text_config(decoder=True))
-        _check_drafter(method.name, drafter, run.model.compile, save_matrix is not None)
+        _check_drafter(method.name, drafter, run.model, device, save_matrix is not None)
         check_batch_size(run.answers.batch_size, drafter)
         is_hot = drafter.is_hot
     run_name = _run_name(method.name, config, run, asked.model.dtype)
@@ -197,15 +198,21 @@ def prepare(
     return Plan(setup, asked.questions, is_hot, log, threads)
 
 
-def _check_drafter(name: str, drafter: Drafter, is_compiled: bool, is_saved: bool) -> None:
-    if is_compiled and drafter.needs.hidden_layers:
+def _check_drafter(
+    name: str, drafter: Drafter, options: ModelOptions, device: torch.device, is_saved: bool
+) -> None:
+    if options.compile and drafter.needs.hidden_layers:
         raise UserError(
             f"compile: got it with {name}, which reads hidden states that compiled passes do not show; "
             "leave it out"
         )
-    if is_compiled and drafter.needs.probes:
+    if options.compile and drafter.needs.probes:
         raise UserError(
             f"compile: got it with {name}, whose masks compiled passes do not read; leave it out"
+        )
+    if _takes_graphs(options, device) and options.graphs == "auto" and drafter.needs.probes:
+        raise UserError(
+            f"graphs: got auto with {name} on {device}, whose masks CUDA graphs do not read; give --graphs off"
         )
     if is_saved and not drafter.memory():
         raise UserError(
@@ -256,10 +263,13 @@ def check_run_model(run: RunConfig) -> CheckedModel:
     return check_model(run.model, workers.num_workers, workers.ray_address is not None)
 
 
+def _takes_graphs(options: ModelOptions, device: torch.device) -> bool:
+    """Whether the option `graphs` has an effect."""
+    return device.type == "cuda" and options.num_gpus_per_model == 1 and not options.compile
+
+
 def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict[str, Any]:
     run, model = setup.run, setup.model
-    has_one_gpu = model.device.type == "cuda" and run.model.num_gpus_per_model == 1
-    uses_graphs = has_one_gpu and not run.model.compile
     return {
         "method": setup.method.name,
         "options": dataclasses.asdict(setup.config),
@@ -277,7 +287,7 @@ def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict
         "weights": model.weights,
         "device": device_name(model.device),
         "sdpa_backends": sdpa_backends(model.device),
-        "graphs": run.model.graphs if uses_graphs else None,
+        "graphs": run.model.graphs if _takes_graphs(run.model, model.device) else None,
         "versions": versions(),
         "git_commit": git_commit(),
         "argv": sys.argv[1:],

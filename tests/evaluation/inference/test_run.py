@@ -358,13 +358,15 @@ def test_the_sidecar_says_what_was_run_with_what(
     assert meta["start_time"] <= stamps[0] <= stamps[-1] <= meta["end_time"]
 
 
-def sidecar_on(device: str, options: list[str], file: Path) -> dict[str, Any]:
-    """Return the sidecar of a run of vanilla that is checked as if on this device."""
-    given = [*options, "--answer-file", str(file)]
-    run_config, config, _ = parse(find_method("vanilla"), given)
+def sidecar_on(
+    device: str, options: list[str], file: Path, name: str = "vanilla"
+) -> dict[str, Any]:
+    """Return the sidecar of a run that is checked as if on this device."""
+    method = find_method(name)
+    run_config, config, _ = parse(method, [*options, "--answer-file", str(file)])
     asked = check_asked(run_config)
     asked = asked._replace(model=asked.model._replace(device=torch.device(device)))
-    plan = prepare(asked, find_method("vanilla"), run_config, config)
+    plan = prepare(asked, method, run_config, config)
     plan.log.begin()
     plan.log.close()
     return read_meta(file)
@@ -400,6 +402,17 @@ def test_the_sidecar_says_whether_passes_are_graphs_where_that_is_a_choice(
     monkeypatch.setattr(planning, "check_run_model", lambda run: on_the_cpu(run.model))
     file = tmp_path / "run.jsonl"
     assert sidecar_on(device, [*options, *more.split()], file)["graphs"] == expected
+
+
+def test_masks_that_graphs_do_not_read_are_refused_before_the_weights_load(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "device_name", str)
+    file = tmp_path / "run.jsonl"
+    with pytest.raises(UserError, match=r"graphs: got auto with esp on cuda, .* --graphs off"):
+        sidecar_on("cuda", options, file, "esp")
+    assert sidecar_on("cuda", [*options, "--graphs", "off"], file, "esp")["graphs"] == "off"
+    assert sidecar_on("cpu", options, tmp_path / "cpu.jsonl", "esp")["graphs"] is None
 
 
 def on_the_cpu(model: ModelOptions) -> CheckedModel:
