@@ -113,8 +113,9 @@ def batches(packs: Sequence[Path]) -> str:
 def nodes(packs: Sequence[Path]) -> str:
     """Return methods against drafted nodes: tokens a step and a second, speed-ups, memory, each size's fastest two.
 
-    A pack has a folder for each size, which is named by its nodes, or `defaults`. A method is one row: of its
-    options only those that are words tell rows apart, and sizes and trees do not.
+    A pack has a folder for each size, which is named by its nodes, or `defaults`; with several kinds of text, these
+    folders are in one for each kind. A method is one row: of its options only those that are words tell rows apart,
+    and sizes and trees do not.
 
     Raises:
         UserError: if a folder has another name, or several comparisons.
@@ -181,20 +182,22 @@ def _by_size(pack: Path) -> str:
 
 
 def _sizes(pack: Path) -> dict[str, Group]:
-    """Return a pack's groups by the titles of their folders, the fewest nodes first."""
-    found: dict[tuple[float, str], Group] = {}
-    for group in groups_of(pack)[0]:
-        folder = group.files[0].path.parent.name
+    """Return a pack's groups by the titles of their folders: by kind of text, the fewest nodes first."""
+    found: dict[tuple[tuple[str, ...], float, str], Group] = {}
+    groups, root = groups_of(pack)
+    for group in groups:
+        *texts, folder = group.files[0].path.parent.relative_to(root).parts or ("",)
         if folder != DEFAULTS and not folder.isdecimal():
             raise UserError(
                 f"{pack}: got a folder {folder}; allowed: one a number of nodes, and {DEFAULTS}"
             )
         size = math.inf if folder == DEFAULTS else int(folder)
-        place = (size, DEFAULTS if folder == DEFAULTS else f"{size} nodes")
+        title = ", ".join((*texts, DEFAULTS if folder == DEFAULTS else f"{size} nodes"))
+        place = (tuple(texts), size, title)
         if place in found:
             raise UserError(f"{pack}: got several comparisons in {folder}; allowed: one a folder")
         found[place] = group
-    return {title: group for (_, title), group in sorted(found.items(), key=lambda item: item[0])}
+    return {title: group for (*_, title), group in sorted(found.items(), key=lambda item: item[0])}
 
 
 def _line(entry: Entry, sizes: Mapping[str, Group]) -> str:

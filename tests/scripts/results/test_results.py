@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,22 @@ def test_a_size_with_other_answers_says_so(tmp_path: Path) -> None:
     text = with_tables(_page("nodes", "other.tar.xz"), tmp_path)
     assert "1.50x [1.50, 1.50], not lossless" in text
     assert "- **Demo model, 7M, float32, 2 threads, 8 nodes: Not lossless: Hybrid has other" in text
+
+
+def test_kinds_of_text_are_columns_too(tmp_path: Path) -> None:
+    _field(tmp_path)
+    folder = tmp_path / "field"
+    for text in ("maths", "code"):
+        for size in ("8", "defaults"):
+            shutil.copytree(folder / size, folder / text / size)
+    for size in ("8", "16", "defaults"):
+        shutil.rmtree(folder / size)
+    pack(folder, tmp_path / "texts.tar.xz")
+    text = with_tables(_page("nodes", "texts.tar.xz"), tmp_path)
+    for table in TABLE.findall(text)[:3]:
+        titles = [cell.strip() for cell in table.splitlines()[0].split("|")[2:-1]]
+        assert titles == ["code, 8 nodes", "code, defaults", "maths, 8 nodes", "maths, defaults"]
+    assert "threads, code, 8 nodes; code, defaults; maths, 8 nodes; maths, defaults: 8" in text
 
 
 def test_folders_that_are_no_sizes_are_refused(tmp_path: Path) -> None:
