@@ -173,7 +173,7 @@ def prepare(
         drafter = make_drafter(method, config, asked.model.vocab_size, device, memory)
         with user_errors():
             drafter.check_config(asked.model.hf_config.get_text_config(decoder=True))
-        _check_drafter(method.name, drafter, run.model, device, save_matrix is not None)
+        _check_drafter(method.name, drafter, run.model, asked.model.device, save_matrix is not None)
         check_batch_size(run.answers.batch_size, drafter)
         is_hot = drafter.is_hot
     run_name = _run_name(method.name, config, run, asked.model.dtype)

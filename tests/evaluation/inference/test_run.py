@@ -408,9 +408,11 @@ def test_masks_that_graphs_do_not_read_are_refused_before_the_weights_load(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "device_name", str)
+    monkeypatch.setattr(planning, "check_run_model", lambda run: on_the_cpu(run.model))
     file = tmp_path / "run.jsonl"
-    with pytest.raises(UserError, match=r"graphs: got auto with esp on cuda, .* --graphs off"):
-        sidecar_on("cuda", options, file, "esp")
+    for workers in ("", "--num-gpus-total 2"):
+        with pytest.raises(UserError, match=r"graphs: got auto with esp on cuda, .* --graphs off"):
+            sidecar_on("cuda", [*options, *workers.split()], file, "esp")
     assert sidecar_on("cuda", [*options, "--graphs", "off"], file, "esp")["graphs"] == "off"
     assert sidecar_on("cpu", options, tmp_path / "cpu.jsonl", "esp")["graphs"] is None
 
