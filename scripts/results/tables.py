@@ -183,7 +183,7 @@ def _by_size(pack: Path) -> str:
 
 def _sizes(pack: Path) -> dict[str, Group]:
     """Return a pack's groups by the titles of their folders: by kind of text, the fewest nodes first."""
-    found: dict[tuple[tuple[str, ...], float, str], Group] = {}
+    found: dict[tuple[tuple[str, ...], float], Group] = {}
     groups, root = groups_of(pack)
     for group in groups:
         *texts, folder = group.files[0].path.parent.relative_to(root).parts or ("",)
@@ -191,13 +191,14 @@ def _sizes(pack: Path) -> dict[str, Group]:
             raise UserError(
                 f"{pack}: got a folder {folder}; allowed: one a number of nodes, and {DEFAULTS}"
             )
-        size = math.inf if folder == DEFAULTS else int(folder)
-        title = ", ".join((*texts, DEFAULTS if folder == DEFAULTS else f"{size} nodes"))
-        place = (tuple(texts), size, title)
+        place = (tuple(texts), math.inf if folder == DEFAULTS else int(folder))
         if place in found:
             raise UserError(f"{pack}: got several comparisons in {folder}; allowed: one a folder")
         found[place] = group
-    return {title: group for (*_, title), group in sorted(found.items(), key=lambda item: item[0])}
+    return {
+        ", ".join((*texts, DEFAULTS if size == math.inf else f"{size} nodes")): found[texts, size]
+        for texts, size in sorted(found)
+    }
 
 
 def _line(entry: Entry, sizes: Mapping[str, Group]) -> str:
