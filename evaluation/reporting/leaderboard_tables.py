@@ -113,7 +113,7 @@ def pairs_table(group: Group) -> Table:
     rows = []
     for row, other in neighbours(group):
         names = [Cell(titles[entry.label].short) for entry in (row.entry, other)]
-        verdict = Cell(group.pair_verdict(row, "exact_speedup").value)
+        verdict = Cell(group.pair_verdict(row, other, "exact_speedup").value)
         rows.append([*names, verdict, _speedup(row, group, "exact_speedup")])
     header = [METHOD, "Over", "Verdict", "Speed-up"]
     return Table("Each method over the next one", header, rows, num_text_columns=3)

@@ -178,13 +178,28 @@ class Group(NamedTuple):
 
     def verdict(self, row: Measured, name: str) -> SpeedVerdict:
         """Return the verdict on a row's overall speed-up, given the difference of two runs of one method."""
-        return SpeedVerdict.IMPOSSIBLE if self.is_impossible(row) else self.pair_verdict(row, name)
+        return self._disproof(row) or speed_verdict(
+            row.figures.interval(OVERALL, name), self.floor_interval(name)
+        )
 
-    def pair_verdict(self, row: Measured, name: str) -> SpeedVerdict:
-        """Return the same for figures over another entry than the baseline, whose steps may be the slower ones."""
+    def pair_verdict(self, row: Measured, other: Entry, name: str) -> SpeedVerdict:
+        """Return the same for figures over another entry than the baseline.
+
+        What disproves a method beside the baseline disproves it here, too. A step of the other entry may be the
+        slower one, so that acceptance allows any speed-up.
+        """
+        labels = (row.entry.label, other.label)
+        members = (one for one in self.rows if one.entry.label in labels)
+        disproofs = [found for one in members if (found := self._disproof(one))]
+        if disproofs or row.equality.is_broken:
+            return disproofs[0] if disproofs else SpeedVerdict.NOT_LOSSLESS
+        return speed_verdict(row.figures.interval(OVERALL, name), self.floor_interval(name))
+
+    def _disproof(self, row: Measured) -> SpeedVerdict | None:
+        """Return why a row's speed-up over the baseline is none, if it is."""
         if row.equality.is_broken:
             return SpeedVerdict.NOT_LOSSLESS
-        return speed_verdict(row.figures.interval(OVERALL, name), self.floor_interval(name))
+        return SpeedVerdict.IMPOSSIBLE if self.is_impossible(row) else None
 
     def is_impossible(self, row: Measured) -> bool:
         """Whether a row's speed-up is larger than acceptance allows, over plain decoding by the same program."""

@@ -169,3 +169,21 @@ def test_a_pair_may_be_further_apart_than_acceptance(tmp_path: Path, capsys: Cap
     (pair,) = report["pairs"]
     assert (pair["Models"], pair["Verdict"]) == ("Prompt lookup (PLD)", "faster")
     assert not report["alarms"]
+
+
+@pytest.mark.parametrize(
+    ("fraud", "verdict"),
+    [
+        ({"ratio": 5.75}, "no verdict: faster than acceptance allows"),
+        ({"ratio": 1.9, "token": 8}, "not lossless"),
+    ],
+)
+def test_what_is_no_speed_up_over_plain_decoding_is_none_over_a_method(
+    fraud: dict[str, Any], verdict: str, tmp_path: Path, capsys: Capture
+) -> None:
+    _write(tmp_path, "vanilla")
+    _write(tmp_path, "recycling", **fraud, accepted=2)
+    _write(tmp_path, "pld", 1.2, accepted=2, token=fraud.get("token", 7))
+    report, _ = _report(tmp_path, capsys)
+    (pair,) = report["pairs"]
+    assert (pair["Models"], pair["Verdict"]) == ("Token Recycling", verdict)
