@@ -102,6 +102,15 @@ report_folder=$(dirname "$REPORT")
 if [ ! -d "$report_folder" ] || [ ! -w "$report_folder" ] || [ -d "$REPORT" ]; then
     refuse "REPORT: got $REPORT; allowed: a file in an existing, writable folder"
 fi
+how_long="the progress bar shows the time that is left"
+if [ "$MODEL_NAME $BENCH $RUNS" = "demo demo 1" ]; then
+    case "$given_methods$main_methods" in
+        "") how_long="6 to 12 minutes on two CPU cores" ;;
+        "$main_methods") how_long="2 to 4 minutes on two CPU cores, the first set-up included" ;;
+    esac
+fi
+echo "eval.sh: methods answer the same questions ($BENCH) in turn, with the model $MODEL_PATH; then their tokens are" \
+    "compared, and a table shows their speed; $how_long" >&2
 source scripts/setup.sh
 use_python "$IMPORTS" -r requirements.txt
 if [ -z "$given_methods" ]; then
@@ -136,6 +145,7 @@ if cold:
     print(f"METHODS: left out with BATCH_SIZE, since it starts cold: {names}", file=sys.stderr)' "${draft_with[@]}")
     METHODS=${METHODS//$'\n'/ }
 fi
+echo "methods: $METHODS" >&2
 
 options=(--model-path "$MODEL_PATH" --dtype "$DTYPE" --temperature "$TEMPERATURE" --max-new-tokens "$MAX_NEW_TOKENS"
     --model-id "$MODEL_NAME" --runs "$RUNS" --batch-size "$BATCH_SIZE" --graphs "$GRAPHS")

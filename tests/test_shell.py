@@ -180,6 +180,26 @@ def test_a_wrong_setting_is_refused_before_anything_runs(name: str, value: str, 
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "how_long"),
+    [
+        ({}, "2 to 4 minutes on two CPU cores, the first set-up included"),
+        ({"METHODS": "all"}, "6 to 12 minutes on two CPU cores"),
+        ({"METHODS": "vanilla"}, "the progress bar shows the time that is left"),
+        ({"RUNS": "3"}, "the progress bar shows the time that is left"),
+    ],
+)
+def test_the_first_line_says_what_is_done_and_for_how_long(
+    given: dict[str, str], how_long: str
+) -> None:
+    done = run_eval(MAX_NEW_TOKENS="0", **given)
+    assert done.returncode == 2
+    first, *others = done.stderr.splitlines()
+    assert first.startswith("eval.sh: methods answer the same questions (demo) in turn")
+    assert first.endswith(f"; {how_long}")
+    assert any(line.startswith("methods: vanilla") for line in others)
+
+
 def test_every_benchmark_is_there_before_the_first_is_answered() -> None:
     done = run_eval(METHODS="vanilla", MAX_NEW_TOKENS="1", BENCH="demo nosuch")
     assert done.returncode == 2
@@ -255,7 +275,8 @@ def test_a_gpu_that_torch_cannot_use_is_refused_before_anything_is_fetched(tmp_p
     done = run_eval(METHODS="vanilla", BENCH="nosuch", **machine)
     assert done.returncode == 2
     assert "(driver 470.82.01)" in refusal(done) and "DEVICES=cpu" in refusal(done)
-    assert done.stderr.count("\n") == 1
+    said = [line.partition(":")[0] for line in done.stderr.splitlines()]
+    assert said == ["eval.sh", "methods", "error"]
     done = run_eval(METHODS="vanilla", BENCH="nosuch", DEVICES="cpu", **machine)
     assert "nosuch" in refusal(done), "it should have gone on to the questions"
 
