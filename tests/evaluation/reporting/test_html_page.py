@@ -123,6 +123,7 @@ def test_the_page_prints_and_is_dark_where_readers_want_it(page: str) -> None:
     assert "figure svg { display: block" in style and "background: #fff; }" in style
     printed = style.partition("@media print {")[2]
     assert "h1, h2, h3, dl { break-after: avoid; }" in printed
+    assert "thead { display: table-row-group; }" in printed, "a repeated header would be empty"
 
 
 def _in_the_dark(color: str, amount: float) -> tuple[float, float, float]:
