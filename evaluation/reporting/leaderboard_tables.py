@@ -113,7 +113,7 @@ def pairs_table(group: Group) -> Table:
     rows = []
     for row, other in neighbours(group):
         names = [Cell(titles[entry.label].short) for entry in (row.entry, other)]
-        verdict = Cell(group.pair_verdict(row, other, "exact_speedup").value)
+        verdict = Cell(group.pair_verdict(row, other).value)
         rows.append([*names, verdict, _speedup(row, group, "exact_speedup")])
     header = [METHOD, "Over", "Verdict", "Speed-up"]
     return Table("Each method over the next one", header, rows, num_text_columns=3)
@@ -258,7 +258,7 @@ def measured_rows(group: Group, baseline: PublishedBaseline | None) -> Iterator[
         for name in ("exact_speedup", "decode_speedup"):
             floor = group.floor_interval(name)
             row[f"{name}_noise_floor_low"], row[f"{name}_noise_floor_high"] = floor
-        verdict = group.verdict(measured, "exact_speedup").value
+        verdict = group.verdict(measured).value
         row["verdict"] = None if head["is_baseline"] else verdict
         equality = measured.equality
         row["compared_answers"] = equality.num_compared

@@ -157,7 +157,7 @@ def _verdict_notes(group: Group) -> Iterator[str]:
         names = [
             titles[row.entry.label].short
             for row in group.rows
-            if row.entry is not group.baseline and group.verdict(row, "exact_speedup") is verdict
+            if row.entry is not group.baseline and group.verdict(row) is verdict
         ]
         if names:
             yield f"{wording}: {', '.join(names)}"

@@ -176,24 +176,25 @@ class Group(NamedTuple):
         """Return how far two runs of one method differ in an overall speed-up; unknown if not run."""
         return self.floor.figures.interval(OVERALL, name) if self.floor else UNKNOWN_INTERVAL
 
-    def verdict(self, row: Measured, name: str) -> SpeedVerdict:
-        """Return the verdict on a row's overall speed-up, given the difference of two runs of one method."""
-        return self._disproof(row) or speed_verdict(
-            row.figures.interval(OVERALL, name), self.floor_interval(name)
-        )
+    def verdict(self, row: Measured) -> SpeedVerdict:
+        """Return the verdict on a row's exact speed-up, given the difference of two runs of one method."""
+        return self._disproof(row) or self._beyond_noise(row)
 
-    def pair_verdict(self, row: Measured, other: Entry, name: str) -> SpeedVerdict:
+    def pair_verdict(self, row: Measured, other: Entry) -> SpeedVerdict:
         """Return the same for figures over another entry than the baseline.
 
         What disproves a method beside the baseline disproves it here, too. A step of the other entry may be the
         slower one, so that acceptance allows any speed-up.
         """
         labels = (row.entry.label, other.label)
-        members = (one for one in self.rows if one.entry.label in labels)
-        disproofs = [found for one in members if (found := self._disproof(one))]
-        if disproofs or row.equality.is_broken:
-            return disproofs[0] if disproofs else SpeedVerdict.NOT_LOSSLESS
-        return speed_verdict(row.figures.interval(OVERALL, name), self.floor_interval(name))
+        for member in self.rows:
+            if member.entry.label in labels and (disproof := self._disproof(member)):
+                return disproof
+        return SpeedVerdict.NOT_LOSSLESS if row.equality.is_broken else self._beyond_noise(row)
+
+    def _beyond_noise(self, row: Measured) -> SpeedVerdict:
+        interval = row.figures.interval(OVERALL, "exact_speedup")
+        return speed_verdict(interval, self.floor_interval("exact_speedup"))
 
     def _disproof(self, row: Measured) -> SpeedVerdict | None:
         """Return why a row's speed-up over the baseline is none, if it is."""

@@ -220,7 +220,7 @@ def _fastest(sizes: Mapping[str, Group]) -> str:
     for size, group in sizes.items():
         for row, other in islice(neighbours(group), 1):
             names = [_line(entry, sizes) for entry in (row.entry, other)]
-            verdict = group.pair_verdict(row, other, "exact_speedup").value
+            verdict = group.pair_verdict(row, other).value
             body.append([size, *names, verdict, _speedup(group, row)])
     header = ["nodes", "fastest", "next", "verdict", "speed-up over the next"]
     return f"The fastest method over the next one:\n\n{markdown_table(header, body, 4)}"
