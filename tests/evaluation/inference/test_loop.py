@@ -18,7 +18,6 @@ from evaluation.eval import Answerer, Turn, answer_questions, reorg_answer_file,
 from evaluation.questions.conversation import Message
 from evaluation.questions.questions import DATA_FOLDER, Question
 from model.commands.command_line import UserError
-from model.recycling.tree_template_ import choose_tree_template
 from tests.evaluation.conftest import (
     CHOICE_KEYS,
     CONTEXT,
@@ -261,11 +260,3 @@ def test_reorg_answer_file_sorts_and_keeps_the_last_answer_of_each(tmp_path: Pat
     reorg_answer_file(str(file))
     assert file.read_text() == "".join(json.dumps(rows[index]) + "\n" for index in (3, 2, 0))
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_the_tree_template_is_found_where_token_recycling_imports_it_from() -> None:
-    paths = choose_tree_template("2.2.2")
-    assert len(paths) == 80
-    assert [0] in paths
-    with pytest.raises(ValueError, match="tree_version"):
-        choose_tree_template("9.9")

@@ -6,7 +6,6 @@ Run: pytest tests/model/api/test_face.py
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import re
 import subprocess
@@ -64,7 +63,6 @@ def test_all_names_are_seen_before_the_first_use() -> None:
 
 def test_public_names_are_there() -> None:
     assert all(hasattr(model, name) for name in model.__all__)
-    importlib.import_module("model.recycling.tree_template_")  # an old path of the function's name
     assert isinstance(model.recycling(output_id_topk=9), Speculative)
     assert model.__version__[0].isdigit()
 

@@ -16,7 +16,6 @@ from model.engine.budget import DraftBudget
 from model.methods.growth.tree_template import TreeTemplate
 from model.methods.recycling.drafter import RecyclingConfig
 from model.methods.recycling.tree_template import load_template, template_names
-from model.recycling.tree_template_ import choose_tree_template
 
 PUBLISHED = Path(__file__).resolve().parents[5] / "shared/published/tree_2.2.2.json"
 
@@ -107,8 +106,3 @@ def test_a_budget_cuts_levels_or_leaves_the_best_chain(depth: int) -> None:
     chain = template.within(DraftBudget(depth, chain_only=True))
     assert chain.paths == [(0,) * length for length in range(1, min(depth, 6) + 1)]
     assert chain.topology.is_chain
-
-
-def test_the_import_path_of_the_published_scripts_works() -> None:
-    paths = choose_tree_template("2.2.2")
-    assert len(paths) == 80 and all(isinstance(path, list) for path in paths)
