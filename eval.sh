@@ -31,7 +31,6 @@ Settings (environment variables):
   RUNS            repetitions of the whole             (1)
   DEVICES         visible GPUs, as "0" or "0,1"; cpu   (all; the model is spread over those given)
   GRAPHS          auto, off: kernels one by one        (auto: on one GPU passes are replayed as CUDA graphs)
-  COMPILE         1: passes compiled, for minutes      (0; without methods that read hidden states, as heads do)
   ALLOW_PICKLE    1: weights may be pickles (.bin)     (0; code that these name is not run)
   TEMPERATURE     0 is greedy                          (0.0)
   REPORT          the leaderboard as an HTML page      (data/report.html)
@@ -68,7 +67,6 @@ TEMPERATURE=${TEMPERATURE:-0.0}
 REPORT=${REPORT:-data/report.html}
 OVERWRITE=${OVERWRITE:-0}
 GRAPHS=${GRAPHS:-auto}
-COMPILE=${COMPILE:-0}
 ALLOW_PICKLE=${ALLOW_PICKLE:-0}
 DRAFT_MODEL=${DRAFT_MODEL:-}
 draft_with=(${DRAFT_MODEL:+draft_model})  # what there is here, beside the text, to draft with
@@ -77,8 +75,7 @@ draft_with+=(${DATASTORE:+datastore})
 if [ "$MODEL_PATH" = data/demo/model ]; then
     MODEL_NAME=demo
     MAX_NEW_TOKENS=${MAX_NEW_TOKENS:-128}
-    draft_with=(draft_model datastore)
-    if [ "$COMPILE" = 0 ]; then draft_with+=(heads); fi
+    draft_with=(draft_model datastore heads)
     published=(--published-device A100-80GB --published-model Vicuna-7B)
 else
     MODEL_NAME=$(basename "$MODEL_PATH")
@@ -90,11 +87,10 @@ given_methods=${METHODS:-}
 main_methods="vanilla recycling recycling-auto pld hybrid${DRAFT_MODEL:+ sps}${DATASTORE:+ rest}"
 if [ "$given_methods" = all ]; then given_methods= main_methods=; fi
 [ -n "${BENCH// /}" ] || refuse "BENCH: got no name; give one or more, or leave it out"
-for name in OVERWRITE COMPILE ALLOW_PICKLE; do
+for name in OVERWRITE ALLOW_PICKLE; do
     [[ ${!name} =~ ^[01]$ ]] || refuse "$name: got ${!name}; allowed: 1, or 0, see bash eval.sh --help"
 done
 [[ $GRAPHS =~ ^(auto|off)$ ]] || refuse "GRAPHS: got $GRAPHS; allowed: auto, off"
-if [ "$COMPILE$GRAPHS" = 1off ]; then refuse "GRAPHS: got off with COMPILE=1, which has graphs of its own; leave one out"; fi
 if [ -n "$DATASTORE" ] && [ -n "$given_methods" ] && [[ ! " $given_methods " =~ \ rest\  ]]; then
     refuse "DATASTORE: got $DATASTORE; only rest drafts from it, add it to METHODS"
 fi
@@ -160,7 +156,6 @@ case "${DEVICES:-}" in
         options+=(--num-gpus-per-model "$(tr ',' '\n' <<<"$DEVICES" | wc -l)")
         ;;
 esac
-if [ "$COMPILE" = 1 ]; then options+=(--compile); fi
 if [ "$OVERWRITE" = 1 ]; then options+=(--overwrite); fi
 loading=(${device:+--device "$device"})  # of the model that answers, and of the one that judges
 if [ "$ALLOW_PICKLE" = 1 ]; then loading+=(--allow-pickle); fi

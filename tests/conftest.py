@@ -34,11 +34,10 @@ QUICK = (
     "evaluation/answers/test_log.py",
 )
 SLOW = (
-    # families and methods on a simulated GPU, or as generated code
+    # families and methods on a simulated GPU
     *("simulated_device/test_families.py", "simulated_device/test_graphed.py"),
     *("simulated_device/test_methods.py", "simulated_device/test_spread_model.py"),
     *("simulated_device/test_batches.py", "scripts/test_gpu_check.py"),
-    *("model/compiled/test_graphs.py", "evaluation/inference/test_compiled.py"),
     # other processes
     *("evaluation/inference/test_kill_and_resume.py", "evaluation/inference/test_workers.py"),
     *("simulated_device/test_workers.py", "model/chat/test_chat_process.py"),

@@ -29,7 +29,6 @@ SETTINGS = (
     "BATCH_SIZE",
     "DEVICES",
     "GRAPHS",
-    "COMPILE",
     "ALLOW_PICKLE",
     "TEMPERATURE",
     "REPORT",
@@ -250,20 +249,12 @@ def test_settings_reach_the_commands(tmp_path: Path) -> None:
         words = " ".join(commands[name])
         assert "--allow-pickle" in words and "--device cpu" in words, name
     assert "--graphs off" in " ".join(commands["compare"])
-    assert "--compile" not in commands["compare"]
 
 
 def test_settings_that_are_not_given_reach_no_command(tmp_path: Path) -> None:
-    commands = commands_of(tmp_path, COMPILE="1", DTYPE="bfloat16")
+    commands = commands_of(tmp_path, DTYPE="bfloat16")
     for name in ("compare", "equal"):
         assert {"--allow-pickle", "--device"}.isdisjoint(commands[name])
-    assert "--compile" in commands["compare"]
-
-
-def test_graphs_cannot_be_off_where_passes_are_compiled() -> None:
-    done = run_eval(COMPILE="1", GRAPHS="off")
-    assert done.returncode == 2
-    assert refusal(done).startswith("error: GRAPHS: got off with COMPILE=1")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

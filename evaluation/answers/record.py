@@ -83,7 +83,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition("stop", _OPTION | Use.COMPARED | _RERUN, default=[]),
     Condition("system_prompt", _OPTION | Use.COMPARED | _RERUN, default=None),
     Condition("seed", _OPTION | Use.COMPARED, default=0),
-    Condition("compile", _OPTION | Use.COMPARED, default=False),
+    # Older sidecars have it: torch.compile was an option.
+    Condition("compile", Use.RESUMED | Use.COMPARED, default=False),
     # None where it has no effect, as on a CPU; older sidecars lack it.
     Condition("graphs", Use.RESUMED | Use.COMPARED, default=None),
     Condition("kernels", _OPTION | Use.COMPARED, default="auto"),

@@ -206,8 +206,6 @@ class RunConfig:
                 f"batch_size: got {self.answers.batch_size} with workers, each of which answers one question "
                 "at a time; leave one out, or use --shard"
             )
-        if self.model.compile and self.uses_ray:
-            raise ValueError("compile: got workers with it; leave one out, or use --shard")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> RunConfig:

@@ -111,11 +111,11 @@ class MethodAnswerer:
             stop=self._stop,
         )
         wall_time, cpu_time = time.perf_counter() - start, time.process_time() - cpu_start
-        num_compiled = self.target.shapes.num_late - num_late
-        if self._is_warm and num_compiled:
+        num_captured = self.target.shapes.num_late - num_late
+        if self._is_warm and num_captured:
             logger.warning(
-                "%d shapes were compiled within an answer; its time includes the compilation",
-                num_compiled,
+                "%d shapes were captured within an answer; its time includes the captures",
+                num_captured,
             )
         return turn_of(generation.steps, len(prompt_ids), wall_time, cpu_time)
 

@@ -185,7 +185,7 @@ def prepare(
     read = [asked.question_file, *(loaded if loaded != saved else [])]
     refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
     longest = 0
-    if run.model.compile or (isinstance(method, Referee) and method.needs_longest_text):
+    if isinstance(method, Referee) and method.needs_longest_text:
         longest = _longest_text(asked.questions, asked.conversation, run.sampling.max_new_tokens)
     setup = Setup(method, run, config, asked.model, asked.conversation, memory, model_id, longest)
     is_fixed = run.uses_ray or asked.model.device.type != "cpu"
@@ -201,15 +201,6 @@ def prepare(
 def _check_drafter(
     name: str, drafter: Drafter, options: ModelOptions, device: torch.device, is_saved: bool
 ) -> None:
-    if options.compile and drafter.needs.hidden_layers:
-        raise UserError(
-            f"compile: got it with {name}, which reads hidden states that compiled passes do not show; "
-            "leave it out"
-        )
-    if options.compile and drafter.needs.probes:
-        raise UserError(
-            f"compile: got it with {name}, whose masks compiled passes do not read; leave it out"
-        )
     if _takes_graphs(options, device) and options.graphs == "auto" and drafter.needs.probes:
         raise UserError(
             f"graphs: got auto with {name} on {device}, whose masks CUDA graphs do not read; give --graphs off"
@@ -265,7 +256,7 @@ def check_run_model(run: RunConfig) -> CheckedModel:
 
 def _takes_graphs(options: ModelOptions, device: torch.device) -> bool:
     """Whether the option `graphs` has an effect."""
-    return device.type == "cuda" and options.num_gpus_per_model == 1 and not options.compile
+    return device.type == "cuda" and options.num_gpus_per_model == 1
 
 
 def _sidecar(setup: Setup, question_file: Path, load_matrix: str | None) -> dict[str, Any]:
@@ -317,7 +308,6 @@ def _run_name(method: str, config: Any, run: RunConfig, dtype: torch.dtype) -> s
         f"{name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
         for name, value in chosen(config).items()
     ]
-    changed += ["compile"] * run.model.compile
     changed += [f"batch-{run.answers.batch_size}"] * (run.answers.batch_size > 1)
     changed += [f"shuffle-{run.questions.shuffle}"] * (run.questions.shuffle is not None)
     return "-".join(

@@ -20,9 +20,7 @@ from ..api.decoder import SpeculativeDecoder
 from ..api.gguf import check_gguf, is_gguf, read
 from ..api.tokenizer import read_tokenizer
 from ..api.weights import choose_weights, read_weights
-from ..compiled.compiled_graphs import CompiledGraphedTarget
 from ..compiled.graphs import graphed
-from ..compiled.target import CompiledTarget
 from ..engine.self_test import self_test
 from ..engine.support import UnsupportedModelError, context_limit
 from ..engine.target import TargetModel
@@ -97,7 +95,7 @@ def _weights(
     options: ModelOptions, device: torch.device, dtype: torch.dtype, hf_config: Any
 ) -> str | None:
     asked = options.weights
-    if asked == "auto" and (options.compile or options.kernels == "off"):
+    if asked == "auto" and options.kernels == "off":
         if not is_gguf(options.model_path):
             return None
         asked = "dequantised"
@@ -273,13 +271,9 @@ def target_of(model: Any, options: ModelOptions) -> TargetModel:
     """Return the target of a loaded model, whose passes run as the options say; not yet tested.
 
     Raises:
-        UnsupportedModelError: as `TargetModel`, and as `StaticTarget` with `compile`.
+        UnsupportedModelError: as `TargetModel`.
     """
     use_kernels = options.kernels != "off"
-    if options.compile and model.device.type == "cuda":
-        return CompiledGraphedTarget(model, use_kernels, say=_say)
-    if options.compile:
-        return CompiledTarget(model, use_kernels=use_kernels)
     if options.graphs == "off":
         return TargetModel(model, use_kernels)
     return graphed(model, use_kernels, say=_say)
@@ -308,8 +302,7 @@ def load_target(options: ModelOptions, checked: CheckedModel) -> TargetModel:
         target = target_of(model.eval() if placement else model.eval().to(checked.device), options)
         self_test(target, say=_say)
     except UnsupportedModelError as error:
-        hint = " (with --compile; leave it out)" if options.compile else ""
-        raise UserError(f"{error}{hint}") from error
+        raise UserError(str(error)) from error
     except LOADING_ERRORS as error:
         if _is_due_to(error, UnpicklingError):
             raise UserError(

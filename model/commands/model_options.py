@@ -28,14 +28,10 @@ class ModelOptions(Options):
     dtype: str = option("auto", "auto: float32 on CPU, float16 elsewhere", choices=DTYPES)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps, ...")
     threads: int | None = option(None, "CPU threads (default: torch's)", least=1)
-    compile: bool = option(
-        False, "static shapes through torch.compile, on a GPU as CUDA graphs; compiles for minutes"
-    )
     graphs: str = option(
         "auto",
         "auto: on one GPU, replay the model's passes as CUDA graphs; off: launch each "
-        "kernel by itself. No effect on a CPU or on several GPUs; --compile has its own "
-        "graphs",
+        "kernel by itself. No effect on a CPU or on several GPUs",
         choices=GRAPHS,
     )
     kernels: str = option(
@@ -62,17 +58,8 @@ class ModelOptions(Options):
             raise ValueError(f"model_path: got none; give --model-path, {MODEL_PATHS}")
         # Sidecars and file names then say which folder a short name stands for.
         object.__setattr__(self, "model_path", resolve_model(self.model_path))
-        if self.compile and self.num_gpus_per_model > 1:
-            raise ValueError(
-                f"compile: got it with num_gpus_per_model {self.num_gpus_per_model}; allowed: with 1 GPU"
-            )
-        without = "compile" if self.compile else "kernels off"
-        if self.weights == "native" and (self.compile or self.kernels == "off"):
-            raise ValueError(f"weights: got native with {without}; leave one of them out")
-        if self.compile and self.graphs == "off":
-            raise ValueError(
-                "graphs: got off with compile, whose passes are CUDA graphs on a GPU; leave one of them out"
-            )
+        if self.weights == "native" and self.kernels == "off":
+            raise ValueError("weights: got native with kernels off; leave one of them out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Steps in static shapes, compiled or replayed as CUDA graphs."""
+"""Steps in static shapes, replayed as CUDA graphs."""

@@ -2,7 +2,7 @@
 
 A GPU idles whenever the host decides something. Here the host decides nothing: it gives the root
 token, and reads in one transfer the drafted, chosen and accepted tokens. The function has the
-static shapes of a pass of `model.compiled.target` and is compiled, or replayed as one graph, in the
+static shapes of a pass of `model.compiled.target` and is replayed as one graph in the
 same way.
 
 It accepts exactly what `model.engine.verification.verify` accepts in greedy decoding, with the same
@@ -110,7 +110,7 @@ class StaticDeviceStep:
         self.topology = topology
         self._target, self._drafting = target, drafting
         self._tie_margin, self._eos_ids = tie_margin, frozenset(eos_ids)
-        # By shape: (bucket of nodes, bucket of rows or 0 for any).
+        # By shape: (bucket of nodes, bucket of rows).
         self.functions: dict[tuple[int, int], Any] = {}
         paths = [topology.path_to(node) for node in range(topology.num_nodes)]
         length = topology.max_depth + 1
@@ -132,7 +132,7 @@ class StaticDeviceStep:
             self._paths = torch.tensor(
                 [[*path, *range(len(path), length)] for path in paths], device=device
             )
-        with torch.inference_mode():  # as those of other passes, which are compiled once for both
+        with torch.inference_mode():  # as those of other passes
             depths, mask = target.padded_topology(topology)
             self._padded_depths, self._mask = depths.clone(), mask.clone()  # [P], [P, P]
 

@@ -1,13 +1,12 @@
 """Static shapes: a target model whose steps each run in one of a few fixed shapes.
 
-A GPU idles while the host launches a thousand small kernels for each step. `torch.compile` and CUDA
-graphs remove that cost, but they need fixed shapes and addresses. So a draft is padded to a bucket
-of nodes, the cache shows a bucket of rows, and whatever changes from step to step (the length of
-the text, the tree's mask) is a tensor. Within a bucket nothing is compiled again.
+A GPU idles while the host launches a thousand small kernels for each step. CUDA graphs remove that
+cost, but they need fixed shapes and addresses. So a draft is padded to a bucket of nodes, the cache
+shows a bucket of rows, and whatever changes from step to step (the length of the text, the tree's
+mask) is a tensor.
 
-`StaticTarget` is that path alone. `CompiledTarget` compiles it, for a CPU; `model.compiled.graphs`
-replays it on a GPU. The prompt is read as by `TargetModel`: it is read once, and has too many lengths
-for a graph each.
+`StaticTarget` is that path alone; `model.compiled.graphs` replays it on a GPU. The prompt is read
+as by `TargetModel`: it is read once, and has too many lengths for a graph each.
 
 Shapes: N nodes of a draft, P nodes of its bucket, M cache rows of a bucket, H key-value heads, D
 head dimension, V vocabulary.
@@ -16,8 +15,8 @@ head dimension, V vocabulary.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain, product
+from collections.abc import Callable, Collection
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,22 +26,19 @@ from transformers import PreTrainedModel
 from ..engine.cache import TreeCache
 from ..engine.passes.device_step import DeviceDrafting
 from ..engine.passes.hidden import HiddenStates
-from ..engine.passes.shapes import PassShapes, Preparation
-from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView, move_rows
+from ..engine.passes.shapes import PassShapes
+from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticView
 from ..engine.support import UnsupportedModelError
-from ..engine.target import PromptChunk, TargetModel
+from ..engine.target import TargetModel
 from ..engine.tree import DraftTree, TreeTopology
 from ..machine.transfer import uploaded
 from .device_step import StaticDeviceStep
-from .shape import CompiledShape, RepeatedCall
 
-# Kernels work in tiles of 8 rows, and each bucket costs a compilation; 88 holds the paper's 81 nodes.
+# Kernels work in tiles of 8 rows, and each bucket costs a capture; 88 holds the paper's 81 nodes.
 NODE_BUCKETS = (1, 4, 8, 16, 32, 48, 64, 88, 128)
 NODE_STEP = 64  # between larger buckets
 SHORTEST_LENGTH = 512
-# After this many shapes of one function torch stops compiling it, with only a warning.
-MAX_SHAPES = 256
-# Device steps are kept, with their compiled code, for this many drafters.
+# Device steps are kept, with their graphs, for this many drafters.
 MAX_DEVICE_STEPS = 4
 
 
@@ -73,8 +69,6 @@ class StaticTarget(TargetModel, PassShapes):
     can_be_shared = False
     # Calls of a shape until no later one takes longer for being among the first.
     calls_to_prepare = 1
-    # Whether passes show as many rows of the cache as they need, and not a bucket of them.
-    has_dynamic_lengths = False
 
     def __init__(self, model: PreTrainedModel, use_kernels: bool = True) -> None:
         super().__init__(model, use_kernels)
@@ -98,7 +92,7 @@ class StaticTarget(TargetModel, PassShapes):
         self._padded: weakref.WeakKeyDictionary[TreeTopology, tuple[torch.Tensor, torch.Tensor]] = (
             weakref.WeakKeyDictionary()
         )
-        # The function for a pass of each shape: (bucket of nodes, bucket of rows or 0 for any).
+        # The function for a pass of each shape: (bucket of nodes, bucket of rows).
         self._functions: dict[tuple[int, int], Any] = {}
         self._device_steps: list[StaticDeviceStep] = []  # of the last drafters
         self._expected: set[int] = set()  # sizes of drafts that may come
@@ -110,24 +104,24 @@ class StaticTarget(TargetModel, PassShapes):
         return self
 
     def hidden_states(self, layers: tuple[int, ...]) -> HiddenStates:
-        """Refuse: compiled code does not notice hooks.
+        """Refuse: passes in static shapes show none by themselves.
 
         Raises:
             UnsupportedModelError: always.
         """
         raise UnsupportedModelError(
-            "compile: this method reads hidden states, which compiled passes do not show; leave compile out"
+            "this method reads hidden states, which passes in static shapes do not show"
         )
 
     def check_probes(self) -> None:
-        """Refuse: neither compiled code nor a graph notices another forward of the embedding.
+        """Refuse: a graph does not notice another forward of the embedding.
 
         Raises:
             UnsupportedModelError: always.
         """
         raise UnsupportedModelError(
-            "compile, graphs: such passes read only tokens, and this method appends masks; leave compile out, and "
-            "on a GPU give graphs off (in Python a TargetModel)"
+            "graphs: such passes read only tokens, and this method appends masks; on a GPU give graphs off "
+            "(in Python a TargetModel)"
         )
 
     def new_cache(self, capacity: int) -> StaticTreeCache:
@@ -140,15 +134,13 @@ class StaticTarget(TargetModel, PassShapes):
         with self.lock:
             storage = self._storage
             if storage is None or self._lent() is not None or storage.num_rows < num_rows:
-                storage = StaticStorage(
-                    self.layer_shapes, num_rows, self.device, self.has_dynamic_lengths
-                )
+                storage = StaticStorage(self.layer_shapes, num_rows, self.device)
             cache = self.cache_over(storage)
             self._storage, self._lent = storage, weakref.ref(cache)
         return cache
 
     def cache_over(self, storage: StaticStorage) -> StaticTreeCache:
-        return StaticTreeCache(storage, storage.num_rows - NODE_STEP, self._move)
+        return StaticTreeCache(storage, storage.num_rows - NODE_STEP)
 
     def padded_size(self, num_nodes: int) -> int:
         return node_bucket(num_nodes)
@@ -170,7 +162,7 @@ class StaticTarget(TargetModel, PassShapes):
 
     @torch.inference_mode()
     def warm_up(self, num_tokens: int, num_nodes: Collection[int] = ()) -> None:
-        """Prepare all shapes ahead, so that no timed step compiles or captures.
+        """Prepare all shapes ahead, so that no timed step captures a graph.
 
         Runs drafts after a text of every length bucket up to `num_tokens` tokens: drafts of these
         sizes, of all sizes seen so far and, with an automatic budget, of the sizes it chooses from.
@@ -184,8 +176,7 @@ class StaticTarget(TargetModel, PassShapes):
         for bucket in sorted(buckets):
             tree = DraftTree.star([0] * bucket)
             length = length_bucket(bucket)
-            longest = length if self.has_dynamic_lengths else length_bucket(num_tokens + bucket)
-            while length <= longest:
+            while length <= length_bucket(num_tokens + bucket):
                 # The shortest text of its length bucket: a longer one may not fit the context.
                 base = max(0, length // 2 + 1 - bucket) if length > SHORTEST_LENGTH else 0
                 self._prepare(tree, cache, base)
@@ -210,7 +201,7 @@ class StaticTarget(TargetModel, PassShapes):
 
     @property
     def known_shapes(self) -> list[tuple[int, int]]:
-        """Shapes used so far by passes and whole steps: (bucket of nodes, bucket of rows or 0 for any)."""
+        """Shapes used so far by passes and whole steps: (bucket of nodes, bucket of rows)."""
         return [
             *self._functions,
             *(shape for step in self._device_steps for shape in step.functions),
@@ -242,7 +233,7 @@ class StaticTarget(TargetModel, PassShapes):
 
         Args:
             function: takes the arguments, then the view of the cache.
-            functions: its compiled versions by shape; missing ones are added.
+            functions: it, by shape; missing shapes are added.
             arguments: the function's arguments.
             cache: the rows before the pass.
             num_padded: a bucket of nodes.
@@ -253,26 +244,13 @@ class StaticTarget(TargetModel, PassShapes):
             cache.storage.start.fill_(cache.length)
         else:
             cache.storage.start.copy_(start)
-        shape = (num_padded, 0 if self.has_dynamic_lengths else view.num_rows)
-        if shape not in functions:
-            functions[shape] = self.as_one(function)
-        result: torch.Tensor = self._run(functions[shape], arguments, view, num_padded)
-        return result
-
-    def as_one(self, function: Callable[..., torch.Tensor | None]) -> Any:
-        """Return the function as `_run` calls it in one shape; here unchanged."""
-        return function
-
-    def _run(
-        self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
-    ) -> Any:
-        with self.kernels(num_rows):
+        shape = (num_padded, view.num_rows)
+        functions.setdefault(shape, function)
+        with self.kernels(num_padded):
             return function(*arguments, view)
 
     def _length_shown(self, num_rows: int) -> int:
         """Return the cache rows shown to a pass that reads and writes `num_rows`."""
-        if self.has_dynamic_lengths:
-            return -(-num_rows // NODE_STEP) * NODE_STEP
         return length_bucket(num_rows)
 
     def logits_of(
@@ -299,9 +277,6 @@ class StaticTarget(TargetModel, PassShapes):
         logits: torch.Tensor = self.model(**arguments, use_cache=True, return_dict=True).logits
         return logits[0]
 
-    def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        move_rows(sources, targets, view)
-
     def padded_topology(self, topology: TreeTopology) -> tuple[torch.Tensor, torch.Tensor]:
         """Return depths [P] and additive mask [P, P] of a padded tree; padding is seen only by itself."""
         if topology not in self._padded:
@@ -313,86 +288,3 @@ class StaticTarget(TargetModel, PassShapes):
             depths = [*topology.depths, *[0] * (num_padded - num_nodes)]
             self._padded[topology] = (uploaded(depths, self.device), mask)
         return self._padded[topology]
-
-
-class CompiledTarget(StaticTarget):
-    """A target model on a CPU whose steps are compiled.
-
-    A shape is compiled at its first use, which takes seconds to minutes: see `warm_up`. Later
-    changes of weights, buffers and attributes are noticed; hooks added later are not.
-
-    Args:
-        model: as for `TargetModel`.
-        backend: backend of torch.compile; "eager" and "aot_eager" trace without generating code.
-        use_kernels: as for `TargetModel`.
-    """
-
-    is_compiled = True
-    has_dynamic_lengths = True  # code compiled for one serves all, and every row shown takes time
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        backend: str = "inductor",
-        use_kernels: bool = True,
-    ) -> None:
-        super().__init__(model, use_kernels)
-        config = torch._dynamo.config
-        config.recompile_limit = max(config.recompile_limit, MAX_SHAPES)
-        self._backend = backend
-        self._moves: dict[int, CompiledShape] = {}  # by the number of rows
-        # Calls that this text may repeat: torch has checked their function and view.
-        self._known: dict[tuple[CompiledShape, StaticView], RepeatedCall] = {}
-        # The same from the last text; the model may have changed since.
-        self._before: dict[tuple[CompiledShape, StaticView], RepeatedCall] = {}
-
-    def prefill(
-        self, prompt_ids: Sequence[int], cache: TreeCache, with_logits: bool
-    ) -> Iterator[PromptChunk]:
-        """Read the prompt as `TargetModel.prefill`; allows for changes of the model since the last one."""
-        assert isinstance(cache, StaticTreeCache)
-        start = cache.storage.start
-        self._before = {key: again for key, again in self._known.items() if key[1].start is start}
-        self._known = {}
-        return super().prefill(prompt_ids, cache, with_logits)
-
-    @property
-    def num_prepared(self) -> int:
-        return len(self.known_shapes) + len(self._moves)
-
-    @property
-    def preparation(self) -> Preparation:
-        of_steps = [step.functions for step in self._device_steps]
-        functions = [*self._moves.values(), *chain(*map(dict.values, (self._functions, *of_steps)))]
-        return Preparation(self.num_prepared, seconds=sum(one.seconds for one in functions))
-
-    def as_one(self, function: Callable[..., torch.Tensor | None]) -> CompiledShape:
-        """Return the function to compile for one shape."""
-        return CompiledShape(function, self._backend)
-
-    def _run(
-        self, function: Any, arguments: Sequence[object], view: StaticView, num_rows: int
-    ) -> Any:
-        """Call a function from `as_one`: through torch until a call equals one of the last text,
-        and for new views.
-        """
-        key = (function, view)
-        again = self._known.get(key)
-        if again:
-            return again(arguments)
-        with self.kernels(num_rows):
-            result, again = function.first(arguments, view)
-        before = self._before.get(key)
-        if before:
-            if again and again.is_like(before):
-                self._known |= self._before
-            self._before = {}
-        if again:
-            self._known[key] = again
-        return result
-
-    def _move(self, view: StaticView, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        num_moved = len(sources)
-        if num_moved not in self._moves:
-            self._moves[num_moved] = self.as_one(move_rows)
-        self._run(self._moves[num_moved], (sources, targets), view, num_moved)

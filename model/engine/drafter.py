@@ -185,12 +185,11 @@ class Drafter:
 
     def prepare(self, target: TargetModel, num_tokens: int) -> None:
         """Prepare a target model, and a draft model, for drafts after texts of up to `num_tokens` tokens: no later
-        step compiles or captures.
+        step captures a graph.
         """
         needs = self.needs
         target.shapes.expect_reads(needs.num_candidates, needs.sketches, needs.hidden_layers)
-        # On a CPU each size takes its share of a minute to compile: only those that came so far.
-        target.shapes.warm_up(num_tokens, () if target.device.type == "cpu" else self.draft_sizes)
+        target.shapes.warm_up(num_tokens, self.draft_sizes)
 
     def check_target(self, target: TargetModel) -> None:
         """Check that this drafter can draft for a target model, as far as its vocabulary does not tell.

@@ -31,7 +31,7 @@ def with_short_windows(target: TargetModel) -> TargetModel:
     windows, is compiled, which would have to be done again, or cannot be copied.
     """
     names = [name for name in WINDOWS if (getattr(target.config, name, None) or 0) > SHORT_WINDOW]
-    if not names or target.is_compiled or _has_compiled(target.model):
+    if not names or _has_compiled(target.model):
         return target
     try:
         model = structural_copy(target.model)

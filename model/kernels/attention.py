@@ -76,8 +76,7 @@ def grouped_attention(
         The attended values [1, n, H, E], and None for the weights.
     """
     is_grouped = key.shape[1] < query.shape[1]
-    # Transformers 5 itself groups the heads of a single query, unless it is compiled.
-    is_left_alone = query.shape[2] == 1 and not torch.compiler.is_compiling()
+    is_left_alone = query.shape[2] == 1  # transformers 5 itself groups its heads
     if attention_mask is None or is_left_alone or not is_grouped or is_special(kwargs):
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
@@ -230,14 +229,13 @@ class HeadShape(NamedTuple):
 def attention_kernels(
     model: PreTrainedModel,
     shapes: tuple[HeadShape, HeadShape],
-    is_compiled: bool,
     is_replayed: bool = False,
 ) -> AttentionKernels:
     """Return the attention of a model's passes on this machine, for the heads of its keys and values."""
     config = model.config.get_text_config(decoder=True)
     num_heads = getattr(config, "num_attention_heads", 0)
-    is_plain = is_compiled or not is_exact(model.dtype)
-    if can_exchange(model) and model.device.type == "cuda" and not is_compiled:
+    is_plain = not is_exact(model.dtype)
+    if can_exchange(model) and model.device.type == "cuda":
         keys, values = shapes
         heads = LayerHeads(num_heads, keys.num_heads, keys.head_dim, values.head_dim)
         choice = choice_on_gpu(heads, model.dtype, model.device, is_replayed)

@@ -61,8 +61,6 @@ class LinearKernels(PassKernels):
     Args:
         layers: the layers that use it, of one dtype.
         most_rows: largest number of rows for which they use it.
-        is_compiled: whether passes are compiled. These round in their own way, so prompts and
-            single rows count as reference with any kernel.
         forward: the function that computes a layer.
         packed: weights of layers that compute by the kernel themselves (`packed.py`).
     """
@@ -71,7 +69,6 @@ class LinearKernels(PassKernels):
         self,
         layers: Sequence[nn.Linear],
         most_rows: int = sys.maxsize,
-        is_compiled: bool = False,
         forward: Forward = few_rows,
         packed: Sequence[torch.Tensor] = (),
     ) -> None:
@@ -79,11 +76,11 @@ class LinearKernels(PassKernels):
         # The bytes of their blocks: passes over fewer bits cost less.
         of_packed = [f"packed-{size}" for size in sorted({one.shape[2] for one in packed})]
         names = [*(["few-rows"] if layers else []), *of_packed]
-        super().__init__("+".join(names) or "as-they-are", is_compiled or not has_exact)
+        super().__init__("+".join(names) or "as-they-are", not has_exact)
         self._packed = tuple(packed)
         # Methods: a deep copy of the model gets functions of its own layers.
         self._forwards = OwnForwards({layer: MethodType(forward, layer) for layer in layers})
-        self._most_rows, self._is_compiled, self._forward = most_rows, is_compiled, forward
+        self._most_rows, self._forward = most_rows, forward
 
     def __iter__(self) -> Iterator[Any]:
         """The layers."""
@@ -92,9 +89,7 @@ class LinearKernels(PassKernels):
     def without(self, modules: Container[nn.Module]) -> LinearKernels:
         """Return the kernels of those layers that are not among these modules."""
         layers = [layer for layer in self if layer not in modules]
-        return LinearKernels(
-            layers, self._most_rows, self._is_compiled, self._forward, self._packed
-        )
+        return LinearKernels(layers, self._most_rows, self._forward, self._packed)
 
     def __bool__(self) -> bool:
         return bool(self._forwards or self._packed)
@@ -114,14 +109,14 @@ class LinearKernels(PassKernels):
         return self._is_plain or num_rows > self._most_rows
 
 
-def linear_kernels(model: nn.Module, dtype: torch.dtype, is_compiled: bool) -> LinearKernels:
+def linear_kernels(model: nn.Module, dtype: torch.dtype) -> LinearKernels:
     """Return the kernels of a model's linear layers on this machine."""
     layers = suitable_layers(model)
     packed = packed_weights(model)
     num_weights = sum(layer.weight.numel() for layer in layers)
     if num_weights < FEWEST_WEIGHTS or dtype not in DTYPES or not short_pass_kernel():
         layers = []
-    return LinearKernels(layers, most_rows(dtype), is_compiled, packed=packed)
+    return LinearKernels(layers, most_rows(dtype), packed=packed)
 
 
 def most_rows(dtype: torch.dtype) -> int:

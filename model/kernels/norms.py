@@ -19,8 +19,6 @@ differ by the order of the sum: there near-ties are decided with the original mo
 Plain decoding in half precision has torch's norms, too, and the self-test compares with those: one
 rounding in each norm moves logits by up to ten times what passes with the same norms differ by.
 
-Compiled passes keep the modules: a compiler fuses them itself.
-
 Shapes: rows of D numbers.
 """
 
@@ -130,9 +128,9 @@ class FusedNorms(PassKernels):
         return self._is_plain
 
 
-def fused_norms(model: nn.Module, dtype: torch.dtype, is_compiled: bool) -> FusedNorms:
-    """Return the norms of a model's passes: exchanged on a GPU, in passes that are not compiled."""
-    is_left_alone = is_compiled or hasattr(model, "_orig_mod") or not has_fused_rms_norm()
+def fused_norms(model: nn.Module, dtype: torch.dtype) -> FusedNorms:
+    """Return the norms of a model's passes: exchanged on a GPU."""
+    is_left_alone = hasattr(model, "_orig_mod") or not has_fused_rms_norm()
     return FusedNorms({} if is_left_alone else find_norms(model, dtype, "cuda"), dtype)
 
 

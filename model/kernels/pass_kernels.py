@@ -12,7 +12,7 @@ class PassKernels:
     Args:
         name: name of these functions.
         is_plain: whether plain decoding counts as computing with them too, so that near-ties need no
-            other functions: in compiled passes and in half precision.
+            other functions: in half precision.
     """
 
     def __init__(self, name: str, is_plain: bool) -> None:

@@ -16,7 +16,6 @@ import argparse
 import resource
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -45,7 +44,7 @@ ORIGINAL_SHAPE = "demo"
 
 def build_parser() -> argparse.ArgumentParser:
     parser = OptionParser(prog="python -m scripts.benchmark", description=__doc__)
-    names = ("model_path", "dtype", "device", "threads", "compile", "graphs", "allow_pickle")
+    names = ("model_path", "dtype", "device", "threads", "graphs", "allow_pickle")
     add_options(parser, ModelOptions, names)
     parser.add_argument(
         "--shape",
@@ -85,7 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = {
         **conditions(argv, model),
         "shape": args.shape,
-        "compile": options.compile,
         "graphs": options.graphs,
         "preparation": target.shapes.preparation._asdict(),
         "peak_memory_bytes": _peak_memory(model.device),
@@ -104,8 +102,7 @@ def _load(shape: str, options: ModelOptions, model: CheckedModel) -> TargetModel
         return load_target(options, model)
     with user_errors():
         scale_config(model.hf_config, SHAPES[shape])
-    plain = replace(options, compile=False)
-    small = load_target(plain, model._replace(dtype=torch.float32)).model
+    small = load_target(options, model._replace(dtype=torch.float32)).model
     return target_of(scaled_model(small, SHAPES[shape], model.dtype), options)
 
 

@@ -29,7 +29,7 @@ from model.commands.matrix_file import make_drafter
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.methods.registry import Method
-from scripts.gpu_check.bench import EAGER, GRAPHS, Bench, Found
+from scripts.gpu_check.bench import EAGER, GRAPHS, KINDS, Bench, Found
 
 BASELINE = "vanilla"
 FILES = "answers"  # begins the names of answer files
@@ -83,7 +83,7 @@ def answers(bench: Bench, found: Found) -> None:
     ours = [name for name in every_method if not name.startswith("generate")]
     first, seconds = FEW_FIRST if bench.is_simulated else NUM_FIRST, 0.0
     every: list[Answered] = []
-    for kind in bench.in_time(bench.kinds, found):
+    for kind in bench.in_time(KINDS, found):
         start = time.perf_counter()
         methods = every_method if kind == EAGER else ours
         ask = partial(_asked, bench, found, kind, methods, bench_name, first)

@@ -27,7 +27,7 @@ from scripts.enlarge.command import scaled_model
 
 T = TypeVar("T")
 ORIGINAL_SHAPE = "demo"  # the shape of the demo model itself
-EAGER, GRAPHS, COMPILED = "eager", "graphs", "compiled"
+EAGER, GRAPHS = KINDS = "eager", "graphs"
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
 # The first calls prepare libraries and capture graphs.
 NUM_WARM = 3
@@ -62,7 +62,6 @@ class Bench:
     deadline: float  # of the whole check, on the clock of `time.perf_counter`
     # Makes the costs of a step where measuring them means nothing, on a simulated device.
     given_costs: Callable[[], CostModel] | None = None
-    use_compile: bool = False  # whether compiled passes are measured, too
     _targets: dict[str, TargetModel] = field(default_factory=dict)
 
     @property
@@ -79,10 +78,6 @@ class Bench:
         """The device, with its index."""
         return torch.empty(0, device=self.options.device).device
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return (EAGER, GRAPHS, COMPILED) if self.use_compile else (EAGER, GRAPHS)
-
     @cached_property
     def checked(self) -> CheckedModel:
         return check_model(self.options)
@@ -97,8 +92,7 @@ class Bench:
         return [self.conversation.prompt_ids([], question.turns[0]) for question in questions]
 
     def options_of(self, kind: str) -> ModelOptions:
-        graphs = "off" if kind == EAGER else "auto"
-        return replace(self.options, graphs=graphs, compile=kind == COMPILED)
+        return replace(self.options, graphs="off" if kind == EAGER else "auto")
 
     def target(self, kind: str) -> TargetModel:
         """Return the model as a target of a kind, self-tested; made at the first call."""

@@ -7,7 +7,6 @@ docs/gpu.md says what is known so far.
 Examples:
     python -m scripts.gpu_check --out gpu.json
     python -m scripts.gpu_check --parts device laws passes --minutes 3
-    python -m scripts.gpu_check --compile --minutes 30
     python -m scripts.gpu_check --device simulated     # on any machine: tries the code, measures nothing
 
 Exit code: 0 if no part failed, 1 if one did, 2 if an option cannot be used.
@@ -105,9 +104,6 @@ def build_parser() -> argparse.ArgumentParser:
         "simulated device and with --model-path)",
     )
     add_options(parser, ModelOptions, ("model_path", "dtype", "allow_pickle"))
-    parser.add_argument(
-        "--compile", action="store_true", help="measure compiled passes, too; takes many minutes"
-    )
     parser.add_argument("--out", metavar="JSON", help="write the report here")
     parser.add_argument("--debug", action="store_true", help="tracebacks of parts that fail")
     return parser
@@ -210,10 +206,6 @@ def _checked(args: argparse.Namespace) -> list[Part]:
         raise UserError(f"minutes: got {args.minutes}; allowed: more than 0")
     if args.out:
         check_output(args.out, "out")
-    if args.compile and args.device == SIMULATED_DEVICE:
-        raise UserError(
-            "compile: got it with --device simulated, where no code is compiled; leave it out"
-        )
     if (args.shape or ORIGINAL_SHAPE) != ORIGINAL_SHAPE and hasattr(args, "model_path"):
         raise UserError(
             f"shape: got {args.shape} with --model-path; allowed: one of them: a shape "
@@ -256,4 +248,4 @@ def _bench(
     given |= {"device": REAL_DEVICE, "kernels": "auto" if is_real else "off"}
     names = ("model_path", "dtype", "allow_pickle", "device", "kernels")
     options = options_of(ModelOptions, {name: given[name] for name in names if name in given})
-    return Bench(options, args.shape or default, deadline, given_costs, args.compile)
+    return Bench(options, args.shape or default, deadline, given_costs)

@@ -14,7 +14,17 @@ from model.engine.target import TargetModel
 from model.kernels.norms import has_fused_rms_norm
 from model.kernels.sdpa import sdpa_backends
 from scripts.benchmark.device_costs import COPY_BYTES, bytes_of_token, copy_bandwidth
-from scripts.gpu_check.bench import EAGER, NUM_WARM, Bench, Found, Times, cell, time_once, times_of
+from scripts.gpu_check.bench import (
+    EAGER,
+    KINDS,
+    NUM_WARM,
+    Bench,
+    Found,
+    Times,
+    cell,
+    time_once,
+    times_of,
+)
 
 # Empty kernels, nodes and cached rows of passes, and calls that a time is the median of; fewer on the simulated
 # device, where only the code is tried.
@@ -108,7 +118,7 @@ def passes(bench: Bench, found: Found) -> None:
     rows: list[dict[str, Any]] = []
     all_nodes = FEW_NODES if bench.is_simulated else NODES
     contexts = FEW_CONTEXTS if bench.is_simulated else CONTEXTS
-    for kind in bench.kinds:
+    for kind in KINDS:
         target = found.attempt(f"{kind} target", partial(bench.target, kind))
         if target is None:
             continue

@@ -14,7 +14,7 @@ from model.engine.loop import decode
 from model.engine.step import PARTS, StepRecord
 from model.engine.target import TargetModel
 from model.methods.registry import Method
-from scripts.gpu_check.bench import EAGER, Bench, Found, cell
+from scripts.gpu_check.bench import EAGER, KINDS, Bench, Found, cell
 
 METHODS = ("vanilla", "recycling", "recycling-auto", "hybrid")
 # Tokens of the first text; on the simulated device, where only the code is tried, fewer.
@@ -22,10 +22,10 @@ NUM_TOKENS, FEW_TOKENS = 128, 4
 
 
 def whole_steps(bench: Bench, found: Found) -> None:
-    """Time the parts of steps, and hold that no answer captures or compiles."""
+    """Time the parts of steps, and hold that no answer captures."""
     rows: list[dict[str, Any]] = []
     methods = METHODS[:2] if bench.is_simulated else METHODS
-    for kind, name in bench.in_time([(k, n) for k in bench.kinds for n in methods], found):
+    for kind, name in bench.in_time([(k, n) for k in KINDS for n in methods], found):
         what = f"{name}, {kind}"
         row = found.attempt(what, partial(_prepared_steps, bench, kind, name))
         if row is None:
@@ -37,7 +37,7 @@ def whole_steps(bench: Bench, found: Found) -> None:
         if type(bench.target(kind)) is TargetModel:
             found.problems.append(f"{kind}: the model cannot be captured; see standard error")
     found.figures["rows"] = rows
-    keys = ("graphs", "functions", "late_shapes")
+    keys = ("graphs", "late_shapes")
     header = ("target", "method", *PARTS, "step", "tokens", *keys, "seconds", "allocated MB")
     body = [
         [
@@ -73,7 +73,6 @@ def _prepared_steps(bench: Bench, kind: str, name: str) -> dict[str, Any]:
         "step": sum(means.values()),
         "tokens": sum(len(step.tokens) for step in steps) / len(steps),
         "graphs": after.num_graphs - before.num_graphs,
-        "functions": after.num_functions - before.num_functions,
         "seconds": after.seconds - before.seconds,
         "allocated_bytes": _allocated(bench) - bytes_before,
         "late_shapes": target.shapes.num_late,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from scripts.gpu_check.batches import GENERATE, PLAIN
-from scripts.gpu_check.bench import COMPILED, EAGER, FAILED, GRAPHS, Bench, Found
+from scripts.gpu_check.bench import EAGER, FAILED, GRAPHS, Bench, Found
 
 PASS, FAIL, NOT_MEASURED = "PASS", "FAIL", "NOT MEASURED"
 # Targets: a tree's step over a plain one, of the copy roofline, recycling over plain decoding and `generate`.
@@ -136,7 +136,7 @@ def _ratio(figures: Figures, least: float, base: str) -> tuple[bool, str] | None
     for (kind, method), speed in speeds.items():
         # Transformers' own ways to decode may have answered eager alone.
         other = speeds.get((kind, base), speeds.get((EAGER, base)))
-        if method.startswith("recycling") and kind in (GRAPHS, COMPILED) and other:
+        if method.startswith("recycling") and kind == GRAPHS and other:
             ratios.append((speed / other, f"{method}, {kind}"))
     if not ratios:
         return None

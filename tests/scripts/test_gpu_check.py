@@ -189,7 +189,6 @@ def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> No
         ("--parts device blocks", "parts: got blocks; allowed: device, laws, "),
         ("--minutes 0", "minutes: got 0.0; allowed"),
         ("--minutes nan", "minutes: got nan; allowed"),
-        ("--compile", "compile: got it with --device simulated"),
         ("--shape 7b --model-path ORG/NAME", "shape: got 7b with --model-path"),
         ("--out nowhere/gpu.json", "out: "),
         ("--model-path nowhere", "model_path: got 'nowhere'"),

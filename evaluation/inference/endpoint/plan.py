@@ -24,7 +24,7 @@ from model.commands.files import file_hash, refuse_outputs
 from model.machine.packages import versions
 
 # Options of a run that a server decides itself, or that ask for nothing there.
-NOT_SENT = ("compile", "kernels", "weights")
+NOT_SENT = ("kernels", "weights")
 
 
 @dataclass(slots=True)

@@ -61,8 +61,6 @@ class PassArithmetic:
         use_kernels: whether passes may use kernels.
     """
 
-    # Whether passes are compiled: these round in their own way.
-    is_compiled = False
     # Whether they are replayed as CUDA graphs of the model's own kernels: launches cost nothing then.
     is_replayed = False
     # Whether passes have other arithmetic than usual, that of `reference`.
@@ -95,8 +93,8 @@ class PassArithmetic:
     def linear_kernels(self) -> LinearKernels:
         """The kernels of linear layers; built at the first call."""
         if not self.use_kernels:
-            return LinearKernels([], is_compiled=self.is_compiled)
-        kernels = linear_kernels(self.model, self.dtype, self.is_compiled)
+            return LinearKernels([])
+        kernels = linear_kernels(self.model, self.dtype)
         use_huge_pages(kernels.weights)
         return kernels
 
@@ -105,12 +103,12 @@ class PassArithmetic:
         """The norms of passes; found at the first call."""
         if not self.use_kernels:
             return FusedNorms({}, self.dtype)
-        return fused_norms(self.model, self.dtype, self.is_compiled)
+        return fused_norms(self.model, self.dtype)
 
     @FoundOnce
     def programs(self) -> LayerPrograms:
         """The layers that passes run as programs; captured at the first call."""
-        is_for_them = self.linear_kernels and self.attention and not self.is_compiled
+        is_for_them = self.linear_kernels and self.attention
         if not is_for_them or OwnCode.of(self.model).is_on_modules:
             return LayerPrograms({}, self.dtype)
         try:
@@ -132,7 +130,7 @@ class PassArithmetic:
         if not self.use_kernels or not self._attention_shape or chooses_keys:
             return AttentionKernels(self.config, groups_heads=False, has_kernel=False)
         keys, values = (HeadShape(part.num_heads, part.head_dim) for part in self._attention_shape)
-        return attention_kernels(self.model, (keys, values), self.is_compiled, self.is_replayed)
+        return attention_kernels(self.model, (keys, values), self.is_replayed)
 
     @cached_property
     def _attention_shape(self) -> tuple[BufferShape, BufferShape] | None:

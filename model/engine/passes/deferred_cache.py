@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..cache import TreeCache
 from .inputs import MOST_MOVED
-from .static_cache import StaticStorage, StaticTreeCache, StaticView
+from .static_cache import StaticStorage, StaticTreeCache
 
 
 class DeferredCache(StaticTreeCache):
@@ -15,7 +15,7 @@ class DeferredCache(StaticTreeCache):
     is_lasting = True  # a text that goes on finds its rows; other texts get other rows
 
     def __init__(self, storage: StaticStorage, capacity: int) -> None:
-        super().__init__(storage, capacity, StaticView.move)
+        super().__init__(storage, capacity)
         self._moves: list[tuple[int, int]] = []
 
     def keep(self, base: int, rows: Sequence[int]) -> None:

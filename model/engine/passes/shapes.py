@@ -1,6 +1,6 @@
 """The shapes in which passes run, and the work that is done ahead for them.
 
-A stock model takes any shape, with nothing to prepare. Compiled code and CUDA graphs need a few fixed
+A stock model takes any shape, with nothing to prepare. CUDA graphs need a few fixed
 shapes (`model.compiled.target`), which are prepared before times are measured.
 """
 
@@ -13,29 +13,21 @@ from .device_step import DeviceDrafting, DeviceStep
 
 
 class Preparation(NamedTuple):
-    """Work done ahead of steps, such as compilation.
+    """Work done ahead of steps, such as captures.
 
     Attributes:
-        num_functions: compiled functions.
         num_graphs: CUDA graphs.
-        seconds: spent on compilation and capture, with the first calls.
+        seconds: spent on captures, with the first calls.
     """
 
-    num_functions: int = 0
     num_graphs: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
         """Return one line; empty if nothing was prepared."""
-        parts = [
-            f"{count} {name}{'s' * (count > 1)}"
-            for count, name in (
-                (self.num_functions, "compiled function"),
-                (self.num_graphs, "CUDA graph"),
-            )
-            if count
-        ]
-        return f"{' and '.join(parts)}, prepared in {self.seconds:.1f} s" if parts else ""
+        plural = "s" * (self.num_graphs > 1)
+        done = f"{self.num_graphs} CUDA graph{plural}, prepared in {self.seconds:.1f} s"
+        return done if self.num_graphs else ""
 
 
 class PassShapes:
@@ -46,7 +38,7 @@ class PassShapes:
 
     @property
     def num_prepared(self) -> int:
-        """Functions compiled and calls captured so far; a step in which one was is not used to learn costs."""
+        """Calls captured so far; a step in which one was is not used to learn costs."""
         return 0
 
     @property
@@ -56,7 +48,7 @@ class PassShapes:
 
     @property
     def preparation(self) -> Preparation:
-        """The functions compiled and graphs captured so far."""
+        """The graphs captured so far."""
         return Preparation()
 
     def padded_size(self, num_nodes: int) -> int:

@@ -10,7 +10,7 @@ Shapes: H key-value heads, M rows of a view, D head dimension, n rows of a pass.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from transformers import Cache
@@ -37,14 +37,12 @@ class PassRows:
 
     def begin(self, count: int) -> None:
         """Compute the indices of a pass over `count` rows once, for all layers."""
-        # Compiled code finds out by itself that they are the same in every layer.
-        if not torch.compiler.is_compiling():
-            self._rows = rows_after(self.start, count)
+        self._rows = rows_after(self.start, count)
 
     def next(self, count: int) -> torch.Tensor:
         """Return the next `count` row indices [count]."""
         rows = self._rows
-        if torch.compiler.is_compiling() or rows is None or len(rows) != count:
+        if rows is None or len(rows) != count:
             return rows_after(self.start, count)
         return rows
 
@@ -124,17 +122,11 @@ class StaticView(Cache):
 
     @property
     def num_rows(self) -> int:
-        """M; symbolic during tracing if views are dynamic."""
         rows: int = self.layers[0].keys.shape[2]
         return rows
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy rows `sources` [n] to `targets` [n] in every layer; all are read before any is written."""
-        if torch.compiler.is_compiling():  # for which a layer's rows are a tensor of their own
-            for layer in self.layers:
-                for tensor in (layer.keys, layer.values):
-                    tensor.index_copy_(2, targets, tensor.index_select(2, sources))
-            return
         for buffer in self._buffers:
             buffer.index_copy_(1, targets, buffer.index_select(1, sources))
 
@@ -146,7 +138,6 @@ class StaticStorage:
         layer_shapes: one entry a layer; None for layers that read another layer's cache.
         num_rows: rows of every layer.
         device: device of all layers.
-        is_by_head: whether a layer's rows are stored head by head, for compiled CPU code.
         buffers: the rows, as the attribute; None: new ones.
 
     Attributes:
@@ -159,21 +150,18 @@ class StaticStorage:
         layer_shapes: Sequence[LayerShape | None],
         num_rows: int,
         device: torch.device,
-        is_by_head: bool = False,
         buffers: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self.num_rows, self._shapes = num_rows, layer_shapes
         self._views: dict[int, StaticView] = {}
         parts = [part for shape in layer_shapes if shape for part in shape.buffers]
-        # Layers whose heads lie side by side would share memory in pieces.
-        counts = [(part, 1) for part in parts] if is_by_head else Counter(parts).items()
-        make = _rows_by_head if is_by_head else _rows
+        counts = Counter(parts).items()
         free: dict[BufferShape, list[torch.Tensor]] = {part: [] for part in parts}
         # Usable in and out of inference mode.
         with torch.inference_mode(False):
             self._rows = PassRows(torch.zeros((), dtype=torch.long, device=device))
             if buffers is None:
-                buffers = [make(part, count, num_rows) for part, count in counts]
+                buffers = [_rows(part, count, num_rows) for part, count in counts]
             self.buffers = list(buffers)
             for (part, _), buffer in zip(counts, buffers, strict=True):
                 free[part] += buffer.unbind()
@@ -211,8 +199,6 @@ class StaticStorage:
             with torch.inference_mode(False):
                 parts = self.parts(num_rows)
                 empty = torch.empty(1, 0, num_rows, 0, device=self.start.device)
-            for tensor in (empty, *(part for pair in parts if pair for part in pair)):
-                torch._dynamo.mark_dynamic(tensor, 2)  # code compiled for one length serves all
             layers = [StaticLayer(*(pair or (empty, empty)), self._rows) for pair in parts]
             self._views[num_rows] = StaticView(layers, self._rows, self.buffers)
         return self._views[num_rows]
@@ -224,18 +210,11 @@ class StaticTreeCache(TreeCache):
     Args:
         storage: holds the rows; it serves one cache at a time.
         capacity: rows that a text and its drafts may take; padding may write beyond them.
-        move: function (view, sources [n], targets [n]) that copies rows of a view.
     """
 
     is_lasting = False
 
-    def __init__(
-        self,
-        storage: StaticStorage,
-        capacity: int,
-        move: Callable[[StaticView, torch.Tensor, torch.Tensor], None],
-    ) -> None:
-        self._move_rows = move
+    def __init__(self, storage: StaticStorage, capacity: int) -> None:
         self.use_storage(storage, capacity)
         storage.clear()
 
@@ -266,14 +245,7 @@ class StaticTreeCache(TreeCache):
         repeats = num_moves - len(rows)
         ends = [*targets, *[targets[-1]] * repeats]
         moves = uploaded([*rows, *[rows[-1]] * repeats, *ends], self.storage.start.device)
-        self._move_rows(
-            self.storage.view(self.storage.num_rows), moves[:num_moves], moves[num_moves:]
-        )
-
-
-def move_rows(sources: torch.Tensor, targets: torch.Tensor, view: StaticView) -> None:
-    """Copy rows as `StaticView.move`; a function, to be compiled."""
-    view.move(sources, targets)
+        self.storage.view(self.storage.num_rows).move(moves[:num_moves], moves[num_moves:])
 
 
 def rows_after(start: torch.Tensor, count: int) -> torch.Tensor:
@@ -286,14 +258,3 @@ def _rows(shape: BufferShape, count: int, num_rows: int) -> torch.Tensor:
     return torch.zeros(
         (count, num_rows, shape.num_heads, shape.head_dim), dtype=shape.dtype, device=shape.device
     )
-
-
-def _rows_by_head(shape: BufferShape, count: int, num_rows: int) -> torch.Tensor:
-    """Return rows [count, num_rows, H, D], stored head by head, so that compiled CPU code need not copy them."""
-    # One spare row: a view of all rows then has the same kind of strides as any other.
-    rows = torch.zeros(
-        (count, shape.num_heads, num_rows + 1, shape.head_dim),
-        dtype=shape.dtype,
-        device=shape.device,
-    )
-    return rows.transpose(1, 2)[:, :num_rows]

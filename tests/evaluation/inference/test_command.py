@@ -80,7 +80,6 @@ EXCLUDING = {
     "overwrite": RunConfig.of({"overwrite": True}),
     "num_workers": RunConfig.of({"num_workers": 3}),
     "batch_size": RunConfig.of({"batch_size": 3}),
-    "compile": RunConfig.of({"compile": True}),
 }
 
 

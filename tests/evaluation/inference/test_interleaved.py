@@ -249,18 +249,6 @@ def test_heads_are_named_or_the_demo_models() -> None:
     ]
 
 
-@pytest.mark.parametrize(("method", "why"), [("medusa", "reads hidden"), ("esp", "masks")])
-def test_compiled_passes_that_cannot_serve_a_method_are_refused_before_the_weights_load(
-    method: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(interleaved, "load_target", None)
-    methods, out = ["--methods", "vanilla", method], ["--out", str(tmp_path)]
-    with pytest.raises(UserError, match=f"compile: got it with {method}, .*{why}") as error:
-        compare.main([*methods, *out, "--model-path", str(DEMO_MODEL), "--compile"])
-    assert error.value.exit_code == 2
-    assert "\n" not in str(error.value)
-
-
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         entrants_of(["vanilla", "pld --match nosuch"], "some/target")

@@ -386,7 +386,7 @@ def test_the_sidecar_says_which_attention_pytorch_had_on_a_gpu(
     ("device", "more", "expected"),
     [
         *(("cuda", "", "auto"), ("cuda", "--graphs off", "off")),
-        *(("cpu", "--graphs off", None), ("cuda", "--compile", None)),
+        ("cpu", "--graphs off", None),
         ("cuda", "--num-gpus-per-model 2 --num-gpus-total 2", None),
     ],
 )

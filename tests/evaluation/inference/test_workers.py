@@ -172,7 +172,6 @@ def test_a_forced_order_gives_the_steps_of_one_run_though_its_worker_is_killed(
         ("--state-order single", ("state_order", "without workers")),
         ("--state-order free", ("--state-order", "'free'", "--help")),
         ("--num-workers 2 --save-matrix m", ("save_matrix", "workers")),
-        ("--num-workers 2 --compile", ("compile", "workers")),
         ("--ray-address 127.0.0.1:9", ("ray_address", "127.0.0.1:9")),
         ("--shard 3/2", ("shard", "'3/2'", "I/N")),
         ("--shard 0/2", ("shard", "'0/2'", "I/N")),

@@ -22,8 +22,7 @@ def test_a_model_is_asked_for_in_one_line_where_there_is_no_default() -> None:
         config_of(ModelOptions, {"model_path": ""})
 
 
-def test_compiled_passes_cannot_be_without_graphs() -> None:
+def test_graphs_are_on_or_off() -> None:
     assert ModelOptions(graphs="off").graphs == "off"
-    for given in ({"graphs": "off", "compile": True}, {"graphs": "on"}):
-        with pytest.raises(UserError, match=r"^graphs: got [^\n]*$"):
-            config_of(ModelOptions, given)
+    with pytest.raises(UserError, match=r"^graphs: got [^\n]*$"):
+        config_of(ModelOptions, {"graphs": "on"})

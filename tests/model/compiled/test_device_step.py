@@ -5,14 +5,13 @@ Run: pytest tests/model/compiled/test_device_step.py
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 from model.compiled.device_step import StaticDeviceStep
-from model.compiled.target import CompiledTarget, StaticTarget
+from model.compiled.target import StaticTarget
 from model.engine.budget import DraftBudget
 from model.engine.loop import decode, generate
 from model.engine.rules import SamplingRule
@@ -238,25 +237,6 @@ def test_a_warm_up_teaches_nothing() -> None:
     assert torch.equal(whole.memory()["adjacency"], host.memory()["adjacency"])
     assert_same(target, whole, host, random_ids(20, 1), max_new_tokens=NUM_NEW)
     assert target.num_late == 0
-
-
-def test_traced_steps_are_the_hosts() -> None:
-    torch._dynamo.reset()
-    target = CompiledTarget(SMALL.build(), "eager")
-    whole, host = drafters(target)
-    for seed in range(2):
-        assert_same(target, whole, host, random_ids(20, seed), max_new_tokens=NUM_NEW)
-    torch._dynamo.reset()
-
-
-@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs g++")
-def test_generated_steps_are_the_hosts() -> None:
-    torch._dynamo.reset()
-    target = CompiledTarget(SMALL.build())
-    whole, host = drafters(target, tree_version="2.2.2")
-    for seed in range(2):
-        assert_same(target, whole, host, random_ids(20, seed), max_new_tokens=NUM_NEW)
-    torch._dynamo.reset()
 
 
 def test_filling_and_writing_by_hand() -> None:

@@ -335,7 +335,7 @@ def test_a_second_decoder_of_a_model_without_trees_drafts_chains_too(
     assert "chain drafts only" in caplog.text
 
 
-def wrong_norms(model: PreTrainedModel, dtype: torch.dtype, is_compiled: bool) -> FusedNorms:
+def wrong_norms(model: PreTrainedModel, dtype: torch.dtype) -> FusedNorms:
     """Return norms that are far off."""
     found = find_norms(model, dtype, "cpu")
 
@@ -367,7 +367,7 @@ def test_kernels_with_which_drafts_are_not_lossless_are_turned_off(
 def test_kernels_stay_where_drafts_fail_without_them_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def right_norms(model: PreTrainedModel, dtype: torch.dtype, is_compiled: bool) -> FusedNorms:
+    def right_norms(model: PreTrainedModel, dtype: torch.dtype) -> FusedNorms:
         return FusedNorms(find_norms(model, dtype, "cpu"), dtype)
 
     monkeypatch.setattr(arithmetic, "fused_norms", right_norms)

@@ -14,7 +14,6 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 import model.kernels.attention as module
-from model.compiled.target import CompiledTarget
 from model.engine.loop import generate
 from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.target import TargetModel
@@ -296,7 +295,5 @@ def test_models_that_it_fits_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     assert target.attention.name == "few-queries" and not target.attention.is_reference
     assert TargetModel(known(LLAMA).build(), use_kernels=False).attention.name == "sdpa"
     assert TargetModel(known(LLAMA).build().double()).attention.name == "sdpa"
-    compiled = CompiledTarget(known("Qwen3").build(), backend="eager")
-    assert compiled.attention.name == "few-queries" and compiled.attention.is_reference
     monkeypatch.setattr(module, "short_pass_kernel", lambda: None)
     assert TargetModel(known("Phi").build()).attention.name == "sdpa"

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from model.compiled.target import CompiledTarget
 from model.engine import rules
 from model.engine.loop import generate
 from model.engine.self_test import self_test
@@ -220,19 +219,3 @@ def test_models_that_it_fits_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "short_pass_kernel", lambda: None)
     without = TargetModel(known(LLAMA).build())
     assert without.linear_kernels.name == "as-they-are" and without.lacks_kernels
-
-
-@needs_kernel
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_passes_compile_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FEWEST_WEIGHTS", 0)
-    target = CompiledTarget(known(LLAMA).build().to(dtype), backend="eager")
-    layers = suitable_layers(target.model)
-    kernels = target.linear_kernels
-    assert kernels and all(target.is_reference(num_rows) for num_rows in (1, 8, 600))
-    with kernels.for_rows(1):
-        functions = [layer.forward for layer in layers]
-    with kernels.for_rows(1):
-        again = [layer.forward for layer in layers]
-    pairs = zip(again, functions, strict=True)
-    assert all(one is other for one, other in pairs), "code would be compiled again"

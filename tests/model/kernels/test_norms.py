@@ -323,10 +323,9 @@ def test_norms_are_exchanged_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> 
         module, "find_norms", lambda model, dtype, device: asked.append(device) or {}
     )
     model = known(LLAMA).build()
-    fused_norms(model, torch.float32, is_compiled=True)
     assert not TargetModel(model, use_kernels=False).norms
     monkeypatch.setattr(module, "has_fused_rms_norm", lambda: False)
-    fused_norms(model, torch.float32, is_compiled=False)
+    fused_norms(model, torch.float32)
     assert asked == []
     monkeypatch.setattr(module, "has_fused_rms_norm", lambda: True)
     assert not StaticTarget(model).norms
