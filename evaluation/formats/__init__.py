@@ -1,1 +1,1 @@
-"""Other people's formats of acceptance and answers: written from answer files, and read."""
+"""The steps of answers, and other people's formats of acceptance."""

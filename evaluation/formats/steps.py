@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from evaluation.answers.row import AnswerRow, Choice
-from model.serve.acceptance import Acceptance, StepCounts
+from model.serve.acceptance import StepCounts
 
 Key = TypeVar("Key", int, str)
+# Bins are those of speculators' scripts: a prompt's length lies in (4096, 8192], and so on up to 1M; a step's
+# place in [256, 512), and so on.
+START_EDGES = (0, *(2**power for power in range(12, 21)))
+POSITION_BIN = 256
 
 
 class TurnSteps(NamedTuple):
@@ -29,7 +33,6 @@ class TurnSteps(NamedTuple):
         steps: tokens, drafted and accepted nodes of every step, and the depth of the deepest draft.
         is_in_order: whether the steps without a draft stand where they were.
         knows_drafts: whether it is known which steps drafted.
-        is_whole: whether steps without a draft are among the steps.
     """
 
     request: tuple[int | str, int]
@@ -39,23 +42,17 @@ class TurnSteps(NamedTuple):
     steps: list[StepCounts]
     is_in_order: bool = True
     knows_drafts: bool = True
-    is_whole: bool = True
-
-    def vllm_fields(self) -> dict[str, Any]:
-        """Return vLLM's `metrics.speculative_decoding`."""
-        return Acceptance(list(self.steps)).vllm_fields()
 
 
 @dataclass(slots=True)
 class AcceptanceSums:
-    """Counts over many steps; what a format does not tell is NaN.
+    """Counts over many steps; what answers do not tell is NaN.
 
     Attributes:
         lengths: number of steps by the tokens that they emitted, every step counted.
         drafts: steps that had a draft.
         draft_tokens: drafted tokens, of trees nodes.
         accepted: accepted drafted tokens.
-        at_position: drafted steps in which the first i + 1 drafted tokens of a path were accepted.
         request_means: tokens a step of each request.
     """
 
@@ -63,12 +60,11 @@ class AcceptanceSums:
     drafts: float = math.nan
     draft_tokens: float = math.nan
     accepted: float = math.nan
-    at_position: list[int] = field(default_factory=list)
     request_means: list[float] = field(default_factory=list)
 
     @property
     def num_steps(self) -> float:
-        """Steps, NaN if not known."""
+        """Steps, NaN if there are none."""
         return self.lengths.total() or math.nan
 
     @property
@@ -101,25 +97,20 @@ def turn_steps(rows: Iterable[AnswerRow]) -> list[TurnSteps]:
 
 def acceptance_sums(turns: Sequence[TurnSteps]) -> AcceptanceSums:
     """Return the counts of these turns; a request is a conversation."""
-    sums = AcceptanceSums()
     requests: dict[tuple[int | str, int], list[StepCounts]] = {}
-    drafted: list[StepCounts] = []
     for turn in turns:
         requests.setdefault(turn.request, []).extend(turn.steps)
-        drafted += [step for step in turn.steps if step.drafted]
-    if all(turn.is_whole for turn in turns):
-        sums.lengths.update(step.tokens for turn in turns for step in turn.steps)
-        sums.request_means = [
+    sums = AcceptanceSums(
+        lengths=Counter(step.tokens for turn in turns for step in turn.steps),
+        request_means=[
             sum(step.tokens for step in steps) / len(steps) for steps in requests.values() if steps
-        ]
+        ],
+    )
     if all(turn.knows_drafts for turn in turns):
+        drafted = [step for turn in turns for step in turn.steps if step.drafted]
         sums.drafts = len(drafted)
         sums.draft_tokens = sum(step.drafted for step in drafted)
         sums.accepted = sum(step.accepted for step in drafted)
-        depth = max((step.depth for step in drafted), default=0)
-        sums.at_position = [
-            sum(step.accepted > place for step in drafted) for place in range(depth)
-        ]
     return sums
 
 
@@ -138,28 +129,48 @@ def grouped(
     return found
 
 
-def steps_of_fields(
-    fields: dict[str, Any], num_steps: int | None = None
-) -> tuple[list[StepCounts], bool]:
-    """Return the steps that vLLM's fields tell, those without a draft last, and whether none is of these.
+def by_start_length(
+    turns: Sequence[TurnSteps], edges: Sequence[int] = START_EDGES
+) -> dict[str, list[TurnSteps]]:
+    """Return the turns by the bin of their prompt's length, in order; turns of unknown length are left out."""
+    known = [turn for turn in turns if turn.prompt_tokens is not None]
 
-    Args:
-        fields: `metrics.speculative_decoding`, at its level "detailed" or "summary".
-        num_steps: steps, those without a draft included; None: no step was without a draft.
+    def upper(turn: TurnSteps) -> int:
+        length = turn.prompt_tokens or 0
+        return next((place for place, edge in enumerate(edges[1:]) if length <= edge), len(edges))
+
+    found = grouped(sorted(known, key=upper), upper)
+    return {
+        f"{edges[place]}-{edges[place + 1]}" if place < len(edges) else f"{edges[-1]}+": part
+        for place, part in found.items()
+    }
+
+
+def by_position(
+    turns: Sequence[TurnSteps], width: int = POSITION_BIN
+) -> dict[str, list[TurnSteps]]:
+    """Return the steps by the bin of the tokens before each, as parts of turns, in order.
+
+    Turns whose steps are not known in order are left out.
     """
-    depth = int(fields.get("num_spec_tokens") or 0)
-    accepted, drafted = fields.get("per_step_accepted"), fields.get("per_step_drafted")
-    if not accepted or not drafted:
-        histogram = fields.get("acceptance_histogram") or []
-        accepted = [place for place, count in enumerate(histogram) for _ in range(count)]
-        # Only their sum is known.
-        total, count = int(fields.get("num_draft_tokens") or 0), len(accepted)
-        drafted = [total // count + (place < total % count) for place in range(count)]
-    steps = [
-        StepCounts(one + 1, nodes, one, depth) for one, nodes in zip(accepted, drafted, strict=True)
-    ]
-    num_plain = 0 if num_steps is None else max(0, num_steps - len(steps))
-    return [*steps, *[StepCounts(1, 0, 0, 0)] * num_plain], num_plain == 0
+    parts: dict[int, list[TurnSteps]] = {}
+    for turn in turns:
+        if not turn.is_in_order or turn.prompt_tokens is None:
+            continue
+        steps: dict[int, list[StepCounts]] = {}
+        place = turn.prompt_tokens
+        for step in turn.steps:
+            steps.setdefault(place // width, []).append(step)
+            place += step.tokens
+        for bin_index, part in steps.items():
+            parts.setdefault(bin_index, []).append(turn._replace(steps=part))
+    return {f"{width * place}-{width * (place + 1)}": parts[place] for place in sorted(parts)}
+
+
+def by_turn(turns: Sequence[TurnSteps]) -> dict[str, list[TurnSteps]]:
+    """Return the turns by their index, from 1."""
+    found = grouped(sorted(turns, key=lambda it: it.turn), lambda it: it.turn)
+    return {str(index + 1): part for index, part in found.items()}
 
 
 def _turn(row: AnswerRow, index: int, choice: Choice, turn: int) -> TurnSteps | None:
@@ -167,7 +178,7 @@ def _turn(row: AnswerRow, index: int, choice: Choice, turn: int) -> TurnSteps | 
     if turn < len(choice.speculative_decoding):
         fields = choice.speculative_decoding[turn]
         num_steps = choice.decoding_steps[turn]
-        steps, is_in_order = steps_of_fields(fields, num_steps)
+        steps, is_in_order = _steps_of_fields(fields, num_steps)
         return TurnSteps(request, row.category, turn, prompt_tokens, steps, is_in_order)
     if not choice.accept_lengths or turn >= len(choice.decoding_steps):
         return None
@@ -191,9 +202,23 @@ def _turn(row: AnswerRow, index: int, choice: Choice, turn: int) -> TurnSteps | 
     )
 
 
-def positions_of(turn: TurnSteps) -> Iterator[tuple[int, StepCounts]]:
-    """Yield each step with the tokens before it: of the prompt, and those emitted since."""
-    place = turn.prompt_tokens or 0
-    for step in turn.steps:
-        yield place, step
-        place += step.tokens
+def _steps_of_fields(fields: dict[str, Any], num_steps: int) -> tuple[list[StepCounts], bool]:
+    """Return the steps that vLLM's fields tell, those without a draft last, and whether none is of these.
+
+    Args:
+        fields: `metrics.speculative_decoding`, at its level "detailed" or "summary".
+        num_steps: steps, those without a draft included.
+    """
+    depth = int(fields.get("num_spec_tokens") or 0)
+    accepted, drafted = fields.get("per_step_accepted"), fields.get("per_step_drafted")
+    if not accepted or not drafted:
+        histogram = fields.get("acceptance_histogram") or []
+        accepted = [place for place, count in enumerate(histogram) for _ in range(count)]
+        # Only their sum is known.
+        total, count = int(fields.get("num_draft_tokens") or 0), len(accepted)
+        drafted = [total // count + (place < total % count) for place in range(count)]
+    steps = [
+        StepCounts(one + 1, nodes, one, depth) for one, nodes in zip(accepted, drafted, strict=True)
+    ]
+    num_plain = max(0, num_steps - len(steps))
+    return [*steps, *[StepCounts(1, 0, 0, 0)] * num_plain], num_plain == 0
