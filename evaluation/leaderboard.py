@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evaluation.reporting.benchmark_reports import Benchmark, read_benchmark
 from evaluation.reporting.latex import latex_text
 from evaluation.reporting.leaderboard_tables import (
     baseline_of,
@@ -48,7 +47,6 @@ from evaluation.reporting.leaderboard_tables import (
 from evaluation.reporting.notes import alarms, group_caption, group_notes
 from evaluation.reporting.options import (
     add_base_option,
-    add_benchmark_option,
     add_category_options,
     answer_paths,
     given_categories,
@@ -88,8 +86,7 @@ EXAMPLES = """\
 examples:
   python -m evaluation.leaderboard data/demo/model_answer
   python -m evaluation.leaderboard run_1 run_2 run_3 --markdown table.md --html table.html
-  python -m evaluation.leaderboard data/demo/model_answer \\
-      --benchmark docs/benchmarks/cpu-demo-float32.json --out report
+  python -m evaluation.leaderboard data/demo/model_answer --out report
   python -m evaluation.leaderboard pld.jsonl plain.jsonl --base plain.jsonl --no-published
   python -m evaluation.leaderboard answers --published-device A100-80GB 3090
 
@@ -113,7 +110,6 @@ class Leaderboard:
 
     groups: list[Group]
     published: pd.DataFrame | None
-    benchmarks: list[Benchmark]
     left_out: list[str]  # why a file, a method or a group is not there, a line each
     paths: list[Path]  # the files that were read
 
@@ -158,8 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     paths = answer_paths(options.paths, options.base)
     files = _output_files(options)
-    refuse_outputs(files.values(), [*paths, *options.benchmark])
-    benchmarks = [read_benchmark(path) for path in options.benchmark]
+    refuse_outputs(files.values(), paths)
     published = None
     if options.published:
         devices = options.published_device or DEFAULT_DEVICES
@@ -168,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     left_out: list[str] = []
     answers = load_all(paths, options.paths, left_out, categories)
     groups = group_answers(answers, options.base, left_out)
-    board = Leaderboard(groups, published, benchmarks, left_out, paths)
+    board = Leaderboard(groups, published, left_out, paths)
     writers = {
         "markdown": lambda board: text_of(board) + "\n",
         "latex": _latex,
@@ -266,7 +261,7 @@ def _html(board: Leaderboard) -> str:
         Section,
         page_text,
     )
-    from evaluation.reporting.pictures import benchmark_pictures, group_pictures
+    from evaluation.reporting.pictures import group_pictures
 
     sections = []
     if len(board.groups) > 1:
@@ -277,9 +272,6 @@ def _html(board: Leaderboard) -> str:
         sections.append(Section(heading, part.facts, part.tables, part.notes, pictures))
     if board.batch_tables:
         sections.append(Section("By batch size", tables=board.batch_tables))
-    if board.benchmarks:
-        pictures = benchmark_pictures(board.benchmarks, board.groups)
-        sections.append(Section("What a step costs", pictures=pictures))
     if board.left_out:
         sections.append(Section("Left out", notes=board.left_out))
     if board.published is not None:
@@ -307,7 +299,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "paths", nargs="+", metavar="FILE_OR_DIR", help="answer files, or folders of *.jsonl"
     )
     add_base_option(parser)
-    add_benchmark_option(parser)
     add_category_options(parser)
     parser.add_argument(
         "--published",
@@ -341,8 +332,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(
             "--published-device, --published-model: got them with --no-published; leave one out"
         )
-    if options.benchmark and not (options.html or options.out):
-        parser.error("--benchmark draws pictures for the page; add --html or --out")
     return options
 
 

@@ -1,9 +1,8 @@
-"""Pictures of answer files and of a device's step costs, as PNG and SVG.
+"""Pictures of answer files, as PNG and SVG.
 
 For each group of comparable answers (`scoring/comparable.py`): speed-up per task with intervals, how many
 tokens a step brings, which nodes of the draft tree are accepted, and how acceptance grows with the
-questions seen. For each report of `scripts.benchmark`: what a step over N nodes costs, which is the
-acceptance at which it breaks even. The leaderboard's page shows the same pictures.
+questions seen. The leaderboard's page shows the same pictures.
 
 Run:
     python -m evaluation.plots data/demo/model_answer --out plots
@@ -17,33 +16,26 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from evaluation.reporting.benchmark_reports import read_benchmark
 from evaluation.reporting.options import (
     add_base_option,
-    add_benchmark_option,
     add_category_options,
     answer_paths,
     given_categories,
 )
-from evaluation.reporting.pictures import benchmark_pictures, group_pictures, write_picture
+from evaluation.reporting.pictures import group_pictures, write_picture
 from evaluation.scoring.comparable import group_answers, load_all
-from model.commands.command_line import OptionParser, UserError, run_command
+from model.commands.command_line import OptionParser, run_command
 
 EXAMPLES = """\
 examples:
   python -m evaluation.plots data/demo/model_answer --out plots
   python -m evaluation.plots vanilla.jsonl hot.jsonl cold.jsonl --out plots
-  python -m evaluation.plots --benchmark docs/benchmarks/cpu-demo-float32.json --out plots
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write every picture and name the files on stdout; return the exit code."""
     options = _parse(argv)
-    if not options.paths and not options.benchmark:
-        raise UserError("nothing to draw; give answer files, or a report with --benchmark")
-    if options.base and not options.paths:
-        raise UserError("base: got it without answer files; give some, or leave it out")
     paths = answer_paths(options.paths, options.base)
     categories = given_categories(options)
     left_out: list[str] = []
@@ -51,9 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     groups = group_answers(files, options.base, left_out)
     for reason in left_out:
         print(f"WARNING: left out: {reason}", file=sys.stderr)
-    reports = [read_benchmark(path) for path in options.benchmark]
-    pictures = [*chain.from_iterable(group_pictures(groups)), *benchmark_pictures(reports, groups)]
-    for picture in pictures:
+    for picture in chain.from_iterable(group_pictures(groups)):
         for file in write_picture(picture, Path(options.out)):
             print(file)
     return 0
@@ -62,13 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OptionParser(
         prog="python -m evaluation.plots",
-        description="Draw answer files and benchmark reports, as PNG and SVG.",
+        description="Draw answer files, as PNG and SVG.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "paths", nargs="*", metavar="FILE_OR_DIR", help="answer files, or folders of *.jsonl"
+        "paths", nargs="+", metavar="FILE_OR_DIR", help="answer files, or folders of *.jsonl"
     )
-    add_benchmark_option(parser)
     add_base_option(parser)
     add_category_options(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the pictures")

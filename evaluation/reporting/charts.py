@@ -11,6 +11,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.collections import LineCollection
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from evaluation.reporting.chart_style import (
@@ -21,13 +23,16 @@ from evaluation.reporting.chart_style import (
     draw_legend,
     figure_of,
     legend_label,
-    looks,
     marks,
     wrapped,
 )
 from evaluation.reporting.titles import task_title
 
 LONGEST_BAR = 15  # tokens; longer steps share the last bar
+# Of the draft tree's picture.
+LEAST_LABELLED = 14  # points; in smaller circles the colour alone tells the share
+LEAST_ROOT = 18  # the word is wider than two digits
+CENTRED: Any = {"ha": "center", "va": "center", "fontsize": 6.5, "zorder": 4}
 
 
 @matplotlib.rc_context(STYLE)
@@ -143,57 +148,58 @@ def warm_up_chart(
 
 
 @matplotlib.rc_context(STYLE)
-def step_cost_chart(
-    costs: pd.DataFrame, accepted: Mapping[str, float], nodes: Mapping[str, float]
-) -> Figure:
-    """Draw what a step over N nodes costs on a device, in steps of one node: the break-even line.
+def tree_chart(nodes: pd.DataFrame) -> Figure:
+    """Draw which guesses of the draft tree are accepted, by their depth and rank.
 
-    A draft of N nodes pays where the tokens a step brings (MAT) lie above the line.
+    Nodes of the same depth and of the same rank among their siblings are one circle, since a tree's
+    shape may change from step to step. Its area grows with how many of them a step drafts, its
+    colour with the share of steps that accept one of them: the circles of one depth sum to the
+    share of steps that get so far. A line leads to the best-ranked circle one level up.
 
     Args:
-        costs: columns `num_nodes`, `context` (cached tokens) and `milliseconds` of one forward
-            pass; every context has a row of one node.
-        accepted: MAT of each method that drafts, measured on this device.
-        nodes: mean nodes of a step, root included, of those methods for which it is known; they are
-            marks at (nodes, MAT), the others lines at their MAT.
+        nodes: columns `depth` (from 1), `rank` (from 0), `drafted` and `accepted` (counts of
+            nodes, drafted above 0).
     """
-    look = looks(list(accepted))
-    figure, axes = figure_of(3.3)
-    greys = np.linspace(0.2, 0.65, costs["context"].nunique())
-    for grey, (context, rows) in zip(greys, costs.groupby("context"), strict=True):
-        rows = rows.sort_values("num_nodes")
-        one = float(rows.loc[rows["num_nodes"] == 1, "milliseconds"].iloc[0])
-        axes.plot(
-            rows["num_nodes"],
-            rows["milliseconds"] / one,
-            color=str(grey),
-            linewidth=1.6,
-            marker=".",
-            label=f"break-even after {context} tokens (one node: {one:.2f} ms)",
-        )
-    for method, tokens in sorted(accepted.items(), key=lambda item: -item[1]):
-        if method in nodes:
-            label = legend_label(f"{method}: {nodes[method]:.1f} nodes, MAT {tokens:.2f}")
-            axes.plot([nodes[method]], [tokens], **marks(look[method], 8), label=label)
-        else:
-            label = legend_label(f"{method}: MAT {tokens:.2f}")
-            axes.axhline(
-                tokens, color=look[method].color, linewidth=1.2, linestyle="--", label=label
-            )
-    axes.set_xscale("log", base=2)
-    ticks = sorted(set(costs["num_nodes"]))
-    # 64 and 81 would touch on a logarithmic axis.
-    shown = [tick for tick in ticks if all(not tick < other < 1.4 * tick for other in ticks)]
-    axes.set_xticks(shown, [str(tick) for tick in shown])
-    axes.set_yscale("log", base=2)
-    axes.set_ylim(0.9, axes.get_ylim()[1])
-    levels = [step * 2**power for power in range(12) for step in (1, 1.5)]
-    levels = [level for level in levels if level <= axes.get_ylim()[1]]
-    axes.set_yticks(levels, [f"{level:g}" for level in levels])
-    axes.minorticks_off()
-    axes.set_xlabel("nodes of a step, root included")
-    axes.set_ylabel("cost of a step (steps of one node)\n= MAT at which it breaks even")
-    draw_legend(figure, axes)
+    depths, ranks = nodes["depth"].to_numpy(), nodes["rank"].to_numpy() + 1
+    # Every step that drafts at all drafts a first child of the root.
+    num_steps = nodes.loc[(nodes["depth"] == 1) & (nodes["rank"] == 0), "drafted"].sum()
+    share = 100 * nodes["accepted"].to_numpy() / num_steps
+    height = 1.1 + min(0.36 * max(3, ranks.max()), 6)
+    figure, axes = figure_of(height)
+    # Circles of neighbours must not touch: the width without labels holds all depths, the height all
+    # ranks.
+    widest = 72 * min(
+        (WIDTH - 1.4) / (depths.max() + 1.2), (height - 0.9) / (ranks.max() + 0.2), 0.36
+    )
+    per_step = nodes["drafted"].to_numpy() / num_steps
+    diameters = widest * (0.6 + 0.4 * np.sqrt(per_step / per_step.max()))
+    edges = [((depth - 1, 1), (depth, rank)) for depth, rank in zip(depths, ranks, strict=True)]
+    axes.add_collection(LineCollection(edges, colors="#bbbbbb", linewidths=0.8, zorder=1))
+    axes.scatter([0], [1], s=widest**2, color="white", edgecolors="black", zorder=3)
+    scale = PowerNorm(0.5, vmin=0, vmax=max(share.max(), 1))
+    dots = axes.scatter(
+        depths,
+        ranks,
+        s=diameters**2,
+        c=share,
+        cmap="Blues",
+        norm=scale,
+        edgecolors="#444444",
+        zorder=3,
+    )
+    for depth, rank, percent, diameter in zip(depths, ranks, share, diameters, strict=True):
+        if diameter >= LEAST_LABELLED:
+            color = "white" if scale(percent) > 0.6 else "black"
+            axes.annotate(_percent(percent), (depth, rank), **CENTRED, color=color)
+    if widest >= LEAST_ROOT:
+        axes.annotate("root", (0, 1), **CENTRED)
+    axes.set(xlabel="depth in the tree (tokens after the root)", ylabel="rank among siblings")
+    axes.set_ylim(ranks.max() + 0.6, 0.4)
+    axes.set_xlim(-0.6, depths.max() + 0.6)
+    axes.set_yticks(range(1, ranks.max() + 1, 1 + ranks.max() // 20))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(False)
+    figure.colorbar(dots, ax=axes, label="accepted (% of steps)", aspect=30)
     return figure
 
 
@@ -215,3 +221,10 @@ def _mark_tasks(axes: Any, tasks: Sequence[str]) -> None:
             rotation=45,
             fontsize=7.5,
         )
+
+
+def _percent(value: float) -> str:
+    """Two characters at most, so that it fits into a circle: 44, 3, .4, 0."""
+    if value >= 0.95 or value < 0.05:
+        return f"{value:.0f}"
+    return f"{value:.1f}".removeprefix("0")

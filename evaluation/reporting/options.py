@@ -36,16 +36,6 @@ def add_base_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_benchmark_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--benchmark",
-        nargs="+",
-        default=[],
-        metavar="JSON",
-        help="reports of scripts.benchmark (its --out), for pictures of the cost of a step",
-    )
-
-
 def add_category_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--question-file",

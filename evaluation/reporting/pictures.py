@@ -1,4 +1,4 @@
-"""Pictures of groups of answers and of a device's step costs, drawn and written as PNG and SVG."""
+"""Pictures of groups of answers, drawn and written as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import pandas as pd
 
 from evaluation.answers.step_figures import node_counts
 from evaluation.reporting import chart_style, charts
-from evaluation.reporting.benchmark_reports import Benchmark
 from evaluation.reporting.chart_style import Picture
 from evaluation.reporting.options import make_folder
-from evaluation.reporting.titles import benchmark_title, entry_titles
-from evaluation.reporting.tree_chart import tree_chart
+from evaluation.reporting.titles import entry_titles
 from evaluation.scoring.figures import CODE, counts_code
 from evaluation.scoring.groups import AnswerFile, Entry, Group
 from model.commands.files import replace_file, write_whole
@@ -31,21 +29,6 @@ def group_pictures(groups: Sequence[Group]) -> list[list[Picture]]:
     ]
 
 
-def benchmark_pictures(reports: Sequence[Benchmark], groups: Sequence[Group]) -> list[Picture]:
-    """Draw the step costs of every benchmark report, with the methods that answered on its device."""
-    return [
-        Picture(
-            "step-cost" + (f"-{number}" if len(reports) > 1 else ""),
-            f"What a step costs: {report.conditions}",
-            "Time of one forward pass over a draft tree, relative to a pass over one node. A method "
-            "gains where the tokens that its steps bring (MAT) lie above the line at its number of "
-            "nodes, drafting itself left aside.",
-            charts.step_cost_chart(report.costs, *_methods_of(report, groups)),
-        )
-        for number, report in enumerate(reports, start=1)
-    ]
-
-
 def write_picture(picture: Picture, folder: Path) -> list[Path]:
     """Write a picture as PNG and SVG into a folder, made if missing; return the files.
 
@@ -57,36 +40,6 @@ def write_picture(picture: Picture, folder: Path) -> list[Path]:
     replace_file(files[0], lambda file: file.write_bytes(chart_style.png_bytes(picture.figure)))
     write_whole(files[1], chart_style.svg_text(picture.figure, picture.name) + "\n")
     return files
-
-
-def _methods_of(
-    report: Benchmark, groups: Sequence[Group]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return MAT and mean nodes of a step of the methods that draft, by title.
-
-    They are the report's own, else those of the groups with its device and dtype.
-    """
-    if report.accepted:
-        return _titled(report.accepted), _titled(report.nodes)
-    accepted, nodes = {}, {}
-    for group in groups:
-        if (group.facts["device"], group.facts["dtype"]) != (report.device, report.dtype):
-            continue
-        titles = entry_titles(group)
-        for row in group.rows:
-            frame = pd.concat(file.frame for file in row.entry.files)
-            frame = frame[_is_counted(frame)]
-            tokens, steps = frame["accepted"].sum(), frame["steps"].sum()
-            if tokens > steps:
-                title = titles[row.entry.label].long
-                accepted[title] = float(tokens / steps)
-                if not math.isnan(drafted := frame["draft_tokens"].sum(skipna=False)):
-                    nodes[title] = 1 + float(drafted / steps)
-    return accepted, nodes
-
-
-def _titled(figures: Mapping[str, float]) -> dict[str, float]:
-    return {benchmark_title(name): figure for name, figure in figures.items()}
 
 
 def _pictures_of(group: Group) -> Iterator[Picture]:
@@ -153,7 +106,7 @@ def _tree_pictures(drafting: Sequence[Entry], names: Mapping[str, str]) -> Itera
                 "Share of the steps with a draft that accept a guess of this depth and of this rank "
                 "among its siblings; a depth's shares sum to the share of steps that get so far. A "
                 "larger circle stands for more guesses a step.",
-                tree_chart(nodes),
+                charts.tree_chart(nodes),
             )
 
 

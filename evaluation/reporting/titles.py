@@ -148,12 +148,6 @@ def method_title(method: str) -> str:
     return next(published, None) or words_of(method).title
 
 
-def benchmark_title(name: str) -> str:
-    """Return the name of a method of ``scripts.benchmark``: with -auto it drafts as much as pays."""
-    method = name.removesuffix("-auto")
-    return method_title(method) + (", as many tokens as pay" if method != name else "")
-
-
 def task_title(task: str) -> str:
     """Return the title of a task; an unknown one is its own, told apart from other columns' titles."""
     if task not in TASK_TITLES and task in TAKEN_TITLES:

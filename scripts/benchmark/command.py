@@ -1,8 +1,7 @@
 r"""Time a forward pass on this device, by nodes and context, and compare it with the memory roofline.
 
 The cost curve says how many drafted nodes are worth their time. The roofline is the time in which a
-copy reads what one token reads. `evaluation.compare` measures how fast methods answer;
-`evaluation.plots ANSWERS --benchmark REPORT` draws both.
+copy reads what one token reads. `evaluation.compare` measures how fast methods answer.
 
 Examples:
     python -m scripts.benchmark

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from evaluation.leaderboard import Leaderboard, text_of
-from evaluation.reporting.benchmark_reports import read_benchmark
 from evaluation.reporting.leaderboard_tables import batch_tables
 from evaluation.reporting.notes import alarms
 from evaluation.reporting.tables import bounds_text, figure_text, markdown_table
@@ -27,6 +27,7 @@ DEFAULTS = "defaults"
 TREE = "tree_version"
 # Cached tokens of the costs that are shown, or the nearest that a report has.
 CONTEXT = 512
+COST_FACTS = ("shape", "dtype", "device", "threads", "git_commit")
 MODEL_TITLES = {
     "demo/model": "Demo model, 7M",
     **{f"{MODELS_FOLDER.name}/{name}": known.title for name, known in KNOWN_MODELS.items()},
@@ -99,7 +100,7 @@ def report(packs: Sequence[Path]) -> str:
     """Return the leaderboard's tables and notes of each group."""
     texts = []
     for groups, folder in map(groups_of, packs):
-        board = Leaderboard(groups, published=None, benchmarks=[], left_out=[], paths=[])
+        board = Leaderboard(groups, published=None, left_out=[], paths=[])
         texts.append(text_of(board).replace(folder, ""))
     return "\n\n".join(texts)
 
@@ -124,21 +125,29 @@ def nodes(packs: Sequence[Path]) -> str:
 
 
 def costs(reports: Sequence[Path]) -> str:
-    """Return milliseconds of a pass by nodes, from reports of `scripts.benchmark`, and relative to one node."""
+    """Return milliseconds of a pass by nodes, from stored reports, and relative to one node."""
     columns = {}
-    for benchmark in map(read_benchmark, reports):
-        context = min(benchmark.costs["context"], key=lambda found: abs(found - CONTEXT))
-        of_context = benchmark.costs[benchmark.costs["context"] == context]
-        times = of_context.set_index("num_nodes")["milliseconds"]
-        columns[f"{benchmark.conditions}, context {context}"] = times
+    for file in reports:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        context = min((line["context"] for line in found["cost_curve"]), key=_far_from_context)
+        facts = [f"{name.removeprefix('git_')} {found[name]}" for name in COST_FACTS]
+        columns[", ".join([*facts, f"context {context}"])] = {
+            line["num_nodes"]: line["milliseconds"]
+            for line in found["cost_curve"]
+            if line["context"] == context
+        }
     body = []
-    for count in sorted({count for times in columns.values() for count in times.index}):
+    for count in sorted({count for times in columns.values() for count in times}):
         cells = [
-            f"{times[count]:.2f} ({times[count] / times[1]:.2f})" if count in times.index else "-"
+            f"{times[count]:.2f} ({times[count] / times[1]:.2f})" if count in times else "-"
             for times in columns.values()
         ]
         body.append([str(count), *cells])
     return markdown_table(["nodes", *columns], body, num_text_columns=0)
+
+
+def _far_from_context(context: int) -> int:
+    return abs(context - CONTEXT)
 
 
 TABLES: Mapping[str, Callable[[Sequence[Path]], str]] = {

@@ -395,7 +395,6 @@ def test_mistakes_are_one_line(answers: Path, tmp_path: Path) -> None:
         ([answers, "--published-device", "H999"], "no published figures for the device 'H999'"),
         ([answers, "--csv", vanilla], "is one of the files to read"),
         ([answers, "--csv", tmp_path / "a", "--json", tmp_path / "a"], "is to be written twice"),
-        ([answers, "--html", tmp_path / "a", "--benchmark", vanilla], "is not a report of"),
         ([answers, "--out", vanilla], "cannot make the folder"),
         ([answers, "--csv", tmp_path / "none" / "table.csv"], "cannot write"),
     ):
@@ -539,9 +538,6 @@ def test_exit_codes(answers: Path) -> None:
     bad = run(answers, "--base", "medusa")
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
     assert bad.stderr.startswith("error: the group model models/tiny")
-    unused = run(answers, "--benchmark", "report.json")
-    assert (unused.returncode, unused.stdout, unused.stderr.count("\n")) == (2, "", 1)
-    assert unused.stderr.startswith("error: --benchmark draws pictures for the page")
 
 
 @pytest.mark.parametrize("words", ["--published-device A100", "--published-model vicuna"])

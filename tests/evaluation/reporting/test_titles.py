@@ -17,7 +17,6 @@ from evaluation.reporting.titles import (
     BUILT_IN_WORDS,
     REFEREE_TITLES,
     RUN_WORDS,
-    benchmark_title,
     entry_titles,
     group_facts,
     method_title,
@@ -53,12 +52,6 @@ def test_every_title_is_of_a_method_and_a_new_method_is_its_own() -> None:
         assert name in package.WORDS and words_of(name).title == method_title(name) != name
     assert method_title("echo") == "echo"
     assert method_title("AR") == "Vanilla (autoregressive)"
-
-
-def test_methods_of_a_benchmark_have_the_same_names() -> None:
-    assert benchmark_title("pld") == "Prompt lookup (PLD)"
-    assert benchmark_title("recycling-auto") == "Token Recycling, as many tokens as pay"
-    assert benchmark_title("generate-pld") == "transformers prompt lookup"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -10,7 +10,6 @@ import pytest
 from transformers import LlamaConfig, Phi3Config
 
 from evaluation.questions.questions import DATA_FOLDER
-from evaluation.reporting.benchmark_reports import read_benchmark
 from model.commands.command_line import UserError
 from model.engine.target import TargetModel
 from scripts.benchmark import command
@@ -85,8 +84,6 @@ def test_the_command_prints_tables_and_a_line_of_json(
     assert [point["num_nodes"] for point in report["cost_curve"]] == list(command.NODES)
     assert report["roofline"]["bandwidth"] > 0
     assert any(line.startswith("| 81 ") for line in lines)
-    drawn = read_benchmark(tmp_path / "report.json")
-    assert not drawn.accepted and len(drawn.costs) == len(command.NODES)
 
 
 def test_a_table_shows_where_there_is_no_room(capsys: pytest.CaptureFixture[str]) -> None:
