@@ -42,14 +42,13 @@ COMMANDS = {
     ),
     "Check": ("evaluation.check_rows", "evaluation.sampling_check", "evaluation.compare_states"),
     "Get data and models": (
-        *("scripts.download_data", "scripts.download_model", "scripts.make_trajectories"),
-        "scripts.join_questions",
+        *("scripts.download_data", "scripts.download_model"),
         *("scripts.build_datastore", "scripts.build_automaton", "scripts.train_heads"),
         *("scripts.enlarge", "scripts.export_custom_generate"),
     ),
     "Measure": (
         *("scripts.gpu_check", "scripts.benchmark", "scripts.benchmark.context_cost"),
-        *("scripts.benchmark.pass_parts", "scripts.batch_map"),
+        "scripts.benchmark.pass_parts",
     ),
     "Study and keep results": (
         *("scripts.replay", "scripts.replay record", "scripts.replay.search_tree"),
@@ -57,9 +56,7 @@ COMMANDS = {
         *("scripts.results unpack", "scripts.results tables"),
     ),
     "Make the demo model": ("scripts.demo_model", "scripts.demo_model.answers"),
-    "Maintain the pages": (
-        *("scripts.help_page", "scripts.record_chat", "scripts.generate_arguments"),
-    ),
+    "Maintain the pages": ("scripts.help_page", "scripts.generate_arguments"),
 }
 OWN_OPTIONS = re.compile(r"^options of \S+:\n.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 INTRODUCTION = """\

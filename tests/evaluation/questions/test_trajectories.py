@@ -23,7 +23,6 @@ from evaluation.questions.conversation import (
 from evaluation.questions.questions import Question, load_questions
 from model.commands.command_line import UserError
 from model.commands.model_options import DEMO_MODEL
-from scripts import make_trajectories
 from tests.evaluation.conftest import read_rows, run, write_rows
 from tests.evaluation.fake_server import fake_server
 
@@ -119,24 +118,29 @@ def test_a_server_gets_the_true_messages_and_the_tools(question: Question, tmp_p
     assert all(body["tools"] == TOOLS for body in it.requests)
 
 
-def test_made_trajectories_are_the_same_at_every_run_and_are_answered(
+def test_trajectories_are_answered_and_acceptance_is_reported_by_turn(
     tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = [tmp_path / name for name in ("one.jsonl", "two.jsonl")]
-    for file in files:
-        assert (
-            make_trajectories.main(["--out", str(file), "--trajectories", "2", "--turns", "3"]) == 0
-        )
-    assert files[0].read_bytes() == files[1].read_bytes()
-    made = read_rows(files[0])
-    assert {row["category"] for row in made} == {"made trajectory"}
+    said = [
+        "Find the file.",
+        "list_files parser",
+        "parser/read.py",
+        "read_file read.py",
+        "def f():",
+    ]
+    roles = [*("user", "assistant") * 2, "user"]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)] + [
+        {"role": "assistant", "content": "It is empty."}
+    ]
+    rows = [{"id": name, "category": "agent", "messages": messages} for name in "ab"]
+    file = write_rows(tmp_path / "q.jsonl", rows)
     answers = tmp_path / "answers.jsonl"
-    asked = ["--question-file", files[0], "--max-new-tokens", 8]
+    asked = ["--question-file", file, "--max-new-tokens", 8]
     assert run("pld", options, answers, *asked) == 0
     rows = read_rows(answers)
     assert [len(row["choices"][0]["turns"]) for row in rows] == [3, 3]
     conversation = ChatTemplateConversation(AutoTokenizer.from_pretrained(DEMO_MODEL))
-    for row, question in zip(rows, load_questions(files[0]), strict=True):
+    for row, question in zip(rows, load_questions(file), strict=True):
         lengths = [len(conversation.message_ids(question, turn)) for turn in range(3)]
         assert row["choices"][0]["prompt_tokens"] == lengths
     capsys.readouterr()
