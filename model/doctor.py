@@ -1,10 +1,11 @@
 """Says what is on this machine, what the library will use of it, and what to do about what is missing.
 
-It loads no model. C++ that is not built yet is built, as at its first use.
+It loads a model only to check it. C++ that is not built yet is built, as at its first use.
 
 Run:
     python -m model.doctor
     python -m model.doctor --json
+    python -m model.doctor --check data/demo/model --dtype bfloat16
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,8 @@ from . import __version__
 from .build import libraries
 from .commands.command_line import OptionParser, UserError, command_of, first_line, run_command
 from .commands.known_models import KNOWN_MODELS, MODELS_FOLDER
-from .commands.model_options import DEFAULT_MODEL, MODEL_PATHS
+from .commands.model_options import DEFAULT_MODEL, MODEL_PATHS, ModelOptions
+from .commands.options import add_options, config_of
 from .machine.build import BuildError
 from .machine.packages import NAME, installed_version, requirements, versions
 
@@ -40,7 +42,14 @@ examples:
 
   # for a report of a mistake, or for a program
   {COMMAND} --json
+
+  # whether this machine decodes a model without loss, in half precision too
+  {COMMAND} --check MODEL --dtype bfloat16
+
+exit code: 0; with --check 1 if a row or a state depends on drafts
 """
+# Options of a model that is checked.
+CHECKED = ("dtype", "device", "threads", "trust_remote_code", "allow_pickle")
 # What each extra is for.
 EXTRAS = {
     "harness": "the harness of a checkout (compare, reports)",
@@ -78,7 +87,11 @@ class Finding:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Print what is found; return 0, whatever it is."""
+    """Print what is found; return 0, or 1 if a checked model is not as it should be.
+
+    Raises:
+        UserError: if a model cannot be checked.
+    """
     parser = OptionParser(
         prog=COMMAND,
         description="Show what this machine has, what the library will use, and what to do about "
@@ -90,15 +103,34 @@ def run(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="one JSON object: versions, as in the record of a run, and findings (name, found, advice)",
     )
-    as_json = parser.parse_args(argv).json
+    parser.add_argument(
+        "--check",
+        metavar="MODEL",
+        help="load this model instead, run its self-test, and compare rows and states with and "
+        "without drafts, bit by bit",
+    )
+    add_options(parser.add_argument_group("with --check"), ModelOptions, CHECKED)
+    given = vars(parser.parse_args(argv))
+    model, as_json = given["check"], given["json"]
+    if model is None and (idle := [name for name in CHECKED if name in given]):
+        raise UserError(f"{idle[0]}: got it without --check; give --check MODEL, or leave it out")
     found = []
-    for finding in findings():
-        found.append(asdict(finding))
+    for finding in findings() if model is None else _check(given | {"model_path": model}):
+        found.append(finding)
         if not as_json:
             print(finding, flush=True)
     if as_json:
-        print(json.dumps({"versions": versions(), "findings": found}, indent=2))
-    return 0
+        told = {"versions": versions(), "findings": [asdict(each) for each in found]}
+        print(json.dumps(told, indent=2))
+    return int(model is not None and any(finding.advice for finding in found))
+
+
+def _check(given: Mapping[str, object]) -> Iterator[Finding]:
+    from .commands.model_check import check  # torch takes a second
+
+    for name, said, is_right in check(config_of(ModelOptions, given)):
+        advice = "" if is_right else "near-ties may be decided otherwise with drafts than without"
+        yield Finding(name, said, advice)
 
 
 def findings() -> Iterator[Finding]:

@@ -40,7 +40,7 @@ COMMANDS = {
         *("evaluation.speed", "evaluation.leaderboard", "evaluation.plots", "evaluation.equal"),
         *("evaluation.defects", "evaluation.convert", "evaluation.merge"),
     ),
-    "Check": ("evaluation.check_rows", "evaluation.sampling_check", "evaluation.compare_states"),
+    "Check": ("evaluation.sampling_check",),
     "Get data and models": (
         *("scripts.download_data", "scripts.download_model"),
         *("scripts.build_datastore", "scripts.build_automaton", "scripts.train_heads"),
