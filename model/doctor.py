@@ -29,7 +29,7 @@ from .commands.command_line import OptionParser, UserError, command_of, first_li
 from .commands.known_models import KNOWN_MODELS, MODELS_FOLDER
 from .commands.model_options import DEFAULT_MODEL, MODEL_PATHS, ModelOptions
 from .commands.options import add_options, config_of
-from .machine.build import BuildError
+from .machine.cpp import BuildError
 from .machine.packages import NAME, installed_version, requirements, versions
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _device() -> Iterator[Finding]:
     import torch
 
     from .commands.device import auto_device
-    from .machine.measurements import device_name
+    from .machine.hardware import device_name
 
     try:
         auto_device()
@@ -268,9 +268,9 @@ def _processor() -> Iterator[Finding]:
 
 
 def _huge_pages() -> Iterator[Finding]:
-    from .machine.huge_pages import are_possible
+    from .machine.hardware import huge_pages_are_possible
 
-    if are_possible():
+    if huge_pages_are_possible():
         yield Finding("huge pages", "weights lie in them")
     else:
         yield Finding(

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from model.commands.command_line import OptionParser, UserError, first_line, run_command
 from model.commands.files import check_output, parse_json, refuse_outputs, replace_file
-from model.machine.progress import progress
+from model.machine.timing import progress
 from model.methods.rest.datastore import Datastore
 
 MOST_LINES = 1000  # of a document of a text file

@@ -19,7 +19,7 @@ from pathlib import Path
 from evaluation.questions.pinned_data import ELSEWHERE, PINNED, PinnedFile
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.machine.files import atomic_write
-from model.machine.progress import progress
+from model.machine.timing import progress
 
 DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 QUESTION_FILE = "question.jsonl"

@@ -113,7 +113,7 @@ def test_packages_of_the_server_are_imported_by_its_room_alone(
 
 def test_progress_bars_come_from_one_place(graph: grimp.ImportGraph) -> None:
     assert {name for name in graph.find_modules_that_directly_import("tqdm")} == {
-        "model.machine.progress"
+        "model.machine.timing"
     }
 
 

@@ -14,7 +14,7 @@ from evaluation.inference.rows import rows_of, warm_up
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
 from model.commands.interrupt import FINISHING, Interrupt
-from model.machine.progress import progress
+from model.machine.timing import progress
 
 
 class Finished(NamedTuple):

@@ -42,7 +42,7 @@ from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
 from model.kernels.sdpa import sdpa_backends
-from model.machine.measurements import device_name
+from model.machine.hardware import device_name
 from model.machine.packages import versions
 from model.methods.registry import Method
 from model.options import chosen

@@ -11,7 +11,7 @@ import torch
 
 from ..engine.rules import STATEFUL
 from ..engine.step import StepRecord
-from ..machine.progress import progress
+from ..machine.timing import progress
 from ..options import integer
 from .batch_in_turn import BatchInTurn
 from .output import GenerateOutput

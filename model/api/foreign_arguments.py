@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..machine.installed_name import HERE
+from ..machine.packages import HERE
 from ..options import unknown_name
 from .generate_arguments import BY_NAME
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from ..engine.target import IN_TRAINING
-from ..machine.installed_name import HERE
+from ..machine.packages import HERE
 from ..options import DTYPES, unknown_name
 from .gguf import is_gguf, read
 from .tokenizer import read_tokenizer

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..machine.openmp import give_back_threads
+from ..machine.hardware import give_back_threads
 
 # Seconds without a step after which others stop waiting for an open text.
 PATIENCE = 30.0

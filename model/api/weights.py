@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..kernels.packed import TYPES
 from ..kernels.short_pass import DTYPES, short_pass_kernel
-from ..machine.cache_lines import begin_at_lines
+from ..machine.hardware import begin_at_lines
 from ..options import WEIGHTS, unknown_name
 from . import packed_torchao
 from .gguf import check_gguf, forget_parsed, is_gguf, read

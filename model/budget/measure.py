@@ -20,7 +20,7 @@ from ..engine.cache import TreeCache
 from ..engine.read_out import USUAL_CANDIDATES
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree
-from ..machine.measurements import read_measured, write_measured
+from ..machine.files import read_measured, write_measured
 from ..machine.timing import clocks, lost_share, relative_spread, seconds_of
 from .cost_model import CONTEXTS, CostModel
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..machine.cuda_graph import Captured, captured
+from ..machine.hardware import Captured, captured
 
 
 class CaptureFailed(RuntimeError):

@@ -27,7 +27,7 @@ from ..engine.rules import tie_gaps
 from ..engine.tree import DraftTree, TreeTopology
 from ..engine.verification import Acceptance, accepted_walk, check_finite
 from ..kernels.largest_logits import top_k
-from ..machine.transfer import downloaded, write
+from ..machine.hardware import downloaded, write
 
 
 class PackedStep(NamedTuple):

@@ -34,7 +34,7 @@ from ..engine.read_out import USUAL_CANDIDATES, ReadOut, packed_read_out, read_o
 from ..engine.support import UnsupportedModelError
 from ..engine.target import PromptChunk, TargetModel
 from ..engine.tree import DraftTree
-from ..machine.transfer import downloaded
+from ..machine.hardware import downloaded
 from .capture import CaptureFailed
 from .device_step import StaticDeviceStep
 from .model_state import ModelState

@@ -31,7 +31,7 @@ from ..engine.passes.static_cache import StaticStorage, StaticTreeCache, StaticV
 from ..engine.support import UnsupportedModelError
 from ..engine.target import TargetModel
 from ..engine.tree import DraftTree, TreeTopology
-from ..machine.transfer import uploaded
+from ..machine.hardware import uploaded
 from .device_step import StaticDeviceStep
 
 # Kernels work in tiles of 8 rows, and each bucket costs a capture; 88 holds the paper's 81 nodes.

@@ -20,7 +20,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ..machine.transfer import uploaded
+from ..machine.hardware import uploaded
 from ..states.layers import StateLayer
 from ..states.text_states import TextStates
 from .passes.layer_shape import BufferShape, LayerShape

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ..kernels.largest_logits import top_k
-from ..machine.transfer import downloaded
+from ..machine.hardware import downloaded
 from .tree import DraftTree, TreeTopology
 
 # Candidates read in measurements of a pass.

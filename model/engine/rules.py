@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from ..kernels.linear import is_exact
-from ..machine.transfer import uploaded
+from ..machine.hardware import uploaded
 from ..options import integer, number, temperature_of
 
 # Two logits closer than this many rounding steps of the larger may change places with the shape of

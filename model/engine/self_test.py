@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..machine.openmp import give_back_threads
+from ..machine.hardware import give_back_threads
 from .own_code import OwnCode
 from .prefix_cache import Weights
 from .referee import Referee, plain_logits, run_plainly

@@ -21,8 +21,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from ..kernels.packed import num_weights, stored
-from ..machine.measurements import machine_key
-from ..machine.transfer import uploaded
+from ..machine.hardware import machine_key, uploaded
 from .cache import TreeCache
 from .own_code import OwnCode
 from .passes.arithmetic import PassArithmetic

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from ..machine.transfer import uploaded
+from ..machine.hardware import uploaded
 from ..states.tree import LevelTree
 
 # Token of a node that guesses nothing: no token equals it, so that it is never accepted.

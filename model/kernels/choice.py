@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..machine.cuda_graph import captured
+from ..machine.hardware import captured
 from ..machine.timing import seconds_of
 
 # Numbers of queries and keys that are measured. Other numbers use the choice for the next larger one.

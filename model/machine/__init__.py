@@ -1,1 +1,1 @@
-"""Services of this machine: C++ builds, atomic file writes, measurements kept on disk, timing, progress bars."""
+"""Services of this machine: C++ builds, files, hardware, installed packages, times, forwards of one thread."""

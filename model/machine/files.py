@@ -1,12 +1,19 @@
-"""Atomic file writes: after a crash a file is the old one or all of the new one. Fingerprints and pointers."""
+"""Atomic file writes, fingerprints, and measurements of this machine that are kept on disk.
+
+After a crash a file is the old one or all of the new one. Measurements are one JSON file per model, device, dtype
+and number of threads, in the folder `TOKEN_RECYCLING_CACHE`, by default `token-recycling` in the user's cache
+folder. Delete a file there to measure again.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -58,6 +65,37 @@ def refuse_lfs_pointer(file: str | Path, what: str) -> None:
         return
     if begin == LFS_POINTER:
         raise ValueError(f"{what}: is a Git LFS pointer, not the file itself; run git lfs pull")
+
+
+def read_measured(name: str, key: str) -> Any:
+    """Return the content of a file; None if there is none, or it is not JSON."""
+    try:
+        return json.loads(_file(name, key).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write_measured(name: str, key: str, content: object) -> None:
+    """Keep `content` for later runs; if the folder cannot be written, they measure again."""
+    try:
+        file = _file(name, key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as temporary:
+            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    except OSError:
+        pass
+
+
+def _file(name: str, key: str) -> Path:
+    """Return the file of a measurement; OSError if there is no folder for it."""
+    folder = os.environ.get("TOKEN_RECYCLING_CACHE")
+    if folder:
+        return Path(folder) / f"{name}-{key}.json"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise OSError("the user has no home folder") from error
+    return Path(base) / "token-recycling" / f"{name}-{key}.json"
 
 
 def _sync(path: Path) -> None:

@@ -1,11 +1,18 @@
-"""Timing of calls, the same everywhere: wall clock, with the device idle before and after asynchronous work."""
+"""How long calls take, the same everywhere, and how far a loop is.
+
+Times are of the wall clock, with the device idle before and after asynchronous work. Progress bars move on a
+terminal; in a log file they are a line now and then.
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TextIO
+
+from tqdm import tqdm
 
 
 class Clocks(NamedTuple):
@@ -43,3 +50,35 @@ def seconds_of(call: Callable[[], object], synchronize: Callable[[], object]) ->
     call()
     synchronize()
     return time.perf_counter() - start
+
+
+# Seconds between two lines in a log file.
+LOG_INTERVAL = 30.0
+LOG_FORMAT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+
+
+class _Lines:
+    """A stream that writes a bar's states as lines, without carriage returns and empty ones."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        if text := text.strip("\r\n "):
+            self._stream.write(f"{text}\n")
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def progress(iterable: Iterable[Any] | None = None, **options: Any) -> tqdm[Any]:
+    """Return a tqdm on standard error; `set_postfix_str` needs `refresh=False` before `update`."""
+    if not sys.stderr.isatty():
+        options |= {
+            "file": _Lines(sys.stderr),
+            "mininterval": LOG_INTERVAL,
+            "maxinterval": LOG_INTERVAL,
+            "miniters": 1,
+            "bar_format": "{desc}: " * ("desc" in options) + LOG_FORMAT,
+        }
+    return tqdm(iterable, **options)

@@ -14,7 +14,7 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..machine.installed_name import answer_to_installed_name
+from ..machine.packages import answer_to_installed_name
 from ..options import Words, unknown_name
 
 if TYPE_CHECKING:  # it imports torch, which reports do without

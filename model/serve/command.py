@@ -18,7 +18,7 @@ from ..commands.command_line import LIBRARY, OptionParser, UserError, command_of
 from ..commands.method_options import add_method, named_method, options_of
 from ..commands.model_options import MODEL_PATHS, ModelOptions
 from ..commands.options import add_options, config_of
-from ..machine.openmp import give_back_threads
+from ..machine.hardware import give_back_threads
 from ..methods.registry import Method
 from .options import KEY_VARIABLE, ServeOptions
 

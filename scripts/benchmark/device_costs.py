@@ -26,7 +26,7 @@ from model.engine.support import context_limit
 from model.engine.target import TargetModel
 from model.kernels.packed import packed_weights, stored
 from model.kernels.sdpa import sdpa_backends
-from model.machine.measurements import device_name
+from model.machine.hardware import device_name
 from model.machine.packages import versions
 from model.machine.timing import seconds_of
 

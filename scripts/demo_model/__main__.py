@@ -36,7 +36,7 @@ from transformers.optimization import get_wsd_schedule
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.files import write_whole
 from model.commands.model_options import DEFAULT_MODEL
-from model.machine.progress import progress
+from model.machine.timing import progress
 from scripts.demo_model import corpus
 from scripts.demo_model.answers import continued
 from scripts.demo_model.corpus import Text, Turn, find_loop, pack_epoch

@@ -24,7 +24,7 @@ from model.commands.files import check_output, write_whole
 from model.commands.loading import check_model, load_target
 from model.commands.model_options import DEFAULT_MODEL, ModelOptions
 from model.commands.options import add_options, config_of
-from model.machine.progress import progress
+from model.machine.timing import progress
 from scripts.demo_model.corpus import read_rows
 
 BATCH_SIZE = 64

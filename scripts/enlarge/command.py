@@ -38,7 +38,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from model.commands.command_line import OptionParser, user_errors
-from model.machine.progress import progress
+from model.machine.timing import progress
 from scripts.enlarge.arithmetic import SHAPES, Enlarger, ModelShape, scale_config
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -38,7 +38,7 @@ from model.commands.model_options import ModelOptions
 from model.commands.options import add_options, config_of
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
-from model.machine.progress import progress
+from model.machine.timing import progress
 from scripts.replay.mix import QUESTIONS, asked_questions, question_files, title_of
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.scores import check_replayable, drafter_from, figures, replay, score

@@ -35,7 +35,7 @@ from model.commands.model_options import ModelOptions
 from model.commands.options import add_options
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
-from model.machine.progress import progress
+from model.machine.timing import progress
 from model.methods.registry import Method
 from model.methods.sps.draft_model import check_draft_model
 

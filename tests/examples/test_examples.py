@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from model import SpeculativeDecoder
-from model.machine.installed_name import answer_to_installed_name
+from model.machine.packages import answer_to_installed_name
 from model.methods import registry
 
 ROOT = Path(__file__).resolve().parents[2]

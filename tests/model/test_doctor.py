@@ -21,7 +21,7 @@ from model.commands import device
 from model.commands.command_line import UserError
 from model.doctor import Finding
 from model.kernels.short_pass import short_pass_kernel
-from model.machine import huge_pages, packages
+from model.machine import hardware, packages
 from model.methods.hybrid.candidate_pool import library_of_pool
 
 CPU = torch.device("cpu")
@@ -149,8 +149,8 @@ def test_threads_and_huge_pages_that_are_not_there_come_with_advice(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4096)
     assert next(doctor._threads()).advice.startswith("--threads ")
-    monkeypatch.setattr(huge_pages, "COLLAPSE", -1)  # as on an older Linux
-    assert not huge_pages.are_possible()
+    monkeypatch.setattr(hardware, "COLLAPSE", -1)  # as on an older Linux
+    assert not hardware.huge_pages_are_possible()
     assert "Linux 6.1" in next(doctor._huge_pages()).advice
 
 

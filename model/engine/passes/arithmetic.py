@@ -20,7 +20,7 @@ from ...kernels.attention import AttentionKernels, HeadShape, attention_kernels
 from ...kernels.linear import LinearKernels, linear_kernels
 from ...kernels.norms import FusedNorms, fused_norms
 from ...kernels.sdpa import without_cudnn
-from ...machine.huge_pages import use_huge_pages
+from ...machine.hardware import use_huge_pages
 from ...programs.layers import LayerPrograms, layer_programs
 from ..own_code import OwnCode
 from ..support import UnsupportedModelError

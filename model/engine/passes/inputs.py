@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...machine.transfer import write
+from ...machine.hardware import write
 from ..tree import DraftTree
 
 # Rows of a text that one upload can move; longer accepted paths off the draft's first nodes are rare.

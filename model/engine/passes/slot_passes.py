@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ...machine.transfer import downloaded
+from ...machine.hardware import downloaded
 from ..cache import TreeCache
 from ..read_out import ReadOut, packed_read_out, unpacked
 from ..tree import DraftTree

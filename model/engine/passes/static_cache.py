@@ -16,7 +16,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ...machine.transfer import uploaded
+from ...machine.hardware import uploaded
 from ..cache import TreeCache, new_layer
 from .layer_shape import BufferShape, LayerShape
 

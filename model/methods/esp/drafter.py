@@ -25,7 +25,7 @@ from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.target import TargetModel
 from ...engine.tree import PROBE, DraftTree
-from ...machine.transfer import uploaded
+from ...machine.hardware import uploaded
 from ...options import Options, option
 
 # Guesses of one place: tokens, the likeliest first, with their logarithmic probabilities.

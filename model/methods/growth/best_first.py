@@ -16,8 +16,7 @@ from pathlib import Path
 
 from ...engine.budget import MARGIN, DraftBudget
 from ...engine.tree import DraftTree
-from ...machine.build import BuildError, built
-from ...machine.cpp_interface import declare_functions
+from ...machine.cpp import BuildError, built, declare_functions
 
 # Probabilities are stored as codes: 0 for no row yet, b + 1 for a probability in bucket b.
 EDGES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01, 0.004)
@@ -37,7 +36,7 @@ def tree_library(source: Path, what: str) -> Path:
 
 
 def loaded(source: Path, what: str) -> ctypes.CDLL:
-    """Return the library of a C++ file that grows trees, built if needed (`model.machine.build`).
+    """Return the library of a C++ file that grows trees, built if needed (`model.machine.cpp`).
 
     Raises:
         ValueError: if it cannot be built or loaded here.

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...machine.transfer import uploaded
+from ...machine.hardware import uploaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.target import TargetModel
-from ...machine.transfer import uploaded
+from ...machine.hardware import uploaded
 from ..growth.guesses import Guesser
 
 # Hidden states that wait to be read, at most: a rest may be long.

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ...machine.transfer import write
+from ...machine.hardware import write
 from ..growth.memory import check_tensor
 from ..growth.tree_template import TreeTemplate
 

@@ -24,7 +24,7 @@ from ...budget.measure import MAX_MEASURED_NODES
 from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
-from ...machine.cpp_interface import shared_struct
+from ...machine.cpp import shared_struct
 from ..growth.acceptance_rates import MEMORY, AcceptanceRates
 from ..growth.best_first import CENTRES, MINUS_EDGES, Growth, address, flat, loaded
 from ..growth.memory import check_tensor

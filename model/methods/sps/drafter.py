@@ -33,8 +33,8 @@ from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree, TreeTopology
 from ...kernels.packed import num_weights, stored
+from ...machine.hardware import uploaded
 from ...machine.kept import Kept
-from ...machine.transfer import uploaded
 from ...options import DTYPES, Options, budget_option, option
 from ..growth.backoff import Backoff
 from ..growth.chain_acceptance import ChainAcceptance

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from model.api.weights import read_weights
-from model.machine.cache_lines import LINE, begin_at_lines
+from model.machine.hardware import LINE, begin_at_lines
 from tests.model.api.tiny_gguf import tiny_llama
 
 

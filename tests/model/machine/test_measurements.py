@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from model.machine.measurements import read_measured, write_measured
+from model.machine.files import read_measured, write_measured
 
 
 def no_home() -> Path:

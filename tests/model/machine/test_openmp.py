@@ -17,7 +17,7 @@ from model import SpeculativeDecoder
 from model.api import turns
 from model.engine import self_test
 from model.engine.target import TargetModel
-from model.machine import openmp
+from model.machine import hardware
 from tests.model.decoded import known
 
 PATIENCE = 60.0  # seconds; only a thread that stays takes that long
@@ -36,7 +36,7 @@ def num_threads() -> int:
 
 
 @pytest.mark.usefixtures("three_threads")
-@pytest.mark.skipif(openmp._pause() is None, reason="torch has another runtime here")
+@pytest.mark.skipif(hardware._pause() is None, reason="torch has another runtime here")
 def test_a_pool_ends_and_comes_back() -> None:
     def compute() -> float:
         torch.set_num_threads(3)
@@ -48,7 +48,7 @@ def test_a_pool_ends_and_comes_back() -> None:
         for _ in range(2):
             assert executor.submit(compute).result() == 3_000_000
             assert num_threads() == alone + 2
-            executor.submit(openmp.give_back_threads).result()
+            executor.submit(hardware.give_back_threads).result()
             end = time.monotonic() + PATIENCE
             while num_threads() > alone and time.monotonic() < end:
                 time.sleep(0.001)
@@ -72,5 +72,5 @@ def test_texts_and_the_self_test_give_threads_back(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_the_runtime_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openmp.sys, "platform", "darwin")
-    assert openmp._pause.__wrapped__() is None
+    monkeypatch.setattr(hardware.sys, "platform", "darwin")
+    assert hardware._pause.__wrapped__() is None

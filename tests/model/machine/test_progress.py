@@ -10,8 +10,8 @@ from io import StringIO
 
 import pytest
 
-from model.machine import progress as module
-from model.machine.progress import progress
+from model.machine import timing as module
+from model.machine.timing import progress
 
 
 class Stream(StringIO):

@@ -18,7 +18,7 @@ PACKAGES = "site-packages"
 # The launch of a graph.
 REPLAY = "graph replay"
 # Copies for others, who are the places that count; and the device itself.
-COPIERS = {"model/machine/transfer.py", "tests/simulated_device/device.py"}
+COPIERS = {"model/machine/hardware.py", "tests/simulated_device/device.py"}
 
 
 class Place(NamedTuple):

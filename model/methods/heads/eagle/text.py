@@ -16,7 +16,7 @@ from copy import copy
 import torch
 from torch import nn
 
-from ....machine.transfer import uploaded
+from ....machine.hardware import uploaded
 from ..decoder_layer import Rows, causal_mask
 from ..head_files import called
 from .network import DraftNetwork

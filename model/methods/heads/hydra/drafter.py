@@ -25,7 +25,7 @@ from ....engine.drafter import VerifiedStep
 from ....engine.target import TargetModel
 from ....engine.tree import DraftTree
 from ....kernels.largest_logits import top_k
-from ....machine.transfer import uploaded
+from ....machine.hardware import uploaded
 from ....options import Options, option
 from ..decoder_layer import LayerShape, Rows
 from ..drafter import NUM_NODES, StaticHeadDrafter

@@ -24,7 +24,7 @@ from ....engine.budget import DraftBudget
 from ....engine.drafter import VerifiedStep
 from ....engine.tree import DraftTree
 from ....kernels.largest_logits import top_k
-from ....machine.transfer import uploaded
+from ....machine.hardware import uploaded
 from ....options import Options, option
 from ...growth.guesses import ANY_TOKEN, Guesser, Guesses
 from ...growth.tree_template import TreeTemplate

@@ -24,7 +24,7 @@ import torch
 import transformers
 
 from ....engine.target import TargetModel
-from ....machine.transfer import uploaded
+from ....machine.hardware import uploaded
 from ..head_files import called
 
 FIRST_VERSION = "5.23"  # of transformers, whose layers these are

@@ -10,14 +10,14 @@ import sys
 import pytest
 import torch
 
-from model.machine import huge_pages
+from model.machine import hardware
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux has them")
 def test_tensors_stay_as_they_are() -> None:
-    tensors = [torch.randn(size) for size in (10, 3 * huge_pages.PAGE // 4, 1)]
+    tensors = [torch.randn(size) for size in (10, 3 * hardware.PAGE // 4, 1)]
     before = [(one.data_ptr(), one.clone()) for one in tensors]
-    thread = huge_pages.use_huge_pages([*tensors, torch.empty(0)])
+    thread = hardware.use_huge_pages([*tensors, torch.empty(0)])
     assert thread is not None
     thread.join()
     for tensor, (place, numbers) in zip(tensors, before, strict=True):
@@ -25,17 +25,17 @@ def test_tensors_stay_as_they_are() -> None:
 
 
 def test_without_tensors_no_thread_is_started() -> None:
-    assert huge_pages.use_huge_pages([]) is None
+    assert hardware.use_huge_pages([]) is None
 
 
 def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert huge_pages.use_huge_pages([torch.ones(1)]) is None
+    assert hardware.use_huge_pages([torch.ones(1)]) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux has them")
 def test_whether_they_are_possible_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = torch.ones(3 * huge_pages.PAGE, dtype=torch.uint8).untyped_storage()
-    assert huge_pages.are_possible() == (huge_pages._collapse([asked]) > 0)
-    monkeypatch.setattr(huge_pages, "COLLAPSE", -1)  # advice that no system knows
-    assert not huge_pages.are_possible()
+    asked = torch.ones(3 * hardware.PAGE, dtype=torch.uint8).untyped_storage()
+    assert hardware.huge_pages_are_possible() == (hardware._collapse([asked]) > 0)
+    monkeypatch.setattr(hardware, "COLLAPSE", -1)  # advice that no system knows
+    assert not hardware.huge_pages_are_possible()
