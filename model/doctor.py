@@ -26,8 +26,13 @@ from packaging.requirements import Requirement
 from . import __version__
 from .build import libraries
 from .commands.command_line import OptionParser, UserError, command_of, first_line, run_command
-from .commands.known_models import KNOWN_MODELS, MODELS_FOLDER
-from .commands.model_options import DEFAULT_MODEL, MODEL_PATHS, ModelOptions
+from .commands.model_options import (
+    DEFAULT_MODEL,
+    KNOWN_MODELS,
+    MODEL_PATHS,
+    MODELS_FOLDER,
+    ModelOptions,
+)
 from .commands.options import add_options, config_of
 from .machine.cpp import BuildError
 from .machine.packages import NAME, installed_version, requirements, versions

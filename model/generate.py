@@ -20,9 +20,8 @@ from .commands.command_line import (
     run_command,
     user_errors,
 )
-from .commands.method_options import add_method, named_method, options_of
 from .commands.model_options import ModelOptions, SamplingOptions
-from .commands.options import add_options, config_of
+from .commands.options import add_method, add_options, config_of, named_method, options_of
 
 COMMAND = command_of("generate")
 # The model options that it uses: all that serve a single text.

@@ -1,5 +1,5 @@
 """Commands run as `python -m scripts.<name>` from the repository root."""
 
-from model.commands.interrupt import hide_interrupts
+from model.commands.command_line import hide_interrupts
 
 hide_interrupts(__name__)

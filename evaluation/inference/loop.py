@@ -13,7 +13,7 @@ from evaluation.inference.question import Answerer, Asking
 from evaluation.inference.rows import rows_of, warm_up
 from evaluation.questions.conversation import Conversation
 from evaluation.questions.questions import Question
-from model.commands.interrupt import FINISHING, Interrupt
+from model.commands.command_line import FINISHING, Interrupt
 from model.machine.timing import progress
 
 

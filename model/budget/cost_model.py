@@ -3,10 +3,20 @@
 A drafted node costs the time that it adds to the forward pass. That depends on device, model, dtype
 and threads, so it is measured on the loaded model, with the pass and the read-out of decoding, and
 kept on disk.
+
+Two factors change a step's time. The device is slower or faster for a while, by a fifth and more on
+a shared machine, for all kinds of steps. And a drafting step takes longer than its measured pass,
+by a factor that hardly changes. Only the second decides whether drafting pays, and it shows when
+steps of both kinds follow each other closely. A Kalman filter (R. E. Kalman, A New Approach to
+Linear Filtering and Prediction Problems, 1960) on the two logarithms separates them.
+
+Even a step whose drafter finds nothing pays for the search and for reading and learning candidates.
+On a small model that is several percent of a step, which text without repetition never earns back.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -14,9 +24,23 @@ from itertools import accumulate
 import numpy as np
 
 from ..engine.budget import CostCurve
-from .device_speed import DeviceSpeed
-from .switch import DraftingSwitch
 
+# Standard deviations of the logarithms: of the two factors at first,
+FIRST_SPEED, FIRST_EXTRA = 0.5, 0.25
+# of their change from one step to the next,
+SPEED_STEP, EXTRA_STEP = 0.04, 0.001
+# and of the noise of a single step.
+NOISE = 0.08
+# A deviation is cut to this many standard deviations: such a step was disturbed.
+FURTHEST = 2.0
+# Loss that drafting may make before a rest, in root-only steps: at first, and after a rest.
+FIRST_BALANCE, SECOND_BALANCE = 6.0, 3.0
+# Root-only steps: at the start (to learn their cost), in a first rest, and at most in a repeated one, if drafting
+# lost at most one step beyond the balance.
+FIRST_REST, REST, LONGEST_REST = 6, 32, 128
+# Drafting steps between single root-only steps that measure the cost of drafting: at first and,
+# doubling, at most. Only steps of both kinds close together show that cost.
+FIRST_PERIOD, LONGEST_PERIOD = 4, 64
 # Numbers of cached tokens at which passes are measured.
 CONTEXTS = (256, 1280)
 BLOCK = 128  # context lengths, in tokens, that share one cost curve
@@ -28,6 +52,83 @@ FADING = 0.9
 STRENGTH = 8.0
 # Largest factor between a step's time and the expected time.
 OUTLIER = 1.5
+
+
+class DeviceSpeed:
+    """Two factors on the measured curve, updated with every step."""
+
+    def __init__(self) -> None:
+        self._speed, self._extra = 0.0, 0.0  # logarithms
+        # Their covariances.
+        self._speeds, self._both, self._extras = FIRST_SPEED**2, 0.0, FIRST_EXTRA**2
+
+    @property
+    def plain_factor(self) -> float:
+        """Time of a root-only step now, relative to the curve."""
+        return math.exp(self._speed)
+
+    @property
+    def drafting_factor(self) -> float:
+        """Further factor on the time of a drafting step, on top of `plain_factor`."""
+        return math.exp(self._extra)
+
+    def learn(self, factor: float, is_drafting: bool) -> float:
+        """Learn from a step that took `factor` times the curve's time; return its time relative to the expected."""
+        self._speeds += SPEED_STEP**2
+        self._extras += EXTRA_STEP**2
+        shows = float(is_drafting)
+        with_speed = self._speeds + shows * self._both
+        with_extra = self._both + shows * self._extras
+        variance = with_speed + shows * with_extra + NOISE**2
+        surprise = math.log(factor) - self._speed - shows * self._extra
+        furthest = FURTHEST * math.sqrt(variance)
+        taken = min(max(surprise, -furthest), furthest)
+        self._speed += with_speed / variance * taken
+        self._extra += with_extra / variance * taken
+        self._speeds -= with_speed**2 / variance
+        self._both -= with_speed * with_extra / variance
+        self._extras -= with_extra**2 / variance
+        return math.exp(taken)
+
+
+class DraftingSwitch:
+    """Decides whether the next step drafts, from the time that drafting has saved.
+
+    The balance holds the savings of drafting, in root-only steps. When it is used up, drafting
+    rests; then it starts again with a smaller balance, and each further failure doubles the rest.
+    A single step can lose far more than the balance, such as one in which heads work beside a
+    small model; the rest is longer then, in proportion to what was lost beyond the balance.
+    """
+
+    def __init__(self) -> None:
+        self._num_left = FIRST_REST
+        self._rest = REST
+        self._account = FIRST_BALANCE
+        self._num_drafted = 0
+        self._period = FIRST_PERIOD
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the next step is root-only."""
+        return self._num_left > 0
+
+    def rest(self) -> None:
+        """Count a root-only step."""
+        self._num_left -= 1
+
+    def learn(self, num_saved: float) -> None:
+        """Count a drafting step that saved this many root-only steps; negative: lost."""
+        self._account += num_saved
+        self._num_drafted += 1
+        if self._account >= FIRST_BALANCE:
+            self._account, self._rest = FIRST_BALANCE, REST
+        elif self._account < 0.0:
+            self._num_left = round(self._rest * max(1.0, -self._account))
+            self._rest = min(2 * self._rest, LONGEST_REST)
+            self._account, self._num_drafted = SECOND_BALANCE, 0
+        if self._num_drafted == self._period:
+            self._num_left, self._num_drafted = 1, 0
+            self._period = min(2 * self._period, LONGEST_PERIOD)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..commands.command_line import (
+    Interrupt,
     OptionParser,
     UserError,
     check_text,
@@ -22,7 +23,6 @@ from ..commands.command_line import (
     first_line,
     user_errors,
 )
-from ..commands.interrupt import Interrupt
 from ..commands.model_options import ModelOptions, SamplingOptions
 from ..commands.options import add_options, config_of
 from ..methods.registry import BUILT_IN, find_method

@@ -15,9 +15,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..commands.command_line import LIBRARY, OptionParser, UserError, command_of
-from ..commands.method_options import add_method, named_method, options_of
 from ..commands.model_options import MODEL_PATHS, ModelOptions
-from ..commands.options import add_options, config_of
+from ..commands.options import add_method, add_options, config_of, named_method, options_of
 from ..machine.hardware import give_back_threads
 from ..methods.registry import Method
 from .options import KEY_VARIABLE, ServeOptions

@@ -17,7 +17,7 @@ from evaluation.scoring.comparable import group_answers, neighbours
 from evaluation.scoring.figures import CODE, OVERALL
 from evaluation.scoring.groups import Entry, Group, Measured
 from model.commands.command_line import UserError
-from model.commands.known_models import KNOWN_MODELS, MODELS_FOLDER
+from model.commands.model_options import KNOWN_MODELS, MODELS_FOLDER
 from model.methods.registry import words_of
 from scripts.results.pack import groups_of
 

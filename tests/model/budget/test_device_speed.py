@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from model.budget.device_speed import DeviceSpeed
+from model.budget.cost_model import DeviceSpeed
 
 EXTRA = 1.3
 

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from model.budget.switch import FIRST_BALANCE, LONGEST_REST, REST, DraftingSwitch
+from model.budget.cost_model import FIRST_BALANCE, LONGEST_REST, REST, DraftingSwitch
 
 
 def shares(saved: list[float]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from model.chat.terminal import has_colours, painter, printable
-from model.commands.interrupt import Interrupt
+from model.commands.command_line import Interrupt
 
 
 class Screen(io.StringIO):

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.budget.cost_model import CostModel
-from model.budget.switch import FIRST_BALANCE
+from model.budget.cost_model import FIRST_BALANCE, CostModel
 from model.compiled.target import StaticTarget
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter
