@@ -16,8 +16,7 @@ from pathlib import Path
 
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import check_output, refuse_outputs
-from model.methods.samd.static_automaton import BOUNDARY, StaticAutomaton
-from model.methods.samd.suffix_automaton import SuffixAutomaton
+from model.methods.samd.automata import BOUNDARY, StaticAutomaton, SuffixAutomaton
 from scripts.build_datastore import load_tokenizer, tokenised
 
 

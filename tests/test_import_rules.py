@@ -30,7 +30,7 @@ WITH_TRANSFORMERS = {
     *("model.compiled.target", "model.engine.passes.static_cache", "model.compiled.graphs"),
     *("model.kernels.attention", "model.kernels.registered", "model.kernels.packed_attention"),
     "model.programs.layers",
-    *("model.methods.sps.draft_model", "model.methods.heads.mtp.layers"),
+    *("model.methods.sps.drafter", "model.methods.heads.mtp.guesser"),
     *("model.api.decoder", "model.api.custom_generate"),
     *("model.api.checkpoint_settings", "model.api.accelerate", "model.api.prepared_call"),
     *(

@@ -18,7 +18,7 @@ from evaluation.inference.question import Answerer
 from evaluation.inference.referee_batches import ContinuousBatch, PaddedBatch
 from model.commands.command_line import UserError
 from model.engine.target import TargetModel
-from model.methods.sps.draft_model import load_draft_model
+from model.methods.sps.drafter import load_draft_model
 from model.options import Options, option
 
 GENERATE, LOOKUP, ASSISTED = "generate", "generate-pld", "generate-assisted"

@@ -29,12 +29,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
+Value = TypeVar("Value")
 LINE = 64  # bytes, as torch's own memory is aligned
 PAGE = 2**21
 # Of <linux/mman.h>, since Linux 6.1: make huge pages of what lies there, now.
@@ -188,3 +189,17 @@ def device_name(device: torch.device) -> str:
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
     return f"cpu ({name})"
+
+
+class Kept(Generic[Value]):
+    """The value that was made last; weights of a model, say, of which two do not fit into memory."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[object, Value] | None = None
+
+    def get(self, key: object, make: Callable[[], Value]) -> Value:
+        """Return the value of a key, such as a dtype: the kept one, or a new one in its place."""
+        if self._kept is None or self._kept[0] != key:
+            self._kept = None  # freed before the next one is made, where nobody else holds it
+            self._kept = key, make()
+        return self._kept[1]

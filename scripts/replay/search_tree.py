@@ -33,8 +33,7 @@ from model.commands.model_options import ModelOptions
 from model.commands.options import add_options
 from model.engine.budget import MAX_DRAFT, DraftBudget
 from model.engine.tree import DraftTree
-from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter
-from model.methods.recycling.tree_template import load_template
+from model.methods.recycling.drafter import RecyclingConfig, RecyclingDrafter, load_template
 from scripts.replay.command import load_recorded_model
 from scripts.replay.recording import RecordedTurn, Recording
 from scripts.replay.scores import TurnScore, check_replayable, figures, score

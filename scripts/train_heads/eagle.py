@@ -22,10 +22,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model.methods.heads.decoder_layer import Projected, attend
-from model.methods.heads.eagle.checkpoint import write_checkpoint
-from model.methods.heads.eagle.network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork
-from model.methods.heads.eagle.shape import NetworkShape
+from model.methods.heads.eagle.drafter import write_checkpoint
+from model.methods.heads.eagle.network import (
+    NUM_FUSED,
+    DraftNetwork,
+    Eagle3Network,
+    EagleNetwork,
+    NetworkShape,
+)
+from model.methods.heads.layers import Projected, attend
 from scripts.train_heads.data import Batch, Document
 from scripts.train_heads.trainers import HeadTrainer, Loss
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model.methods.heads.decoder_layer import LayerShape
-from model.methods.heads.hydra.heads import HydraHeads, HydraShape, write_hydra
+from model.methods.heads.hydra.drafter import HydraHeads, HydraShape, write_hydra
+from model.methods.heads.layers import LayerShape
 from scripts.train_heads.data import Batch
 from scripts.train_heads.trainers import HEADS_OPTIONS, HeadTrainer, Loss, loss_of_heads
 

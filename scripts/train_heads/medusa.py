@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model.methods.heads.medusa.heads import MedusaHeads, MedusaShape, write_medusa
+from model.methods.heads.medusa.drafter import MedusaHeads, MedusaShape, write_medusa
 from scripts.train_heads.data import Batch
 from scripts.train_heads.trainers import HEADS_OPTIONS, HeadTrainer, Loss, loss_of_heads
 

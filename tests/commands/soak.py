@@ -37,7 +37,7 @@ from model.engine.support import context_limit
 from model.engine.target import TargetModel
 from model.machine.timing import progress
 from model.methods.registry import Method
-from model.methods.sps.draft_model import check_draft_model
+from model.methods.sps.drafter import check_draft_model
 
 MODEL = ("model_path", "dtype", "device", "threads", "allow_pickle")
 # Options that are those of a run.

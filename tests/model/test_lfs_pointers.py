@@ -16,7 +16,7 @@ from model.api.gguf import check_gguf
 from model.commands import matrix_file
 from model.methods.heads.head_files import read_heads
 from model.methods.rest.datastore import Datastore
-from model.methods.samd.static_automaton import StaticAutomaton
+from model.methods.samd.automata import StaticAutomaton
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
-from model.methods.samd.static_automaton import BOUNDARY, Follower, StaticAutomaton
+from model.methods.samd.automata import BOUNDARY, Follower, StaticAutomaton
 from scripts.build_automaton import main
 
 MODEL = ModelOptions().model_path

@@ -13,11 +13,14 @@ from array import array
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from ...engine.budget import MARGIN, DraftBudget
+from ...engine.drafter import Drafter
 from ...engine.tree import DraftTree
 from ...machine.cpp import BuildError, built, declare_functions
 
+ANY_TOKEN = -1  # of a node: whatever its token is
 # Probabilities are stored as codes: 0 for no row yet, b + 1 for a probability in bucket b.
 EDGES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01, 0.004)
 CENTRES = (0.95, 0.82, 0.67, 0.52, 0.37, 0.25, 0.155, 0.093, 0.055, 0.03, 0.015, 0.007, 0.002)
@@ -27,6 +30,23 @@ MINUS_EDGES = tuple(-edge for edge in EDGES)
 HEADER = Path(__file__).with_name("best_first.h")
 # No fused multiply-add, so that numbers equal Python's.
 OPTIONS = ("-ffp-contract=off",)
+
+
+class Guesses(NamedTuple):
+    """The likeliest tokens after the text, and after the nodes of a tree; the root, its last token, comes first."""
+
+    tokens: Sequence[int]  # of the nodes [M], or `ANY_TOKEN`
+    parents: Sequence[int]  # of the nodes [M]; -1 for the root
+    rows: Sequence[Sequence[int]]  # likely tokens after each node, [M, k]
+    log_probabilities: Sequence[Sequence[float]]  # of these tokens, [M, k]
+
+
+class Guesser(Drafter):
+    """A drafter whose guesses another one can take."""
+
+    def guesses(self, context: Sequence[int], budget: DraftBudget) -> Guesses | None:
+        """Return what it would draft from, in the place of `propose`; None if it knows nothing of the text yet."""
+        raise NotImplementedError
 
 
 def tree_library(source: Path, what: str) -> Path:

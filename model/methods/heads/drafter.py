@@ -1,25 +1,141 @@
-"""Bases of drafters with trained heads, which are read at once, and loaded when the target model is known."""
+"""Bases of drafters with trained heads, which are read at once, and loaded when the target model is known.
+
+Shapes: C tokens in a chunk, D width of the hidden states, p nodes with children.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
-from ...engine.drafter import Drafter, Needs
+from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.passes.hidden import FINAL
 from ...engine.target import TargetModel
-from ...machine.kept import Kept
+from ...machine.hardware import Kept, uploaded
+from ..growth.best_first import Guesser
 from ..growth.tree_template import TreeTemplate, read_rank_paths
 from .head_files import HeadFiles
 
+if TYPE_CHECKING:  # Python 3.10 has none
+    from typing import Self
+
+# Hidden states that wait to be read, at most: a rest may be long.
+MOST_UNREAD = 64
 # The static tree of Medusa and Hydra: the most useful nodes come first.
 TREE = "mc_sim_7b_63"
 TREE_FILE = Path(__file__).parent / "templates" / f"{TREE}.json"
 NUM_NODES, NUM_RANKS = 63, 10
+
+
+class Level(NamedTuple):
+    """One level of a tree, as indices on the device."""
+
+    num_guesses: int  # k, so that all ranks are there
+    readers: torch.Tensor  # nodes of the level that have children [p], among the nodes of the level
+    parents: torch.Tensor  # for each node of the next level, its parent among the readers
+    ranks: torch.Tensor  # for each node of the next level, its rank among its parent's guesses
+
+
+@lru_cache(maxsize=256)
+def levels_of(tree: TreeTemplate, device: torch.device) -> list[Level]:
+    """Return the levels of a template but the last, whose nodes have no children; kept by template and device."""
+    topology, found = tree.topology, []
+    for nodes, below in zip(topology.levels, topology.levels[1:], strict=False):
+        readers = [node for node in nodes if topology.children[node]]
+        ranks = [tree.ranks[node] for node in below]
+        indices = (
+            [nodes.index(node) for node in readers],
+            [readers.index(topology.parents[node]) for node in below],
+            ranks,
+        )
+        rows = (torch.tensor(each, device=device) for each in indices)
+        found.append(Level(1 + max(ranks), *rows))
+    return found
+
+
+# The rows of one text: `clear`, `sibling` (another text, for the same weights) and `read`, which takes a chunk:
+# hidden states [C, D], and the token after each of them.
+Text = TypeVar("Text", bound=Any)
+
+
+class StateReader(Guesser, Generic[Text]):
+    """A guesser that reads every accepted token from the hidden state before it.
+
+    Tokens are read when it next guesses: while drafting rests, a step costs no pass of the heads.
+    """
+
+    def __init__(self, config: Any, vocab_size: int, device: torch.device) -> None:
+        super().__init__(config, vocab_size, device)
+        self._target: TargetModel | None = None
+        self._text: Text | None = None  # until the model is known
+        self._prompt_ids: Sequence[int] = ()
+        self._num_read = 0
+        self._unread: list[tuple[Sequence[int], torch.Tensor]] = []
+
+    def sibling(self) -> Self:
+        """Return a drafter whose text has rows of its own; the weights are shared."""
+        sibling = super().sibling()
+        sibling._text = self._text.sibling() if self._text else None
+        sibling._unread = []
+        return sibling
+
+    def check_target(self, target: TargetModel) -> None:
+        """Check the model, and make the text for it."""
+        super().check_target(target)
+        self.for_target(target)
+
+    def for_target(self, target: TargetModel) -> Drafter:
+        """Make the text for the model, once; return this drafter.
+
+        Raises:
+            ValueError: if the weights do not fit the model, or cannot be loaded.
+        """
+        if target is not self._target:
+            self.check_config(target.config)
+            self._text, self._target = self._text_of(target), target
+        return self
+
+    def _text_of(self, target: TargetModel) -> Text:
+        raise NotImplementedError
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        self._prompt_ids, self._num_read, self._unread = prompt_ids, 0, []
+        if self._text is not None:
+            self._text.clear()
+
+    @torch.inference_mode()
+    def observe_prompt_hidden(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        """Read a chunk of the prompt: C hidden states, each with the token after it."""
+        assert self._text is not None
+        begin, end = self._num_read, self._num_read + len(token_ids)
+        self._text.read(self._prompt_ids[begin + 1 : end + 1], hidden)
+        self._num_read = end
+
+    @torch.inference_mode()
+    def observe(self, step: VerifiedStep) -> None:
+        """Keep the accepted tokens and the model's hidden states before them, to be read."""
+        if step.stop_reason is None:
+            assert step.hidden is not None
+            path = uploaded(step.acceptance.path, step.hidden.device)
+            self._unread.append((step.acceptance.tokens, step.hidden[path]))
+            if sum(len(tokens) for tokens, _ in self._unread) > MOST_UNREAD:
+                self.read_text()
+
+    def read_text(self) -> Text | None:
+        """Read what is unread; return the text, or None if the model is not known."""
+        if self._text is not None and self._unread:
+            tokens, hidden = zip(*self._unread, strict=True)
+            self._unread = []
+            # Joining one alone would launch a copy.
+            joined = torch.cat(hidden) if len(hidden) > 1 else hidden[0]
+            self._text.read([*chain(*tokens)], joined)
+        return self._text
 
 
 @lru_cache(maxsize=16)

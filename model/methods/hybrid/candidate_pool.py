@@ -24,12 +24,20 @@ from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from ...machine.cpp import shared_struct
-from ..growth.acceptance_rates import MEMORY, AcceptanceRates
-from ..growth.best_first import CENTRES, MINUS_EDGES, Growth, address, flat, loaded
-from ..growth.guesses import Guesses
-from .frequent_tokens import NUM_TOKENS, FrequentTokens
-from .neighbours import LARGEST_LOGIT, LENGTH, LOGIT_STEPS, NUM_STEPS, Neighbours
-from .row_tables import FIRST, NUM_CODES, RowTables
+from ..growth.acceptance import MEMORY, AcceptanceRates
+from ..growth.best_first import CENTRES, MINUS_EDGES, Growth, Guesses, address, flat, loaded
+from .tables import (
+    FIRST,
+    LARGEST_LOGIT,
+    LENGTH,
+    LOGIT_STEPS,
+    NUM_CODES,
+    NUM_STEPS,
+    NUM_TOKENS,
+    FrequentTokens,
+    Neighbours,
+    RowTables,
+)
 
 # Weights of the pool, fitted on a 7M model and 120 Spec-Bench questions; flat around these values.
 ROW_OFFSET, ROW_SLOPE, FIRST_BONUS = 0.85, 0.25, 0.4

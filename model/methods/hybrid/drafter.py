@@ -34,12 +34,12 @@ from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, Options, budget_option, option
-from ..growth.guesses import Guesser
+from ..growth.best_first import Guesser
 from ..growth.memory import check_size, check_topk, wrong_tensors
 from ..heads.mtp.guesser import MtpGuesser
 from ..registry import METHODS, drafter_class
 from .candidate_pool import CandidatePool, library_of_pool
-from .row_tables import LONGEST_KEY
+from .tables import LONGEST_KEY
 
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self

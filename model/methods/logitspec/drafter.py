@@ -6,6 +6,9 @@ text's last n-gram, as in prompt lookup; and a branch for each of the likeliest 
 logits, guessed as the token after the root and continued as the text did after the n-gram that it
 completes. Likelier tokens get longer branches.
 
+Of the places where an n-gram occurs, the latest one counts that has all the tokens of a continuation after it; if
+none has, the first one, which has the most.
+
 Source: T. Liu et al., LogitSpec: Accelerating Retrieval-based Speculative Decoding via Next Next
 Token Speculation, arXiv 2507.01449, and its code, github.com/smart-lty/LogitSpec
 (draft_tree_capacity, the root included -> `num_nodes` + 1).
@@ -15,7 +18,7 @@ Shapes: C prompt tokens in a chunk, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,12 +28,42 @@ from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import Options, option
-from .ngram_pool import NgramPool
 
 # Longest branch by the rank of its first token among the last logits, 0 for the likeliest: up to rank 8
 # four tokens, up to rank 32 three, then one.
 BRANCH_LENGTHS = ((8, 4), (32, 3))
 LAST_LENGTH = 1
+
+
+class NgramPool:
+    """The n-grams of a growing text; a whole continuation has `length` tokens."""
+
+    def __init__(self, max_ngram_size: int, length: int) -> None:
+        self._sizes = range(max_ngram_size, 0, -1)
+        self._length = length
+        self._text: list[int] = []
+        # n-gram -> where its continuation starts
+        self._starts: dict[tuple[int, ...], int] = {}
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        text, starts = self._text, self._starts
+        for token in tokens:
+            begun = len(text)  # a continuation begins with this token,
+            whole = begun + 1 - self._length  # and another one ends with it
+            text.append(token)
+            for size in self._sizes:
+                if size <= begun:
+                    starts.setdefault(tuple(text[begun - size : begun]), begun)
+                if size <= whole:
+                    starts[tuple(text[whole - size : whole])] = whole
+
+    def after(self, ending: Sequence[int]) -> list[int]:
+        """Return the continuation of the longest known n-gram at the end of these tokens; empty if none."""
+        for size in self._sizes:
+            start = self._starts.get(tuple(ending[-size:]))
+            if start is not None:
+                return self._text[start : start + self._length]
+        return []
 
 
 @dataclass(frozen=True, slots=True)

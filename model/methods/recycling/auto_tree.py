@@ -25,7 +25,7 @@ from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from ...machine.cpp import shared_struct
-from ..growth.acceptance_rates import MEMORY, AcceptanceRates
+from ..growth.acceptance import MEMORY, AcceptanceRates
 from ..growth.best_first import CENTRES, MINUS_EDGES, Growth, address, flat, loaded
 from ..growth.memory import check_tensor
 

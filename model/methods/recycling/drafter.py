@@ -5,6 +5,8 @@ last occurrence. A step fills a static tree template from it, level by level (`c
 matrix[token(parent), rank]`), verifies the tree in one forward pass, and writes the top-k of every
 node's logits back, rejected nodes included.
 
+Named templates are the JSON files in `templates/`; any other JSON file of the same form can be given by path.
+
 Source: X. Luo et al., Turning Trash into Treasure: Accelerating Inference of LLMs with Token
 Recycling, arXiv 2408.08696 (M, the adjacency matrix -> `_matrix`; k -> `output_id_topk`; the static
 tree of section 3.2 -> `TreeTemplate`).
@@ -18,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,19 +33,43 @@ from ...engine.budget import DraftBudget
 from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
-from ...machine.kept import Kept
-from ...options import STARTS, Options, option
+from ...machine.hardware import Kept
+from ...options import STARTS, Options, option, unknown_name
 from ..growth.memory import check_ids, check_tensor, check_topk, wrong_tensors
-from ..growth.tree_template import TreeTemplate
+from ..growth.tree_template import TreeTemplate, read_template
 from .adjacency import AdjacencyMatrix, DeviceTemplate
 from .auto_tree import AutoTree, library_of_guesses
-from .tree_template import load_template
 
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
 
+TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 POLICIES = ("accepted-last", "accepted-only", "average", "original")
 AUTO = "auto"
+
+
+def template_names() -> list[str]:
+    """Return the names of the templates that come with the project."""
+    return sorted(file.stem for file in TEMPLATE_FOLDER.glob("*.json"))
+
+
+def load_template(version: str, others: Sequence[str] = ()) -> TreeTemplate:
+    """Load a template by name, or from a JSON file by path.
+
+    Args:
+        version: the name or the path.
+        others: names that the caller takes beside those of templates, for the error's text.
+
+    Raises:
+        ValueError: if the name is unknown, the file cannot be read or parsed, or a path in it is
+            wrong.
+    """
+    is_named = version in template_names()
+    file = TEMPLATE_FOLDER / f"{version}.json" if is_named else Path(version)
+    if not is_named and not file.is_file():
+        known = unknown_name("tree_version", version, [*template_names(), *others])
+        raise ValueError(f"{known}, or the path of a JSON file of rank paths")
+    return read_template(file, version)
 
 
 @dataclass(frozen=True, slots=True)

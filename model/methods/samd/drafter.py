@@ -29,10 +29,9 @@ from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, Options, budget_option, option
-from ..growth.chain_acceptance import ChainAcceptance
+from ..growth.acceptance import ChainAcceptance
 from ..registry import drafter_class
-from .static_automaton import Follower, StaticAutomaton
-from .suffix_automaton import SuffixAutomaton
+from .automata import Follower, StaticAutomaton, SuffixAutomaton
 
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self

@@ -17,12 +17,15 @@ Shapes: V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ...budget.cost_model import CostModel
 from ...budget.measure import step_costs
@@ -33,12 +36,10 @@ from ...engine.drafter import Drafter, VerifiedStep
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree, TreeTopology
 from ...kernels.packed import num_weights, stored
-from ...machine.hardware import uploaded
-from ...machine.kept import Kept
+from ...machine.files import written_state
+from ...machine.hardware import Kept, uploaded
 from ...options import DTYPES, Options, budget_option, option
-from ..growth.backoff import Backoff
-from ..growth.chain_acceptance import ChainAcceptance
-from .draft_model import check_draft_model, load_draft_model
+from ..growth.acceptance import Backoff, ChainAcceptance
 
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self
@@ -47,6 +48,60 @@ if TYPE_CHECKING:  # Python 3.10 has none
 MORE_ROWS = 512
 # Most tokens in the first pass of a draft: the last guess, if it was right, and the token after it.
 MOST_UNREAD = 2
+
+
+def check_draft_model(name: str, vocab_size: int) -> None:
+    """Check a draft model as far as possible without its weights.
+
+    Raises:
+        ValueError: if it does not exist, or its vocabulary size is not the target model's.
+    """
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
+    if looks_local and not Path(name).is_dir():
+        raise ValueError(
+            f"draft_model: got {name!r}; allowed: a folder with a model, or a hub name ORG/NAME"
+        )
+    config = _read(AutoConfig.from_pretrained, name)
+    found = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+    if found != vocab_size:
+        raise ValueError(
+            f"draft_model {name}: has a vocabulary of {found} tokens; allowed: {vocab_size}, as the "
+            "target model; give a smaller model of the same family"
+        )
+
+
+def load_draft_model(name: str, dtype: str, device: torch.device) -> TargetModel:
+    """Load a draft model; the last one stays loaded while the files in its folder are unchanged.
+
+    Raises:
+        ValueError: if its weights cannot be loaded, or its cache cannot be rolled back.
+    """
+    # Make the index explicit: "cuda" and "cuda:0" are one device.
+    return _loaded(name, dtype, torch.empty(0, device=device).device, written_state(name))
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, dtype: str, device: torch.device, state: tuple[object, ...]) -> TargetModel:
+    if dtype == "auto":
+        dtype = "float32" if device.type == "cpu" else "float16"
+    model = _read(AutoModelForCausalLM.from_pretrained, name, dtype=getattr(torch, dtype))
+    draft = TargetModel(model.eval().to(device))
+    if draft.mixers:
+        raise ValueError(
+            f"draft_model {name}: keeps recurrent state; allowed: attention only, whose cached "
+            "rows can be dropped"
+        )
+    return draft
+
+
+def _read(load: Callable[..., Any], name: str, **options: object) -> Any:
+    """Load a part of a draft model; raises ValueError."""
+    try:
+        return load(name, **options)
+    # transformers raises many types of errors for a missing, broken or unknown model.
+    except Exception as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"draft_model {name}: cannot be loaded: {cause}") from error
 
 
 @dataclass(frozen=True, slots=True)

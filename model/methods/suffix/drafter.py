@@ -16,8 +16,10 @@ Shapes: A answers, T tokens of all answers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import torch
 
@@ -26,11 +28,8 @@ from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, Options, option
 from ..growth.memory import check_ids, wrong_tensors
-from .answers import Answers
-from .continuation import Continuation, Grow, likeliest_path, likeliest_tree
-from .suffix_tree import OpenText, Place, SuffixTree
+from .suffix_tree import Node, OpenText, Place, SuffixTree
 
-SHAPES: Mapping[str, Grow] = {"path": likeliest_path, "tree": likeliest_tree}
 # Every token of a text costs up to so many moves.
 MAX_DEPTH = 1024
 # Added before rounding down, as in the authors' code, so that ten times 0.1 is 1 token.
@@ -38,6 +37,114 @@ ROUNDING = 1e-6
 # Memory of a node with its places in dictionary and ranking, and of a token with its 1.3 nodes: answers of the
 # demo model, by tracemalloc.
 NODE_BYTES, TOKEN_BYTES = 265, 340
+
+
+@dataclass(slots=True)
+class Continuation:
+    """Tokens that may follow a match."""
+
+    total: int = 1  # places of the match
+    tokens: list[int] = field(default_factory=list)  # drafted tokens, parents before children
+    # For each token the index of the one before it, -1 for the end of the match.
+    parents: list[int] = field(default_factory=list)
+    sum_of_counts: int = 0  # of the tokens
+
+    @property
+    def score(self) -> float:
+        """Sum of the probabilities of the tokens; equal sums are equal numbers, however they came about."""
+        return self.sum_of_counts / self.total
+
+    def add_run(self, run: list[int], parent: int, count: int) -> int:
+        """Append tokens one after another, and return the index of the last one."""
+        for token in run:
+            self.tokens.append(token)
+            self.parents.append(parent)
+            parent = len(self.tokens) - 1
+        self.sum_of_counts += count * len(run)
+        return parent
+
+
+# Of a place, with at most so many tokens of at least such a probability.
+Grow = Callable[[Place, int, float], Continuation]
+
+
+def likeliest_path(place: Place, most: int, least_probability: float) -> Continuation:
+    """Return the chain that takes the most frequent token each time."""
+    node = place.node
+    found = Continuation(node.count)
+    parent = found.add_run(node.run(place.position, most), -1, node.count)
+    while len(found.tokens) < most and node.ranked:
+        node = node.ranked[0]
+        if node.count / found.total < least_probability:
+            break
+        run = node.run(node.begin, most - len(found.tokens))
+        parent = found.add_run(run, parent, node.count)
+    return found
+
+
+def likeliest_tree(place: Place, most: int, least_probability: float) -> Continuation:
+    """Return the tree that takes the most frequent token each time, of equals the one found first."""
+    found = Continuation(place.node.count)
+    # (-count, order of discovery, node, where its run goes on, parent)
+    queue: list[tuple[int, int, Node, int, int]] = [(-place.node.count, 0, *place, -1)]
+    num_seen = 1
+    while queue and len(found.tokens) < most:
+        _, _, node, index, parent = heappop(queue)
+        has_equals = bool(queue) and -queue[0][0] == node.count
+        run = node.run(index, 1 if has_equals else most - len(found.tokens))
+        parent = found.add_run(run, parent, node.count)
+        index += len(run)
+        following = (
+            [(node, index)]
+            if node.run(index, 1)
+            else [(child, child.begin) for child in node.ranked]
+        )
+        for child, begin in following:
+            if child.count / found.total < least_probability:
+                break
+            heappush(queue, (-child.count, num_seen, child, begin, parent))
+            num_seen += 1
+    return found
+
+
+SHAPES: Mapping[str, Grow] = {"path": likeliest_path, "tree": likeliest_tree}
+
+
+class Answers:
+    """At most `most` answers; strings of up to `depth` tokens are counted.
+
+    Attributes:
+        tree: the suffix tree of the answers.
+        kept: the tokens of each answer that has one, the oldest first.
+    """
+
+    def __init__(self, depth: int, most: int) -> None:
+        self._most = most
+        self.tree = SuffixTree(depth)
+        self.kept: deque[list[int]] = deque()
+
+    def begin(self) -> OpenText:
+        """Begin an answer; several may be in progress."""
+        self._make_room()
+        return self.tree.open_text()
+
+    def extend(self, answer: OpenText, tokens: Sequence[int]) -> None:
+        """Append new tokens to an answer. One that had to leave goes on as a new answer."""
+        if not self._most or not tokens:
+            return
+        if not answer.tokens:
+            self._make_room()
+            self.kept.append(answer.tokens)
+        answer.extend(tokens)
+
+    def clear(self) -> None:
+        """Forget all answers; those in progress go on as new ones."""
+        self.tree.clear()
+        self.kept.clear()
+
+    def _make_room(self) -> None:
+        while self.kept and len(self.kept) >= self._most:
+            self.tree.remove(self.kept.popleft())
 
 
 @dataclass(frozen=True, slots=True)

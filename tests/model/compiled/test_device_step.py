@@ -20,8 +20,7 @@ from model.engine.target import TargetModel
 from model.engine.verification import InvalidLogitsError
 from model.methods.growth.tree_template import TreeTemplate
 from model.methods.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
-from model.methods.recycling.drafter import RecyclingDrafter
-from model.methods.recycling.tree_template import load_template
+from model.methods.recycling.drafter import RecyclingDrafter, load_template
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins
 from tests.model.families.family import Family

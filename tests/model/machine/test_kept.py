@@ -5,7 +5,7 @@ Run: pytest tests/model/machine/test_kept.py
 
 from __future__ import annotations
 
-from model.machine.kept import Kept
+from model.machine.hardware import Kept
 
 
 def test_a_value_is_made_once_for_a_key_and_replaced_for_another() -> None:

@@ -1,22 +1,31 @@
 """How a draft network's guesses become a tree: EAGLE's fixed shape, EAGLE-2's and EAGLE-3's by probability.
 
-Both read a level at a time from the network (`text.Draft`).
+Both read a level at a time from the network. Row p joins the feature of token p with the embedding of token p + 1
+and stands at position p. The text's rows are read from the target's true hidden states, once each; a draft's rows
+come after them, level by level, and are forgotten when the next rows of the text are read.
 
-Shapes: n nodes of a level, k guesses after each, Q tokens that can be drafted, m candidates.
+Shapes: n nodes of a level, k guesses after each, Q tokens that can be drafted, m candidates, T rows of the text, D
+hidden size, W hidden states side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
-from ...growth.guesses import Guesses
+from ....machine.hardware import uploaded
+from ...growth.best_first import Guesses
 from ...growth.tree_template import TreeTemplate
-from ..tree_levels import levels_of
-from .text import Draft
+from ..drafter import levels_of
+from ..head_files import called
+from ..layers import Rows, causal_mask
+from .network import DraftNetwork
 
 NAME = "mc_sim_7b_63"
 # Rank paths of EAGLE's tree of this name, from its published code (SafeAILab/EAGLE,
@@ -28,6 +37,102 @@ PATHS = (
     *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)),
     *((0, 0, 0, 0, 0), (0, 0, 0, 0, 1)),
 )
+
+
+class DraftText:
+    """The rows of a text; embedding and head are the target's, the device that of its token ids."""
+
+    def __init__(
+        self, network: DraftNetwork, embedding: nn.Module, head: nn.Module, device: torch.device
+    ) -> None:
+        self.network, self.head, self.device = network, head, device
+        self._embedding = embedding
+        parameter = next(network.parameters())
+        self._dtype, self._network_device = parameter.dtype, parameter.device
+        self.clear()
+
+    def clear(self) -> None:
+        self._rows = Rows(self.network.shape, self._network_device, self._dtype)
+        self._num_read = 0
+        self._last: torch.Tensor | None = None  # the state after the last row [1, D]
+
+    def sibling(self) -> DraftText:
+        """Return another text, with no row yet, for the same network."""
+        sibling = copy(self)
+        sibling.clear()
+        return sibling
+
+    def read(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        """Read rows: hidden states [n, W * D], and the token after each of them."""
+        self._rows.length = self._num_read
+        features = self.network.fused(hidden.to(self._network_device, self._dtype))
+        tokens = uploaded(token_ids, self.device)
+        begin, end = self._num_read, self._num_read + len(token_ids)
+        positions = torch.arange(begin, end, device=self._network_device)
+        mask = causal_mask(begin, end - begin, self._network_device)
+        self._last = self._run(tokens, features, positions, mask)[-1:]
+        self._num_read = end
+
+    def draft(self) -> Draft | None:
+        """Begin a draft after the last token read; None if nothing was read."""
+        self._rows.length = self._num_read
+        return None if self._last is None else Draft(self, self._last)
+
+    def deepen(
+        self, token_ids: torch.Tensor, features: torch.Tensor, is_ancestor: torch.Tensor, depth: int
+    ) -> torch.Tensor:
+        """Append drafted rows and return their states [n, D].
+
+        Args:
+            token_ids: [n].
+            features: states of their parents [n, D].
+            is_ancestor: which of the draft's rows, these included, each sees: [n, rows of the draft].
+            depth: of the tokens in the draft, from 1.
+        """
+        of_text = is_ancestor.new_ones(len(token_ids), self._num_read)
+        position = self._num_read + depth - 1
+        positions = torch.full((1,), position, device=self._network_device)
+        mask = torch.cat((of_text, is_ancestor), dim=1)
+        return self._run(token_ids, features, positions, mask)
+
+    def _run(
+        self,
+        token_ids: torch.Tensor,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        embeddings = called(self._embedding, token_ids).to(self._network_device, self._dtype)
+        states: torch.Tensor = self.network(
+            embeddings, features, positions, lambda projected: self._rows.attend(projected, mask)
+        )
+        return states
+
+
+class Draft:
+    """A draft that grows level by level."""
+
+    def __init__(self, text: DraftText, last: torch.Tensor) -> None:
+        self._text = text
+        self._states = last
+        self._depth = 0
+        self._is_ancestor = torch.zeros(1, 0, dtype=torch.bool, device=last.device)
+        # Of the tokens after each node of the last level that was read, [n, Q]; first after the text, [1, Q].
+        self.logits = text.network.logits(last, text.head)
+
+    def deepen(self, parents: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Read a level of nodes: the place of each parent in the level before, and the tokens, both [n]."""
+        count = len(parents)
+        itself = torch.eye(count, dtype=torch.bool, device=self._is_ancestor.device)
+        self._is_ancestor = torch.cat((self._is_ancestor[parents], itself), dim=1)
+        self._depth += 1
+        features = self._states[parents]
+        self._states = self._text.deepen(token_ids, features, self._is_ancestor, self._depth)
+        self.logits = self._text.network.logits(self._states, self._text.head)
+
+    def token_ids(self, places: torch.Tensor) -> torch.Tensor:
+        """Return the token ids of places among the logits."""
+        return self._text.network.token_ids(places)
 
 
 class Grown(NamedTuple):
@@ -64,98 +169,78 @@ def grow_fixed(draft: Draft, shape: TreeTemplate) -> Grown:
     return Grown(tokens, shape.topology.parents[1:])
 
 
-class Candidates(NamedTuple):
-    """Nodes to choose from, all [m]."""
+class Level(NamedTuple):
+    """The likeliest tokens after each of the n nodes of a level that are read, all but `read` [n, k]."""
 
     tokens: torch.Tensor  # their token ids
+    values: torch.Tensor  # logarithms of their probabilities
     scores: torch.Tensor  # logarithms of the probabilities of their paths
-    parents: torch.Tensor  # the candidate that each follows; -1 for the root
+    read: (
+        torch.Tensor
+    )  # of each node its place among the tokens of the level before [n]; empty for the root
 
 
-class Beam(NamedTuple):
-    """The nodes of a level that are read: numbers among all candidates, and scores, both [n]."""
-
-    numbers: torch.Tensor
-    scores: torch.Tensor
+def _levels(draft: Draft, depth: int, width: int) -> list[Level]:
+    """Read the `width` most probable nodes of each level; return the `width` likeliest tokens after each."""
+    lowest = torch.finfo(draft.logits.dtype).min
+    scores = draft.logits.new_zeros(1)
+    read = torch.empty(0, dtype=torch.long, device=draft.logits.device)
+    levels: list[Level] = []
+    for _ in range(depth):
+        if levels:
+            above = levels[-1]
+            best = above.scores.flatten().topk(min(width, above.scores.numel()))
+            read, scores = best.indices, best.values
+            draft.deepen(read // above.scores.shape[1], above.tokens.flatten()[read])
+        logits = draft.logits
+        top = logits.log_softmax(dim=-1).topk(min(width, logits.shape[-1]), dim=-1)
+        # Logits that are no numbers make no order.
+        totals = (top.values + scores[:, None]).nan_to_num(nan=lowest, neginf=lowest)
+        levels.append(Level(draft.token_ids(top.indices), top.values, totals, read))
+    return levels
 
 
 def grow_likeliest(draft: Draft, num_nodes: int, depth: int, width: int) -> Grown:
-    """Return the tree of the most probable nodes.
-
-    On each level `width` nodes are read, those with the most probable paths, and the `width` likeliest
-    tokens after each are candidates; of all candidates the `num_nodes` most probable are the tree.
-    """
-    device = draft.logits.device
-    beam = Beam(torch.full((1,), -1, device=device), draft.logits.new_zeros(1))
-    levels: list[Candidates] = []
-    num_before = 0
-    for level in range(depth):
-        found = _candidates(draft, beam, width)
-        levels.append(found)
-        if level == depth - 1:
-            break
-        num_found = len(found.scores)
-        chosen = found.scores.topk(min(width, num_found)).indices
-        draft.deepen(chosen // (num_found // len(beam.numbers)), found.tokens[chosen])
-        beam = Beam(num_before + chosen, found.scores[chosen])
-        num_before += num_found
-    return _most_probable(levels, num_nodes)
-
-
-def _candidates(draft: Draft, beam: Beam, width: int) -> Candidates:
-    """Return the likeliest tokens after every node of the beam."""
-    logits = draft.logits
-    top = logits.log_softmax(dim=-1).topk(min(width, logits.shape[-1]), dim=-1)  # [n, k]
-    lowest = torch.finfo(logits.dtype).min
-    # Logits that are no numbers make no order.
-    scores = (top.values + beam.scores[:, None]).nan_to_num(nan=lowest, neginf=lowest)
-    parents = beam.numbers[:, None].expand_as(top.indices)
-    return Candidates(draft.token_ids(top.indices).flatten(), scores.flatten(), parents.flatten())
-
-
-def _most_probable(levels: Sequence[Candidates], num_nodes: int) -> Grown:
-    """Return the tree of the candidates with the highest scores."""
-    tokens, scores, parents = (torch.cat(parts) for parts in zip(*levels, strict=True))
+    """Return the tree of the most probable nodes: `num_nodes` of all tokens after the nodes that are read."""
+    levels = _levels(draft, depth, width)
+    parents, num_before = [levels[0].tokens.new_full((levels[0].tokens.numel(),), -1)], 0
+    for above, level in pairwise(levels):
+        numbers = num_before + level.read  # among all tokens
+        parents.append(numbers.repeat_interleave(level.tokens.shape[1]))
+        num_before += above.tokens.numel()
+    scores = torch.cat([level.scores.flatten() for level in levels])
     # Stable: a parent, which comes first, is chosen before a child of the same probability.
     order = scores.sort(descending=True, stable=True).indices[:num_nodes]
     chosen = order.sort().values
+    tokens = torch.cat([level.tokens.flatten() for level in levels])
     # One copy to the host.
-    numbers, parents_of, guesses = torch.stack((chosen, parents[chosen], tokens[chosen])).tolist()
-    node_of = {-1: 0} | {number: node for node, number in enumerate(numbers, start=1)}
+    found = torch.stack((chosen, torch.cat(parents)[chosen], tokens[chosen]))
+    numbers_of, parents_of, guesses = found.tolist()
+    node_of = {-1: 0} | {number: node for node, number in enumerate(numbers_of, start=1)}
     return Grown(guesses, tuple(node_of[number] for number in parents_of))
 
 
 def likely_rows(draft: Draft, root: int, depth: int, width: int) -> Guesses:
     """Return what `grow_likeliest` chooses from: the `width` likeliest tokens after every node that it reads."""
-    device = draft.logits.device
-    tokens, parents = [torch.full((1,), root, device=device)], [torch.full((1,), -1, device=device)]
-    rows, values = list[torch.Tensor](), list[torch.Tensor]()
-    scores, first, num_read = draft.logits.new_zeros(1), 0, 1
-    for level in range(depth):
-        logits = draft.logits
-        top = logits.log_softmax(dim=-1).topk(min(width, logits.shape[-1]), dim=-1)  # [n, k]
-        found = top.values.nan_to_num(nan=torch.finfo(logits.dtype).min)
-        rows.append(draft.token_ids(top.indices))
-        values.append(found)
-        if level == depth - 1:
-            break
-        best = (found + scores[:, None]).flatten().topk(min(width, found.numel()))
-        places = best.indices // found.shape[1]  # among the nodes of the level
-        drafted = rows[-1].flatten()[best.indices]
-        draft.deepen(places, drafted)
-        tokens.append(drafted)
-        parents.append(first + places)
-        scores, first = best.values, num_read
-        num_read += len(places)
+    levels = _levels(draft, depth, width)
+    k = levels[0].tokens.shape[1]
+    tokens, parents = [levels[0].tokens.new_full((1,), root)], [levels[0].tokens.new_full((1,), -1)]
+    first = 0  # of the level before, among the nodes
+    for above, level in pairwise(levels):
+        tokens.append(above.tokens.flatten()[level.read])
+        parents.append(first + level.read // k)
+        first += len(above.tokens)
+    rows = [level.tokens.flatten() for level in levels]
+    values = torch.cat([level.values.flatten() for level in levels])
     # One copy to the host.
-    numbers = torch.cat((torch.cat(tokens), torch.cat(parents), torch.cat(rows).flatten()))
-    packed = torch.cat((numbers.double(), torch.cat(values).flatten().double())).tolist()
-    k = rows[0].shape[1]
-    at, of_rows = packed[: 2 * num_read], packed[2 * num_read :]
-    split = num_read * k
+    numbers = torch.cat((*tokens, *parents, *rows)).double()
+    found = torch.cat((numbers, values.nan_to_num(nan=torch.finfo(values.dtype).min).double()))
+    count = first + len(levels[-1].tokens)
+    packed = found.tolist()
+    at, table, split = packed[: 2 * count], packed[2 * count :], count * k
     return Guesses(
-        [int(token) for token in at[:num_read]],
-        [int(parent) for parent in at[num_read:]],
-        [[int(token) for token in of_rows[begin : begin + k]] for begin in range(0, split, k)],
-        [of_rows[split + begin : split + begin + k] for begin in range(0, split, k)],
+        [int(token) for token in at[:count]],
+        [int(parent) for parent in at[count:]],
+        [[int(token) for token in table[begin : begin + k]] for begin in range(0, split, k)],
+        [table[split + begin : split + begin + k] for begin in range(0, split, k)],
     )

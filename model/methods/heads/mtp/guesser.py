@@ -1,22 +1,187 @@
-"""Guesses of the MTP layers that the model's own checkpoint ships, for another drafter."""
+"""The MTP layers of a model's own checkpoint, as transformers builds and loads them, on one text.
+
+A plain load of the model leaves them out. Transformers makes them of the model's own decoder layer, and uses them
+in `generate(use_mtp=True)`: layer k joins, for every token of the text, the embedding of the token k + 1 places on
+with the state that the layer before it left there (layer 0: the model's final hidden state), and the output head
+reads a guess of the token after that one off its state.
+
+Rows of the text are read once each, as soon as the tokens that they join are known. Those of a draft join guessed
+tokens, and are dropped after it. Where a draft is longer than there are layers, the last layer goes on with its own
+state, as inference servers run modules of one layer.
+
+Sources: F. Gloeckle et al., arXiv 2404.19737; DeepSeek-V3, arXiv 2412.19437, section 2.2.
+
+Shapes: L layers, T tokens of the text, C of them in a chunk, n rows, D hidden size, V vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
+import transformers
 
 from ....engine.budget import DraftBudget
 from ....engine.drafter import Needs
 from ....engine.passes.hidden import FINAL
 from ....engine.target import TargetModel
-from ...growth.guesses import Guesses
-from ..state_reader import StateReader
-from .layers import MtpText, check_mtp
+from ....machine.hardware import uploaded
+from ...growth.best_first import Guesses
+from ..drafter import StateReader
+from ..head_files import called
 
+FIRST_VERSION = "5.23"  # of transformers, whose layers these are
 # Guesses in a row, and likely tokens after each.
 DEPTH, WIDTH = 6, 10
+
+
+def check_mtp(config: Any) -> None:
+    """Raise ValueError if a model with this text config ships no MTP layers, or transformers runs none."""
+    if not getattr(config, "num_mtp_layers", None):
+        raise ValueError(
+            f"head mtp: model type {config.model_type} has no MTP layers that transformers knows (num_mtp_layers); "
+            "give a model that ships some, or trained heads"
+        )
+    _mtp_classes()
+
+
+class MtpText:
+    """The rows of one text in all layers, and guesses after it.
+
+    Raises:
+        ValueError: if the checkpoint's layers cannot be loaded.
+    """
+
+    def __init__(self, target: TargetModel) -> None:
+        self._model = _load(target)
+        self.num_layers: int = self._model.num_mtp_layers
+        self._device, self._dtype = target.device, target.dtype
+        self.clear()
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._model.layers.parameters())
+
+    def clear(self) -> None:
+        _, cache_class = _mtp_classes()
+        self._cache = cache_class(config=self._model.config)
+        self._cache.activate_past_recording()
+        self._tokens: list[int] = []
+        # Of each layer: the rows read, and states that wait for the token to join with.
+        self._num_read = [0] * self.num_layers
+        nothing = torch.empty(
+            0, self._model.config.hidden_size, dtype=self._dtype, device=self._device
+        )
+        self._waiting = [nothing] * self.num_layers
+        # The first layer's last state [1, D], off which the first guess is read.
+        self._last: torch.Tensor | None = None
+
+    def sibling(self) -> MtpText:
+        """Return another text, with no row yet, for the same layers."""
+        sibling = copy(self)
+        sibling.clear()
+        return sibling
+
+    def read(self, token_ids: Sequence[int], hidden: torch.Tensor) -> None:
+        """Read a chunk: the model's final states [C, D], and the token after each of them."""
+        if not self._tokens:
+            self._tokens = [-1]  # nobody joins the text's first token
+        self._tokens += token_ids
+        states = hidden.to(self._device)
+        for layer in range(self.num_layers):
+            self._waiting[layer] = torch.cat((self._waiting[layer], states))
+            states = self._read_layer(layer)
+            if layer == 0:
+                self._last = states[-1:]
+
+    def guesses(self, depth: int, width: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the likeliest tokens after the text and after each of its likeliest next ones in turn, with the
+        logarithms of their probabilities, both [depth, width]; None if nothing was read.
+        """
+        if self._last is None:
+            return None
+        found, rows = [self._top(self._last, width)], [0] * self.num_layers
+        states = self._last[:0]  # of the rows that the draft adds to the layer before
+        for level in range(1, depth):
+            layer = min(level, self.num_layers - 1)
+            begin = self._num_read[layer] + rows[layer]
+            if level < self.num_layers:
+                states = torch.cat((self._waiting[layer], states))
+            else:
+                states = states[-1:] if len(states) else self._last
+            joined = torch.cat([top.indices[0, :1] for top in found[-len(states) :]])
+            states = self._run(layer, joined, states, begin)
+            rows[layer] += len(states)
+            found.append(self._top(states[-1:], width))
+        for layer, count in enumerate(rows):
+            if count:
+                self._cache.layers[layer].crop(-count)
+        return torch.cat([top.indices for top in found]), torch.cat([top.values for top in found])
+
+    def _read_layer(self, layer: int) -> torch.Tensor:
+        """Read the rows whose tokens are known; return their states [n, D]."""
+        begin, end = self._num_read[layer], max(0, len(self._tokens) - 1 - layer)
+        waiting, count = self._waiting[layer], end - begin
+        if count == 0:
+            return waiting[:0]
+        tokens = uploaded(self._tokens[begin + 1 + layer :], self._device)
+        states = self._run(layer, tokens, waiting[:count], begin)
+        self._cache.layers[layer].crop(0)  # a window of attention forgets what it has passed
+        self._num_read[layer], self._waiting[layer] = end, waiting[count:]
+        return states
+
+    def _run(
+        self, layer: int, token_ids: torch.Tensor, states: torch.Tensor, begin: int
+    ) -> torch.Tensor:
+        """Run a layer on n rows from `begin` on, [n, D]: their tokens [n] and states."""
+        embeddings = called(self._model.embed_tokens, token_ids)
+        first = begin + 1 + layer
+        positions = torch.arange(first, first + len(states), device=self._device)
+        found: torch.Tensor = self._model.forward_layer(
+            layer, states[None], positions[None], self._cache, inputs_embeds=embeddings[None]
+        )
+        return found[0]
+
+    def _top(self, states: torch.Tensor, width: int) -> torch.return_types.topk:
+        logits = self._model._project_to_logits(states).to(self._device)
+        probabilities: torch.Tensor = logits.float().log_softmax(dim=-1)
+        return probabilities.topk(min(width, logits.shape[-1]), dim=-1)
+
+
+def _mtp_classes() -> tuple[Any, Any]:
+    """Return transformers' classes of MTP layers and of their cache.
+
+    Raises:
+        ValueError: if it has none, or runs them as a whole only.
+    """
+    try:
+        from transformers.cache_utils import MtpCache
+        from transformers.modeling_layers import MtpModel
+    except ImportError:
+        MtpModel = MtpCache = None
+    if not hasattr(MtpModel, "forward_layer"):
+        raise ValueError(
+            f"head mtp: transformers {transformers.__version__} cannot run MTP layers one by one; allowed: "
+            f"{FIRST_VERSION} or newer"
+        )
+    return MtpModel, MtpCache
+
+
+def _load(target: TargetModel) -> Any:
+    mtp_class, _ = _mtp_classes()
+    place = target.model.config.name_or_path
+    try:
+        with torch.inference_mode(mode=False):
+            model = mtp_class.from_pretrained(target.model, device_map={"": target.device})
+    # transformers raises many types of errors for layers that are missing or unknown.
+    except Exception as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"head mtp: the layers of {place} cannot be loaded: {cause}") from error
+    # The model's own frequencies may follow the longest text that they have seen.
+    model.rotary_emb = deepcopy(model.rotary_emb)
+    return model.eval().requires_grad_(False)
 
 
 class MtpGuesser(StateReader[MtpText]):

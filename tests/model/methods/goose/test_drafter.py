@@ -20,9 +20,8 @@ from model.engine.drafter import VerifiedStep
 from model.engine.read_out import Candidates
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
-from model.methods.goose.drafter import GooseConfig, GooseDrafter
-from model.methods.goose.spine_tree import LEAST_SHARE, falling_shares
-from model.methods.goose.successors import NONE, SuccessorTable
+from model.methods.goose.drafter import LEAST_SHARE, GooseConfig, GooseDrafter, falling_shares
+from model.methods.goose.sources import NONE, SuccessorTable
 from tests.model.decoded import option_names
 
 CPU = torch.device("cpu")

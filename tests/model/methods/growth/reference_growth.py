@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
-from model.methods.growth.acceptance_rates import AcceptanceRates
+from model.methods.growth.acceptance import AcceptanceRates
 from model.methods.growth.best_first import MINUS_EDGES
 
 Context = TypeVar("Context")

@@ -5,7 +5,7 @@ Run: pytest tests/model/methods/growth/test_backoff.py
 
 from __future__ import annotations
 
-from model.methods.growth.backoff import FIRST_WAIT, LONGEST_WAIT, Backoff
+from model.methods.growth.acceptance import FIRST_WAIT, LONGEST_WAIT, Backoff
 
 
 def waits(backoff: Backoff, count: int) -> list[int]:

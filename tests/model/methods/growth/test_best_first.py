@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from model.engine.verification import verify
-from model.methods.growth.acceptance_rates import AcceptanceRates
+from model.methods.growth.acceptance import AcceptanceRates
 from model.methods.growth.best_first import CENTRES
 from tests.model.methods.growth.reference_growth import Growth, Guess, probability_codes
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from model.engine.drafter import VerifiedStep
-from model.methods.heads.state_reader import MOST_UNREAD, StateReader
+from model.methods.heads.drafter import MOST_UNREAD, StateReader
 
 
 class NotedText:

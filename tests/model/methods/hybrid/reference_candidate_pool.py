@@ -19,9 +19,8 @@ import torch
 from model.engine.budget import DraftBudget
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
-from model.methods.growth.acceptance_rates import AcceptanceRates
-from model.methods.growth.best_first import MINUS_EDGES
-from model.methods.growth.guesses import ANY_TOKEN, Guesses
+from model.methods.growth.acceptance import AcceptanceRates
+from model.methods.growth.best_first import ANY_TOKEN, MINUS_EDGES, Guesses
 from model.methods.hybrid.candidate_pool import (
     FIRST_FREQUENT,
     FIRST_GUIDED,
@@ -36,9 +35,8 @@ from model.methods.hybrid.candidate_pool import (
     NUM_BUCKETS,
     ROW_WEIGHTS,
 )
-from model.methods.hybrid.neighbours import NOBODY
-from model.methods.hybrid.row_tables import LONGEST_KEY as LONGEST_ROW_KEY
-from model.methods.hybrid.row_tables import NUM_CODES
+from model.methods.hybrid.tables import LONGEST_KEY as LONGEST_ROW_KEY
+from model.methods.hybrid.tables import NOBODY, NUM_CODES
 from tests.model.methods.growth.reference_growth import Growth, Guess
 from tests.model.methods.hybrid.reference_suffix_index import LONGEST_KEY, Match, SuffixIndex
 from tests.model.methods.hybrid.reference_tables import (

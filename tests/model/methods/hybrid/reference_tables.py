@@ -8,16 +8,20 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from model.methods.hybrid.frequent_tokens import NUM_TOKENS, FrequentTokens
-from model.methods.hybrid.neighbours import (
+from model.methods.hybrid.tables import (
+    FIRST,
     LARGEST_LOGIT,
     LENGTH,
     LOGIT_STEPS,
+    LONGEST_KEY,
     NOBODY,
+    NUM_CODES,
     NUM_STEPS,
+    NUM_TOKENS,
+    FrequentTokens,
     Neighbours,
+    RowTables,
 )
-from model.methods.hybrid.row_tables import FIRST, LONGEST_KEY, NUM_CODES, RowTables
 from tests.model.methods.growth.reference_growth import probability_codes
 
 

@@ -17,8 +17,8 @@ from model.engine.budget import CostCurve, DraftBudget
 from model.engine.read_out import state_sketch
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, verify
-from model.methods.growth.guesses import ANY_TOKEN, Guesses
-from model.methods.hybrid import candidate_pool, neighbours
+from model.methods.growth.best_first import ANY_TOKEN, Guesses
+from model.methods.hybrid import candidate_pool, tables
 from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import HybridConfig
 from tests.model.methods.hybrid.reference_candidate_pool import ReferencePool
@@ -139,7 +139,7 @@ def test_both_pools_draft_and_learn_the_same(
     seed: int, k: int, vocab_size: int, num_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if seed % 2:  # a ring that goes round
-        monkeypatch.setattr(neighbours, "NUM_RECORDS", 50)
+        monkeypatch.setattr(tables, "NUM_RECORDS", 50)
     pair = Pair(seed, k, vocab_size, num_slots)
     for text in range(4):
         pair.start()

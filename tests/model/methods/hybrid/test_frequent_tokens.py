@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 import torch
 
-from model.methods.hybrid.frequent_tokens import NUM_TOKENS
+from model.methods.hybrid.tables import NUM_TOKENS
 from tests.model.methods.hybrid.reference_tables import (
     ReferenceFrequentTokens as FrequentTokens,
 )

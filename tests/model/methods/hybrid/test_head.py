@@ -16,7 +16,7 @@ from model.engine.loop import generate
 from model.engine.request import Request
 from model.engine.step import Laps
 from model.engine.text import Text
-from model.methods.growth.guesses import ANY_TOKEN, Guesses
+from model.methods.growth.best_first import ANY_TOKEN, Guesses
 from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import GUIDES, HybridConfig, HybridDrafter
 from tests.model.decoded import heads_folder, random_ids, referee, target_of

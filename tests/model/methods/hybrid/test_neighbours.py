@@ -14,15 +14,16 @@ import pytest
 import torch
 
 from model.engine.read_out import sketch_ids
-from model.methods.hybrid import neighbours as module
-from model.methods.hybrid.neighbours import (
+from model.methods.hybrid import tables as module
+from model.methods.hybrid.tables import (
     BYTES_OF_TOKEN,
+    FIRST,
     LENGTH,
     NAMES,
     NOBODY,
+    NUM_CODES,
     NUM_STEPS,
 )
-from model.methods.hybrid.row_tables import FIRST, NUM_CODES
 from tests.model.methods.hybrid.misfits import misfits
 from tests.model.methods.hybrid.reference_tables import ReferenceNeighbours as Neighbours
 from tests.model.methods.hybrid.reference_tables import states_of

@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 
-from model.methods.hybrid.row_tables import FIRST, NUM_CODES
+from model.methods.hybrid.tables import FIRST, NUM_CODES
 from tests.model.methods.hybrid.misfits import misfits
 from tests.model.methods.hybrid.reference_tables import ReferenceRowTables as RowTables
 from tests.model.methods.hybrid.reference_tables import row_of

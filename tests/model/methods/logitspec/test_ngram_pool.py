@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from model.methods.logitspec.ngram_pool import NgramPool
+from model.methods.logitspec.drafter import NgramPool
 
 
 def reference(text: list[int], size: int, length: int) -> dict[tuple[int, ...], list[int]]:

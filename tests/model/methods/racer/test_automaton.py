@@ -11,8 +11,7 @@ from collections import Counter
 import pytest
 import torch
 
-from model.methods.racer.automaton import ROOT, Automaton
-from model.methods.racer.path_tree import PathTree
+from model.methods.racer.automaton import ROOT, Automaton, PathTree
 
 SIZE = 4
 

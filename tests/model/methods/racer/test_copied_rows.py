@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.methods.racer.copied_rows import CopiedRows
-from model.methods.racer.path_tree import PathTree
+from model.methods.racer.automaton import PathTree
+from model.methods.racer.drafter import CopiedRows
 
 VOCAB = 100
 

@@ -19,7 +19,7 @@ import torch
 from model.engine.budget import DraftBudget
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
-from model.methods.growth.acceptance_rates import AcceptanceRates
+from model.methods.growth.acceptance import AcceptanceRates
 from model.methods.growth.best_first import CENTRES
 from model.methods.recycling.auto_tree import NUM_LEVELS, TRUST
 from tests.model.methods.growth.reference_growth import (

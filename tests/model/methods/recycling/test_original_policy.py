@@ -17,7 +17,7 @@ import torch
 
 from model.engine.loop import generate
 from model.engine.target import TargetModel
-from model.methods.recycling.tree_template import load_template
+from model.methods.recycling.drafter import load_template
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.families.family import Family
 

@@ -14,8 +14,7 @@ import pytest
 
 from model.engine.budget import DraftBudget
 from model.methods.growth.tree_template import TreeTemplate
-from model.methods.recycling.drafter import RecyclingConfig
-from model.methods.recycling.tree_template import load_template, template_names
+from model.methods.recycling.drafter import RecyclingConfig, load_template, template_names
 
 PUBLISHED = Path(__file__).resolve().parents[5] / "shared/published/tree_2.2.2.json"
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from model.methods.samd.static_automaton import BOUNDARY, FORMAT, Follower, StaticAutomaton
-from model.methods.samd.suffix_automaton import SuffixAutomaton
+from model.methods.samd.automata import BOUNDARY, FORMAT, Follower, StaticAutomaton, SuffixAutomaton
 
 
 def built(documents: list[list[int]]) -> StaticAutomaton:

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from model.methods.samd.suffix_automaton import SuffixAutomaton
+from model.methods.samd.automata import SuffixAutomaton
 
 
 def slow_matches(text: list[int], num_tokens: int) -> tuple[int, list[list[int]]]:

@@ -18,7 +18,7 @@ from model.engine.budget import DraftBudget
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.target import TargetModel
-from model.methods.growth.backoff import FIRST_WAIT
+from model.methods.growth.acceptance import FIRST_WAIT
 from model.methods.sps import drafter as sps_module
 from model.methods.sps.drafter import SpsConfig, SpsDrafter
 from tests.model.decoded import draft_folder, drafter_for, random_ids, referee, target_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.methods.heads.eagle.checkpoint import build_network, open_checkpoint
+from model.methods.heads.eagle.drafter import build_network, open_checkpoint
 from model.methods.heads.eagle.network import DraftNetwork, Eagle3Network, EagleNetwork
 from tests.model.methods.heads.eagle.tiny_heads import (
     HIDDEN,

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from model.methods.heads.eagle.checkpoint import build_network, open_checkpoint
+from model.methods.heads.eagle.drafter import build_network, open_checkpoint
 from model.methods.heads.eagle.network import Eagle3Network, EagleNetwork
-from model.methods.heads.eagle.text import DraftText
+from model.methods.heads.eagle.trees import DraftText
 from tests.model.methods.heads.eagle.tiny_heads import (
     HIDDEN,
     config_of,

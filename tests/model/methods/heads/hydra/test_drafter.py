@@ -18,10 +18,15 @@ from model.engine.budget import DraftBudget
 from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
-from model.methods.heads.decoder_layer import LayerShape
 from model.methods.heads.drafter import tree_of
-from model.methods.heads.hydra.drafter import HydraConfig, HydraDrafter
-from model.methods.heads.hydra.heads import HydraHeads, HydraShape, write_hydra
+from model.methods.heads.hydra.drafter import (
+    HydraConfig,
+    HydraDrafter,
+    HydraHeads,
+    HydraShape,
+    write_hydra,
+)
+from model.methods.heads.layers import LayerShape
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 from tests.model.families.family import VOCAB
 

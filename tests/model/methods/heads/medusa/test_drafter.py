@@ -19,8 +19,13 @@ from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.methods.heads.drafter import tree_of
-from model.methods.heads.medusa.drafter import MedusaConfig, MedusaDrafter
-from model.methods.heads.medusa.heads import MedusaHeads, MedusaShape, write_medusa
+from model.methods.heads.medusa.drafter import (
+    MedusaConfig,
+    MedusaDrafter,
+    MedusaHeads,
+    MedusaShape,
+    write_medusa,
+)
 from tests.model.decoded import drafter_for, heads_folder, random_ids, referee, target_of
 from tests.model.families.family import VOCAB
 

@@ -17,16 +17,15 @@ from transformers import AutoModelForCausalLM
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
 from model.engine.target import TargetModel
-from model.methods.heads.mtp import layers
-from model.methods.heads.mtp.guesser import DEPTH, WIDTH, MtpGuesser
-from model.methods.heads.mtp.layers import MtpText, check_mtp
+from model.methods.heads.mtp import guesser
+from model.methods.heads.mtp.guesser import DEPTH, WIDTH, MtpGuesser, MtpText, check_mtp
 from model.methods.hybrid.drafter import HybridConfig, HybridDrafter
 from tests.model.decoded import random_ids, referee, target_of
 from tests.model.families.families_with_trees import LATENT, MIXED_LAYERS, MOE, ROUTED
 from tests.model.families.family import VOCAB, WEIGHT_STD, Family
 
 try:
-    MtpModel, MtpCache = layers._mtp_classes()
+    MtpModel, MtpCache = guesser._mtp_classes()
 except ValueError as error:
     pytest.skip(str(error), allow_module_level=True)
 
@@ -189,7 +188,7 @@ def test_several_layers_join_tokens_further_on(
 ) -> None:
     target = TargetModel(DEEPSEEK.build())
     own = random_mtp(target.model, 3)
-    monkeypatch.setattr(layers, "_load", lambda target: own)
+    monkeypatch.setattr(guesser, "_load", lambda target: own)
     text, tokens = MtpText(target), random_ids(length + 9, 6)
     hidden = final_states(target, tokens)
     for end in (length - 1, length + 1, length + 8):

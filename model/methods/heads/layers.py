@@ -1,4 +1,4 @@
-"""The decoder layer of trained heads, and the rows that it keeps of a text.
+"""Layers of trained heads: a decoder layer, the rows that it keeps of a text, and residual blocks.
 
 Llama's layer on plain torch, with the names of the published checkpoints.
 
@@ -196,3 +196,23 @@ def _rotated(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     """Return rows [..., n, d] turned by their positions' angles."""
     first, second = rows.chunk(2, dim=-1)
     return rows * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class ResidualBlock(nn.Module):
+    """x + silu(W x + b); with several inputs side by side, R x takes the place of x.
+
+    Names of the weights are those of the published checkpoints.
+    """
+
+    def __init__(self, size: int, num_inputs: int = 1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(num_inputs * size, size)
+        self.res_connection = (
+            nn.Identity() if num_inputs == 1 else nn.Linear(num_inputs * size, size)
+        )
+        nn.init.zeros_(self.linear.weight)  # training begins at the input itself
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map [..., C * D] to [..., D]."""
+        skipped: torch.Tensor = self.res_connection(inputs)
+        return skipped + F.silu(self.linear(inputs))

@@ -1,6 +1,16 @@
-"""The suffix automaton of a corpus: built once, saved as arrays, followed token by token.
+"""Suffix automata: of a text that grows token by token, and of a corpus, built once and saved as arrays.
 
-Documents are separated by a token that no text holds, so that no match and no draft crosses from one to the next.
+A state stands for a set of suffixes that occur at the same places; following links from the last
+state walks the suffixes of the text from the longest to the empty one. Appending a token takes
+amortised constant time, and n tokens make fewer than 2n states and 3n transitions.
+
+The link of the last state is the longest suffix that occurs earlier: no separate search is needed.
+
+Source: A. Blumer et al., The smallest automaton recognizing the subwords of a text, Theoretical
+Computer Science 40, 1985.
+
+Documents of a corpus are separated by a token that no text holds, so that no match and no draft crosses from one to
+the next.
 
 Shapes: n corpus tokens (boundaries included), S states, E transitions.
 """
@@ -10,17 +20,92 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ...machine.files import atomic_write, refuse_lfs_pointer, written_state
-from .suffix_automaton import ROOT, Match, SuffixAutomaton
 
+ROOT = 0  # the state of the empty suffix
 BOUNDARY = -1
 NAMES = ("tokens", "links", "lengths", "ends", "first_edges", "edge_tokens", "edge_states")
 FORMAT = "suffix-automaton-1"
+
+
+class Match(NamedTuple):
+    """An earlier occurrence of the text's end."""
+
+    length: int  # tokens of the longest suffix that occurs earlier; 0 if there is none
+    continuation: Sequence[int]  # the tokens that followed it there
+
+
+class SuffixAutomaton:
+    """The suffix automaton of a growing text.
+
+    Args:
+        tokens: the text to begin with.
+        prefers_latest: whether a match continues from the place where it was last the longest
+            match, not from its first occurrence. Tracking the true last occurrence of every suffix
+            would not be constant time; this is, and comes close.
+    """
+
+    def __init__(self, tokens: Sequence[int] = (), prefers_latest: bool = False) -> None:
+        self.text: list[int] = []
+        # Of each state: the state after one more token; the state of its longest suffix that occurs at
+        # more places, -1 for the root; the length of its longest string; where one of its occurrences
+        # ends, so that `text[end]` follows it.
+        self.transitions: list[dict[int, int]] = [{}]
+        self.links, self.lengths, self.ends = [-1], [0], [0]
+        self._last = ROOT
+        self._prefers_latest = prefers_latest
+        self.extend(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._append(token)
+
+    def match(self, max_tokens: int) -> Match:
+        """Return the longest suffix that occurs earlier, with up to `max_tokens` that followed it."""
+        if self._last == ROOT:
+            return Match(0, [])
+        state = self.links[self._last]
+        end = self.ends[state]
+        length = self.lengths[state]
+        return Match(length, self.text[end : end + max_tokens] if length else [])
+
+    def _append(self, token: int) -> None:
+        transitions, links, lengths = self.transitions, self.links, self.lengths
+        state = self._last
+        if self._prefers_latest and state != ROOT:
+            self.ends[links[state]] = len(self.text)
+        self.text.append(token)
+        new = self._last = self._add_state({}, len(self.text), len(self.text))
+        while state >= 0 and token not in transitions[state]:
+            transitions[state][token] = new
+            state = links[state]
+        if state < 0:
+            links[new] = ROOT
+            return
+        after = transitions[state][token]
+        if lengths[after] == lengths[state] + 1:
+            links[new] = after
+            return
+        # The shorter strings of `after` now occur at one more place than its longer ones.
+        split = self._add_state(dict(transitions[after]), lengths[state] + 1, self.ends[after])
+        links[split] = links[after]
+        links[after] = links[new] = split
+        while state >= 0 and transitions[state].get(token) == after:
+            transitions[state][token] = split
+            state = links[state]
+
+    def _add_state(self, transitions: dict[int, int], length: int, end: int) -> int:
+        self.transitions.append(transitions)
+        self.links.append(ROOT)
+        self.lengths.append(length)
+        self.ends.append(end)
+        return len(self.links) - 1
 
 
 class StaticAutomaton:
