@@ -110,7 +110,7 @@ use_python "$IMPORTS" -r requirements.txt
 if [ -z "$given_methods" ]; then
     METHODS=$(BATCH_SIZE="$BATCH_SIZE" MAIN_METHODS="$main_methods" "$PYTHON" -c '
 import os, sys
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 left_out, reason, cold = [], "", []
 wanted = os.environ["MAIN_METHODS"].split()  # none: all
 for name in METHODS:

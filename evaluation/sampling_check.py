@@ -21,7 +21,7 @@ from evaluation.checking.sampling import SETTINGS, Sampler
 from evaluation.reporting.tables import json_line, markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.machine.timing import progress
-from model.methods.registry import METHODS, find_method
+from model.methods import METHODS, find_method
 
 EXAMPLES = """\
 examples:

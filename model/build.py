@@ -63,8 +63,8 @@ def libraries() -> dict[str, Callable[[], Path]]:
     """Return what builds each library of the package, by what it is for; it raises as `built`, and
     `UnsupportedProcessorError` for a processor that the library is not made for.
     """
+    from .budget.best_first import tree_library
     from .kernels.short_pass import kernel_library
-    from .methods.growth.best_first import tree_library
     from .methods.hybrid.candidate_pool import SOURCE as of_hybrid
     from .methods.recycling.auto_tree import SOURCE as of_recycling
 

@@ -32,8 +32,8 @@ from evaluation.inference.entrants import entrant_of
 from evaluation.reporting.options import make_folder
 from model.commands.command_line import OptionParser, UserError, run_command
 from model.commands.files import write_whole
+from model.methods import METHODS, drafter_class
 from model.methods.recycling.drafter import load_template
-from model.methods.registry import METHODS, drafter_class
 from model.options import unknown_name
 
 DEFAULTS = "defaults"

@@ -22,7 +22,7 @@ from unittest import mock
 
 from model.commands.command_line import OptionParser, run_command
 from model.commands.files import write_whole
-from model.methods.registry import BUILT_IN
+from model.methods import BUILT_IN
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "help.md"
 WIDTH = 100

@@ -24,7 +24,8 @@ QUICK = (
     *("model/engine/test_loop.py", "model/engine/test_drafter.py", "model/engine/test_tree.py"),
     *("model/engine/test_verification.py", "model/engine/test_cache.py"),
     *("model/budget/test_switch.py", "model/budget/test_device_speed.py", "model/machine"),
-    *("model/methods/growth", "model/methods/test_pld.py"),
+    *("model/budget/test_best_first.py", "model/budget/test_backoff.py"),
+    *("model/budget/test_chain_acceptance.py", "model/methods/test_pld.py"),
     *("model/methods/recycling/test_drafter.py", "model/methods/recycling/test_tree_template.py"),
     # options and reports
     *("model/test_options.py", "evaluation/inference/test_command.py", "evaluation/scoring"),

@@ -22,7 +22,7 @@ from typing import Any
 from evaluation.answers.row import JsonKey
 from model.commands.command_line import UserError
 from model.commands.files import write_whole
-from model.methods.registry import METHODS, find_method
+from model.methods import METHODS, find_method
 from model.options import resolved
 
 UNKNOWN = "unknown"

@@ -31,7 +31,7 @@ from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
-from model.methods.registry import find_method
+from model.methods import find_method
 
 # Question, choice and turn.
 TurnKey = tuple[int | str, int, int]

@@ -31,8 +31,8 @@ from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.rules import Processor, SamplingRule, TokenRule, sampling_processors
 from model.engine.target import TargetModel
+from model.methods import find_method
 from model.methods.heads.drafter import HeadDrafter
-from model.methods.registry import find_method
 from model.methods.rest.datastore import Datastore
 from model.methods.vanilla.drafter import VanillaConfig, VanillaDrafter
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from evaluation.inference import command
 from model.commands.command_line import OptionParser, run_command
-from model.methods.registry import METHODS
+from model.methods import METHODS
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from evaluation.inference.config import PARTS, RunConfig
 from model.commands.command_line import OptionParser, run_command, user_errors
 from model.commands.options import add_options, config_of
-from model.methods.registry import Method, find_method
+from model.methods import Method, find_method
 
 EXAMPLES = """examples:
   # the demo model on the demo questions, on this machine

@@ -22,7 +22,7 @@ from evaluation.inference.referees import ASSISTED, REFEREES, Referee
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.model_options import DEMO_MODEL
 from model.commands.options import add_options, config_of
-from model.methods.registry import METHODS, Method, find_method
+from model.methods import METHODS, Method, find_method
 from model.options import unknown_name
 
 AUTO = "-auto"

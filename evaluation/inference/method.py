@@ -31,7 +31,7 @@ from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
-from model.methods.registry import Method
+from model.methods import Method
 
 logger = logging.getLogger(__name__)
 

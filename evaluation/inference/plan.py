@@ -44,7 +44,7 @@ from model.engine.target import TargetModel
 from model.kernels.sdpa import sdpa_backends
 from model.machine.hardware import device_name
 from model.machine.packages import versions
-from model.methods.registry import Method
+from model.methods import Method
 from model.options import chosen
 
 

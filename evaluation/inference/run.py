@@ -16,7 +16,7 @@ from evaluation.inference.plan import Plan, check_asked, prepare
 from model.commands.command_line import UserError
 from model.commands.files import check_output
 from model.commands.matrix_file import write_memory
-from model.methods.registry import Method
+from model.methods import Method
 
 
 def answer_with_method(

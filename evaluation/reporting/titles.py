@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from evaluation.answers.record import UNKNOWN, Use, conditions
 from evaluation.questions.pinned_data import PINNED
 from evaluation.scoring.groups import Entry, Group
-from model.methods.registry import BUILT_IN, words_of
+from model.methods import BUILT_IN, words_of
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 REFEREE_TITLES = {

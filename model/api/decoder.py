@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ..compiled.graphs import graphed
 from ..engine.self_test import prove
 from ..engine.target import TargetModel
-from ..methods.registry import MethodName, drafter_class
+from ..methods import MethodName, drafter_class
 from ..options import chosen, unknown_name
 from .base_decoder import BaseDecoder
 from .defaults import Choice, default_choice, paying_options

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..methods.registry import drafter_class
+from ..methods import drafter_class
 
 logger = logging.getLogger(__name__)
 

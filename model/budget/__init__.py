@@ -1,1 +1,1 @@
-"""The automatic node budget: measured step costs, and the switch that turns drafting on and off."""
+"""Shared by drafters: costs of steps and the node budget, learned acceptance, trees grown best first, templates."""

@@ -25,7 +25,7 @@ from ..commands.command_line import (
 )
 from ..commands.model_options import ModelOptions, SamplingOptions
 from ..commands.options import add_options, config_of
-from ..methods.registry import BUILT_IN, find_method
+from ..methods import BUILT_IN, find_method
 from ..options import unknown_name
 from .terminal import DIM, RUN_COLOURS, painter, printable
 

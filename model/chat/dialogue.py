@@ -18,7 +18,7 @@ from ..api.defaults import paying_options
 from ..api.output import StreamPiece
 from ..api.prompts import chat_ids
 from ..engine.drafter import Drafter
-from ..methods.registry import drafter_class
+from ..methods import drafter_class
 
 
 class Dialogue:

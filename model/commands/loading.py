@@ -26,7 +26,7 @@ from ..engine.support import UnsupportedModelError, context_limit
 from ..engine.target import TargetModel
 from ..kernels.sdpa import turn_off_cudnn
 from ..machine.packages import installed_version
-from ..methods.registry import Method
+from ..methods import Method
 from .command_line import UserError, first_line, user_errors
 from .device import auto_device, default_dtype
 from .model_options import MODEL_PATHS, ModelOptions

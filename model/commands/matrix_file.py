@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 
 from ..api import saved_memory
+from ..budget import memory as rows
 from ..engine.drafter import Drafter
-from ..methods.growth import memory as rows
-from ..methods.registry import Method
+from ..methods import Method
 from .command_line import UserError, first_line, user_errors
 from .files import check_file
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..methods.registry import BUILT_IN, Method, find_method
+from ..methods import BUILT_IN, Method, find_method
 from .command_line import OptionParser, user_errors
 
 # In a checkout, the folder that holds `data/`; meaningless in an installed package.

@@ -18,7 +18,7 @@ from ..commands.command_line import LIBRARY, OptionParser, UserError, command_of
 from ..commands.model_options import MODEL_PATHS, ModelOptions
 from ..commands.options import add_method, add_options, config_of, named_method, options_of
 from ..machine.hardware import give_back_threads
-from ..methods.registry import Method
+from ..methods import Method
 from .options import KEY_VARIABLE, ServeOptions
 
 if TYPE_CHECKING:

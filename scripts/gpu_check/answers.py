@@ -28,7 +28,7 @@ from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter
 from model.engine.drafter import Drafter
 from model.engine.target import TargetModel
-from model.methods.registry import Method
+from model.methods import Method
 from scripts.gpu_check.bench import EAGER, GRAPHS, KINDS, Bench, Found
 
 BASELINE = "vanilla"

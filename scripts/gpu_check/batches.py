@@ -20,7 +20,7 @@ from model.engine.batch import Batch
 from model.engine.drafter import Drafter
 from model.engine.packing import why_not_packed
 from model.engine.target import TargetModel
-from model.methods.registry import Method
+from model.methods import Method
 from scripts.gpu_check.bench import GRAPHS, Bench, Found, cell
 
 PLAIN, GENERATE = "vanilla", "generate"

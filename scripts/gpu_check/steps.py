@@ -13,7 +13,7 @@ from model.engine.drafter import Drafter
 from model.engine.loop import decode
 from model.engine.step import PARTS, StepRecord
 from model.engine.target import TargetModel
-from model.methods.registry import Method
+from model.methods import Method
 from scripts.gpu_check.bench import EAGER, KINDS, Bench, Found, cell
 
 METHODS = ("vanilla", "recycling", "recycling-auto", "hybrid")

@@ -21,7 +21,7 @@ from model.engine.loop import generate
 from model.engine.step import Generation
 from model.engine.target import TargetModel
 from model.engine.verification import InvalidLogitsError
-from model.methods.registry import Method
+from model.methods import Method
 from scripts.demo_model.corpus import find_loop
 from scripts.replay.recording import RecordedTurn, Source
 from scripts.replay.target import MissingRowError, ReplayTarget

@@ -18,7 +18,7 @@ from evaluation.scoring.figures import CODE, OVERALL
 from evaluation.scoring.groups import Entry, Group, Measured
 from model.commands.command_line import UserError
 from model.commands.model_options import KNOWN_MODELS, MODELS_FOLDER
-from model.methods.registry import words_of
+from model.methods import words_of
 from scripts.results.pack import groups_of
 
 # The folder of a comparison of methods with the options that each has by default.

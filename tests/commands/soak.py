@@ -36,7 +36,7 @@ from model.commands.options import add_options
 from model.engine.support import context_limit
 from model.engine.target import TargetModel
 from model.machine.timing import progress
-from model.methods.registry import Method
+from model.methods import Method
 from model.methods.sps.drafter import check_draft_model
 
 MODEL = ("model_path", "dtype", "device", "threads", "allow_pickle")

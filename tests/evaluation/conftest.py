@@ -18,7 +18,7 @@ from evaluation.answers.row import AnswerRow
 from evaluation.inference import command as cli
 from evaluation.inference import method as method_answerer
 from model.commands.command_line import run_command
-from model.methods.registry import drafter_class
+from model.methods import drafter_class
 from tests.model.decoded import datastore_file, heads_folder
 from tests.random_llama import random_llama
 

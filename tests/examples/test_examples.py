@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from model import SpeculativeDecoder
+from model import methods as registry
 from model.machine.packages import answer_to_installed_name
-from model.methods import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

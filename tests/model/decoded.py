@@ -17,7 +17,7 @@ from model.engine.drafter import Drafter
 from model.engine.self_test import self_test
 from model.engine.support import UnsupportedModelError
 from model.engine.target import TargetModel
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 from model.methods.rest.datastore import Datastore
 from tests.model.families.families import FAMILIES
 from tests.model.families.family import VOCAB, Family

@@ -13,9 +13,9 @@ import pytest
 from torch.utils import cpp_extension
 
 from model import build
+from model.budget import best_first
 from model.commands.command_line import UserError
 from model.kernels import short_pass
-from model.methods.growth import best_first
 from model.methods.hybrid.candidate_pool import library_of_pool
 from model.methods.recycling.auto_tree import library_of_guesses
 

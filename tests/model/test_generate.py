@@ -11,7 +11,7 @@ import torch
 from model import SpeculativeDecoder, generate
 from model.commands import loading
 from model.commands.command_line import UserError
-from model.methods.registry import BUILT_IN
+from model.methods import BUILT_IN
 from tests.model.api.test_decoder import DEMO
 
 PROMPT = "USER: Tell me about the sea. ASSISTANT:"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evaluation.inference.config import PARTS
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 from model.methods.samd.drafter import SamdConfig
 from model.options import chosen
 

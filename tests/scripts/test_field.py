@@ -12,7 +12,7 @@ import pytest
 from evaluation.answers.answer_file import read_answers
 from evaluation.inference.entrants import entrant_of
 from model.commands.command_line import UserError
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from scripts import field
 from scripts.field import (
     DEFAULTS,

@@ -20,7 +20,7 @@ from model.compiled.target import StaticTarget
 from model.engine.drafter import Drafter
 from model.engine.loop import decode
 from model.engine.target import TargetModel
-from model.methods.registry import METHODS, drafter_class, find_method
+from model.methods import METHODS, drafter_class, find_method
 from model.methods.rest.datastore import Datastore
 from tests.simulated_device.double.accounts import Accounts
 from tests.simulated_device.given_costs import NEARLY_FLAT, GivenCosts

@@ -15,7 +15,7 @@ from model.engine.batch import Batch, NodeBudget
 from model.engine.loop import generate
 from model.engine.packing import why_not_packed
 from model.engine.target import TargetModel
-from model.methods.registry import drafter_class
+from model.methods import drafter_class
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.engine.test_batch import FLAT, GivenBudget
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins

@@ -19,11 +19,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ...budget.memory import check_ids, check_size, check_tensor, wrong_tensors
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, Options, option
-from ..growth.memory import check_ids, check_size, check_tensor, wrong_tensors
 
 Tokens = tuple[int, ...]
 NGRAMS = "ngrams"

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ...budget.memory import MAX_BYTES, check_topk
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, Options, option
-from ..growth.memory import MAX_BYTES, check_topk
 from .sources import NONE, EarlierText, SuccessorTable
 
 if TYPE_CHECKING:  # Python 3.10 has none

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..growth.memory import wrong_tensors
+from ...budget.memory import wrong_tensors
 
 NGRAM_SIZES = (5, 4, 3)
 # Tokens from which on a chain counts as long.

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from ...budget.best_first import Guesser
+from ...budget.tree_template import TreeTemplate, read_rank_paths
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.passes.hidden import FINAL
 from ...engine.target import TargetModel
 from ...machine.hardware import Kept, uploaded
-from ..growth.best_first import Guesser
-from ..growth.tree_template import TreeTemplate, read_rank_paths
 from .head_files import HeadFiles
 
 if TYPE_CHECKING:  # Python 3.10 has none

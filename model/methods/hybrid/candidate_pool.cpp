@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "../growth/best_first.h"
+#include "../../budget/best_first.h"
 #include "guide.h"
 #include "neighbours.h"
 #include "shared.h"

@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...budget.acceptance import MEMORY, AcceptanceRates
+from ...budget.best_first import CENTRES, MINUS_EDGES, Growth, Guesses, address, flat, loaded
 from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from ...machine.cpp import shared_struct
-from ..growth.acceptance import MEMORY, AcceptanceRates
-from ..growth.best_first import CENTRES, MINUS_EDGES, Growth, Guesses, address, flat, loaded
 from .tables import (
     FIRST,
     LARGEST_LOGIT,

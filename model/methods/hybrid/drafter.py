@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...budget.best_first import Guesser
 from ...budget.measure import MAX_MEASURED_NODES
+from ...budget.memory import check_size, check_topk, wrong_tensors
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
@@ -33,11 +35,9 @@ from ...engine.read_out import state_sketch
 from ...engine.target import TargetModel
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
+from ...methods import METHODS, drafter_class
 from ...options import STARTS, Options, budget_option, option
-from ..growth.best_first import Guesser
-from ..growth.memory import check_size, check_topk, wrong_tensors
 from ..heads.mtp.guesser import MtpGuesser
-from ..registry import METHODS, drafter_class
 from .candidate_pool import CandidatePool, library_of_pool
 from .tables import LONGEST_KEY
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../growth/best_first.h"
+#include "../../budget/best_first.h"
 
 namespace candidates {
 

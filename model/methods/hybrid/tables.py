@@ -25,9 +25,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from ...budget.best_first import CENTRES
+from ...budget.memory import check_ids, check_tensor
 from ...engine.read_out import sketch_ids
-from ..growth.best_first import CENTRES
-from ..growth.memory import check_ids, check_tensor
 
 NUM_TOKENS = 8
 LONGEST_KEY = 3

@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import torch
 
+from ...budget.acceptance import Backoff
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, CostCurve, DraftBudget
 from ...engine.drafter import VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import Options, budget_option, option
-from ..growth.acceptance import Backoff
 
 # For the automatic budget: the initial mean of accepted drafted tokens per step, and the steps it averages over.
 FIRST_GAIN, MEMORY = 1.0, 32

@@ -16,12 +16,12 @@ from types import MappingProxyType
 
 import torch
 
+from ...budget.acceptance import ChainAcceptance
 from ...budget.paced import CostAwareDrafter
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import Options, budget_option, option
-from ..growth.acceptance import ChainAcceptance
 
 # A rate is kept for every length of a match and every place in the chain.
 MAX_NGRAM_SIZE = 256

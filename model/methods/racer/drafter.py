@@ -25,12 +25,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ...budget.memory import check_ids, check_size, check_tensor, wrong_tensors
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...options import STARTS, Options, option
-from ..growth.memory import check_ids, check_size, check_tensor, wrong_tensors
 from .automaton import ROOT, Automaton, PathTree
 
 ROWS = "adjacency"

@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ...budget.memory import check_tensor
+from ...budget.tree_template import TreeTemplate
 from ...machine.hardware import write
-from ..growth.memory import check_tensor
-from ..growth.tree_template import TreeTemplate
 
 # Of nodes with the same token, the last ones that are averaged: each counts half of the one after it.
 MOST_AVERAGED = 4

@@ -10,7 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "../growth/best_first.h"
+#include "../../budget/best_first.h"
 
 using namespace best_first;
 

@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...budget.acceptance import MEMORY, AcceptanceRates
+from ...budget.best_first import CENTRES, MINUS_EDGES, Growth, address, flat, loaded
 from ...budget.measure import MAX_MEASURED_NODES
+from ...budget.memory import check_tensor
 from ...engine.budget import DraftBudget
 from ...engine.tree import DraftTree
 from ...engine.verification import Acceptance
 from ...machine.cpp import shared_struct
-from ..growth.acceptance import MEMORY, AcceptanceRates
-from ..growth.best_first import CENTRES, MINUS_EDGES, Growth, address, flat, loaded
-from ..growth.memory import check_tensor
 
 # A stored probability comes from another context with the same last token, so about half of it is expected.
 TRUST = 0.5

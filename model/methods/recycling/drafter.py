@@ -28,15 +28,15 @@ import numpy as np
 import torch
 
 from ...budget.measure import MAX_MEASURED_NODES
+from ...budget.memory import check_ids, check_tensor, check_topk, wrong_tensors
 from ...budget.paced import CostAwareDrafter
+from ...budget.tree_template import TreeTemplate, read_template
 from ...engine.budget import DraftBudget
 from ...engine.drafter import Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...kernels.largest_logits import top_k
 from ...machine.hardware import Kept
 from ...options import STARTS, Options, option, unknown_name
-from ..growth.memory import check_ids, check_tensor, check_topk, wrong_tensors
-from ..growth.tree_template import TreeTemplate, read_template
 from .adjacency import AdjacencyMatrix, DeviceTemplate
 from .auto_tree import AutoTree, library_of_guesses
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ...budget.acceptance import Backoff, ChainAcceptance
 from ...budget.cost_model import CostModel
 from ...budget.measure import step_costs
 from ...budget.paced import CostAwareDrafter
@@ -39,7 +40,6 @@ from ...kernels.packed import num_weights, stored
 from ...machine.files import written_state
 from ...machine.hardware import Kept, uploaded
 from ...options import DTYPES, Options, budget_option, option
-from ..growth.acceptance import Backoff, ChainAcceptance
 
 if TYPE_CHECKING:  # Python 3.10 has none
     from typing import Self

@@ -23,11 +23,11 @@ from heapq import heappop, heappush
 
 import torch
 
+from ...budget.memory import check_ids, wrong_tensors
 from ...engine.budget import MAX_DRAFT, DraftBudget
 from ...engine.drafter import Drafter, Needs, VerifiedStep
 from ...engine.tree import DraftTree
 from ...options import STARTS, Options, option
-from ..growth.memory import check_ids, wrong_tensors
 from .suffix_tree import Node, OpenText, Place, SuffixTree
 
 # Every token of a text costs up to so many moves.

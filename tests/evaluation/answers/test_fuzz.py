@@ -25,8 +25,8 @@ from evaluation.questions.questions import load_questions
 from evaluation.reporting.published import PUBLISHED_DIR, read_published
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter, read_memory
+from model.methods import drafter_class, find_method
 from model.methods.recycling.drafter import load_template
-from model.methods.registry import drafter_class, find_method
 
 CASES = int(os.environ.get("FUZZ_CASES", "100"))
 MUTANTS = 9

@@ -25,7 +25,7 @@ from evaluation.checking.sampling import (
 from evaluation.sampling_check import main
 from model.commands.command_line import UserError
 from model.engine.rules import Processor, SamplingRule
-from model.methods.registry import METHODS
+from model.methods import METHODS
 
 FEW = 60
 # Enough that a bias of some percent shows.

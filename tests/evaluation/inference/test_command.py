@@ -17,7 +17,7 @@ from evaluation.inference import command as cli
 from evaluation.inference.command import build_parser, parse
 from evaluation.inference.config import PARTS, RunConfig
 from model.commands.command_line import UserError
-from model.methods.registry import METHODS, drafter_class, find_method
+from model.methods import METHODS, drafter_class, find_method
 from tests.evaluation.conftest import ROOT
 
 # The options of Spec-Bench's and TokenRecycling's own scripts.

@@ -24,7 +24,7 @@ from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
-from model.methods.registry import drafter_class
+from model.methods import drafter_class
 from tests.evaluation.conftest import ROOT, error_line, run, token_ids
 
 

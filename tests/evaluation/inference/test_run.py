@@ -22,7 +22,7 @@ from model.commands.command_line import UserError
 from model.commands.loading import CheckedModel, check_model
 from model.commands.model_options import ModelOptions
 from model.kernels.sdpa import sdpa_backends
-from model.methods.registry import METHODS, drafter_class, find_method
+from model.methods import METHODS, drafter_class, find_method
 from tests.evaluation.conftest import (
     CHOICE_KEYS,
     OUR_CHOICE_KEYS,

@@ -28,7 +28,7 @@ from evaluation.reporting.html_page import ASSETS, Section, page_text
 from evaluation.reporting.tables import Cell, Table, figure_cell
 from evaluation.reporting.titles import REFEREE_TITLES
 from evaluation.scoring.figures import SPEC_BENCH_TASKS
-from model.methods.registry import BUILT_IN
+from model.methods import BUILT_IN
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 
 HOSTILE = (

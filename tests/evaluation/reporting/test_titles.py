@@ -24,7 +24,7 @@ from evaluation.reporting.titles import (
 )
 from evaluation.scoring.comparable import group_answers, load_answers
 from evaluation.scoring.groups import Group
-from model.methods.registry import BUILT_IN, METHODS, drafter_class, words_of
+from model.methods import BUILT_IN, METHODS, drafter_class, words_of
 from tests.evaluation.answers.answer_rows import make_row, write_answers
 
 META = {"model_path": "models/tiny", "dtype": "float32", "device": "cpu", "bench_name": "demo"}

@@ -29,7 +29,7 @@ import model.engine.rules
 from model.api.accelerate import accelerate, generate_from_folder
 from model.api.custom_generate import Speculative, recycling, speculative
 from model.engine.support import cache_argument
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.api.test_decoder import PROMPT, demo
 from tests.model.decoded import known, random_ids, required_options
 from tests.model.engine.test_near_ties import model_with_twins

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from model.api.custom_generate import Speculative, speculative
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.decoded import known, methods_of, random_ids, required_options, with_methods
 from tests.pairs import ALL_PAIRS
 

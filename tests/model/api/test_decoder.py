@@ -29,7 +29,7 @@ import model as package
 from model import SpeculativeDecoder, TokenRecycling
 from model.api.custom_generate import recycling
 from model.engine.support import UnsupportedModelError
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.decoded import known, random_ids, referee, required_options
 from tests.pairs import pairs
 

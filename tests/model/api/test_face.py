@@ -18,8 +18,8 @@ import torch
 import model
 from model import SpeculativeDecoder, TokenRecycling
 from model.api.custom_generate import Speculative
+from model.methods import BUILT_IN, MethodName
 from model.methods.recycling.drafter import RecyclingConfig
-from model.methods.registry import BUILT_IN, MethodName
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "data/demo/model"

@@ -19,7 +19,7 @@ from model.api import gguf
 from model.api.gguf import read
 from model.api.weights import read_weights
 from model.engine.target import TargetModel
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.api.tiny_gguf import TEMPLATE, tiny_llama, tokens, write_gguf
 from tests.model.decoded import referee, required_options
 

@@ -20,7 +20,7 @@ from model.engine.target import TargetModel
 from model.kernels import attention
 from model.kernels.packed import PackedEmbedding, PackedLinear, num_weights, packed_weights
 from model.kernels.short_pass import short_pass_kernel
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.api.tiny_gguf import LAYERS, tiny_llama, write_gguf
 from tests.model.decoded import referee, required_options
 

@@ -17,8 +17,8 @@ from model.chat.dialogue import Dialogue, render
 from model.engine.cache import TreeCache
 from model.engine.loop import generate
 from model.engine.prefix_cache import PrefixCache
+from model.methods import METHODS, drafter_class
 from model.methods.hybrid.candidate_pool import library_of_pool
-from model.methods.registry import METHODS, drafter_class
 from tests.model.decoded import drafter_for
 
 DEMO = Path(__file__).resolve().parents[3] / "data/demo/model"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from model.budget.tree_template import TreeTemplate
 from model.compiled.device_step import StaticDeviceStep
 from model.compiled.target import StaticTarget
 from model.engine.budget import DraftBudget
@@ -18,7 +19,6 @@ from model.engine.rules import SamplingRule
 from model.engine.step import Generation
 from model.engine.target import TargetModel
 from model.engine.verification import InvalidLogitsError
-from model.methods.growth.tree_template import TreeTemplate
 from model.methods.recycling.adjacency import AdjacencyMatrix, DeviceTemplate
 from model.methods.recycling.drafter import RecyclingDrafter, load_template
 from tests.model.decoded import drafter_for, known, random_ids, referee

@@ -16,7 +16,7 @@ from model.engine.loop import generate
 from model.engine.self_test import Probe, expected_logits, self_test, verified_logits
 from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree, TreeTopology
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.engine.test_near_ties import VOCAB_SIZE, model_with_twins, tokens_of
 from tests.model.families.families import CHAINS

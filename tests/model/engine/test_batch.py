@@ -25,7 +25,7 @@ from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
 from model.engine.verification import InvalidLogitsError
 from model.kernels.short_pass import short_pass_kernel
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.decoded import drafter_for, random_ids
 from tests.model.engine.test_near_ties import model_with_twins
 from tests.random_llama import random_llama

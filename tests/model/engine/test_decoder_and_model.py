@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from model import TokenRecycling
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.api.test_decoder import LLAMA, PROMPT, decoder_for, demo
 from tests.model.decoded import known, random_ids, referee
 

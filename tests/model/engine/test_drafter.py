@@ -15,7 +15,7 @@ from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.step import Generation
 from model.engine.tree import PROBE
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 from tests.model.decoded import drafter_for, random_ids, target_of
 
 LLAMA = "Llama, grouped heads"

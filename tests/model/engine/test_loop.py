@@ -20,7 +20,7 @@ from model.engine.drafter import Drafter
 from model.engine.loop import decode, generate
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 from model.methods.sps.drafter import SpsDrafter
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.families.family import VOCAB, Family

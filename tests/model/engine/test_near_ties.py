@@ -14,7 +14,7 @@ from model.engine.loop import generate
 from model.engine.target import TargetModel
 from model.kernels.attention import AttentionKernels
 from model.kernels.short_pass import short_pass_kernel
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.decoded import drafter_for
 from tests.random_llama import random_llama
 

@@ -17,7 +17,7 @@ from model.engine.loop import generate
 from model.engine.near_ties import ReferenceRows
 from model.engine.prefix_cache import PrefixCache
 from model.engine.target import TargetModel
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.engine.test_near_ties import model_with_twins
 from tests.pairs import pairs

@@ -16,7 +16,7 @@ from model.api.decoder import SpeculativeDecoder
 from model.engine.loop import generate
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.decoded import BY_NAME, drafter_for, known, random_ids, referee
 from tests.model.families.families_with_trees import LONGROPE
 from tests.model.families.family import IS_VERSION_4, VERSION, Family

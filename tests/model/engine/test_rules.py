@@ -13,7 +13,7 @@ import torch
 
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.decoded import drafter_for, random_ids, target_of
 from tests.pairs import pairs
 

@@ -22,7 +22,7 @@ from model.engine.self_test import plain_logits, self_test
 from model.engine.support import ATTENTION
 from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.decoded import drafter_for, known, random_ids, referee, target_of
 from tests.model.families.family import Family
 from tests.pairs import pairs

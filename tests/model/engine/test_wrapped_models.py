@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from model import SpeculativeDecoder
 from model.api.custom_generate import speculative
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.decoded import known, random_ids, required_options
 
 LLAMA = "Llama, grouped heads"

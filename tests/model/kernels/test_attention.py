@@ -29,7 +29,7 @@ from model.kernels.attention import (
 )
 from model.kernels.linear import LinearKernels, suitable_layers
 from model.kernels.short_pass import DTYPES, short_pass_kernel
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
 from tests.model.families.test_families import PREFIX_LENGTH
 

@@ -19,7 +19,7 @@ from model.engine.target import TargetModel
 from model.kernels import linear as module
 from model.kernels.linear import LinearKernels, few_rows, most_rows, suitable_layers
 from model.kernels.short_pass import short_pass_kernel
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 from tests.model.decoded import drafter_for, known, random_ids, referee
 
 LLAMA = "Llama, grouped heads"

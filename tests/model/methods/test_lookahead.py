@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from model.budget.acceptance import FIRST_WAIT, LONGEST_WAIT
 from model.engine.budget import CostCurve, DraftBudget
 from model.engine.drafter import VerifiedStep
 from model.engine.loop import generate
 from model.engine.tree import DraftTree
 from model.engine.verification import verify
-from model.methods.growth.acceptance import FIRST_WAIT, LONGEST_WAIT
 from model.methods.lookahead.drafter import LookaheadConfig, LookaheadDrafter
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 

@@ -19,10 +19,10 @@ import pytest
 from evaluation import compare
 from evaluation.inference.entrants import entrant_of
 from model import SpeculativeDecoder
+from model import methods as registry
 from model.chat import command as chat
 from model.commands.command_line import UserError
-from model.methods import registry
-from model.methods.registry import METHODS, find_method
+from model.methods import METHODS, find_method
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "adding-a-method.md"

@@ -22,7 +22,7 @@ from model.engine.step import Generation, Laps, StepRecord
 from model.engine.target import TargetModel
 from model.engine.text import Text
 from model.engine.tree import DraftTree
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 from model.methods.sps.drafter import SpsDrafter
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 

@@ -15,7 +15,7 @@ from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter, VerifiedStep
 from model.engine.loop import generate
 from model.engine.tree import DraftTree
-from model.methods.registry import METHODS
+from model.methods import METHODS
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
 
 LLAMA = "Llama, grouped heads"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from model.commands.command_line import UserError
-from model.methods.registry import BUILT_IN
+from model.methods import BUILT_IN
 from model.serve import command
 from model.serve.options import ServeOptions
 from tests.model.api.test_decoder import DEMO

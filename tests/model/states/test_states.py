@@ -24,7 +24,7 @@ from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.self_test import Probe, compare, self_test
 from model.engine.target import TargetModel, UnsupportedModelError
 from model.engine.tree import DraftTree, TreeTopology
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 from model.methods.sps.drafter import load_draft_model
 from model.states import mixers
 from model.states.layers import tensors_of

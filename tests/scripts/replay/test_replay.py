@@ -20,7 +20,7 @@ from model.commands.command_line import UserError
 from model.commands.model_options import ModelOptions
 from model.engine.loop import generate
 from model.engine.target import TargetModel
-from model.methods.registry import METHODS, drafter_class
+from model.methods import METHODS, drafter_class
 from scripts.replay import command
 from scripts.replay.command import build_parser, main, record
 from scripts.replay.recording import Recording

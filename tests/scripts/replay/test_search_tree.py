@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from model.budget.tree_template import TreeTemplate
 from model.commands.command_line import UserError
 from model.engine.budget import DraftBudget
-from model.methods.growth.tree_template import TreeTemplate
 from model.methods.recycling.drafter import RecyclingConfig
 from scripts.replay.recording import RecordedTurn, Recording, Source
 from scripts.replay.search_tree import TracingDrafter, learn, main, most_probable

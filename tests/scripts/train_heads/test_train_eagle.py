@@ -14,9 +14,9 @@ from torch import nn
 
 from model.engine.loop import generate
 from model.engine.target import TargetModel
+from model.methods import drafter_class
 from model.methods.heads.eagle.network import Eagle3Network, NetworkShape
 from model.methods.heads.eagle.trees import DraftText
-from model.methods.registry import drafter_class
 from scripts.train_heads.data import Document, collate
 from scripts.train_heads.eagle import (
     DraftedRows,

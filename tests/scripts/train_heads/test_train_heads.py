@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from model.commands.command_line import UserError
 from model.commands.model_options import DEMO_MODEL
 from model.engine.target import TargetModel
-from model.methods.registry import find_method
+from model.methods import find_method
 from scripts.train_heads import training
 from scripts.train_heads.command import TRAINERS, main
 from scripts.train_heads.data import Batch, Document, batches_of_epoch, collate, read_documents

@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ....budget.best_first import Guesses
 from ....engine.budget import MAX_DRAFT, DraftBudget
 from ....engine.drafter import Needs
 from ....engine.passes.hidden import FINAL
@@ -35,7 +36,6 @@ from ....engine.tree import DraftTree
 from ....machine.files import written_state
 from ....machine.hardware import Kept
 from ....options import Options, option
-from ...growth.best_first import Guesses
 from ..drafter import HeadDrafter, StateReader
 from ..head_files import HeadFiles, read_heads, required, write_heads
 from .network import NUM_FUSED, DraftNetwork, Eagle3Network, EagleNetwork, NetworkShape

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ....budget.best_first import Guesses
+from ....budget.tree_template import TreeTemplate
 from ....machine.hardware import uploaded
-from ...growth.best_first import Guesses
-from ...growth.tree_template import TreeTemplate
 from ..drafter import levels_of
 from ..head_files import called
 from ..layers import Rows, causal_mask

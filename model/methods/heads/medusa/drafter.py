@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ....budget.best_first import ANY_TOKEN, Guesser, Guesses
+from ....budget.tree_template import TreeTemplate
 from ....engine.budget import DraftBudget
 from ....engine.drafter import VerifiedStep
 from ....engine.tree import DraftTree
 from ....kernels.largest_logits import top_k
 from ....machine.hardware import uploaded
 from ....options import Options, option
-from ...growth.best_first import ANY_TOKEN, Guesser, Guesses
-from ...growth.tree_template import TreeTemplate
 from ..drafter import NUM_NODES, StaticHeadDrafter
 from ..head_files import HeadFiles, called, heads_option, read_heads, required, write_heads
 from ..layers import ResidualBlock

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 import transformers
 
+from ....budget.best_first import Guesses
 from ....engine.budget import DraftBudget
 from ....engine.drafter import Needs
 from ....engine.passes.hidden import FINAL
 from ....engine.target import TargetModel
 from ....machine.hardware import uploaded
-from ...growth.best_first import Guesses
 from ..drafter import StateReader
 from ..head_files import called
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from model.budget.acceptance import AcceptanceRates
+from model.budget.best_first import ANY_TOKEN, MINUS_EDGES, Guesses
 from model.engine.budget import DraftBudget
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
-from model.methods.growth.acceptance import AcceptanceRates
-from model.methods.growth.best_first import ANY_TOKEN, MINUS_EDGES, Guesses
 from model.methods.hybrid.candidate_pool import (
     FIRST_FREQUENT,
     FIRST_GUIDED,
@@ -37,7 +37,7 @@ from model.methods.hybrid.candidate_pool import (
 )
 from model.methods.hybrid.tables import LONGEST_KEY as LONGEST_ROW_KEY
 from model.methods.hybrid.tables import NOBODY, NUM_CODES
-from tests.model.methods.growth.reference_growth import Growth, Guess
+from tests.model.budget.reference_growth import Growth, Guess
 from tests.model.methods.hybrid.reference_suffix_index import LONGEST_KEY, Match, SuffixIndex
 from tests.model.methods.hybrid.reference_tables import (
     ReferenceFrequentTokens,

@@ -22,7 +22,7 @@ from model.methods.hybrid.tables import (
     Neighbours,
     RowTables,
 )
-from tests.model.methods.growth.reference_growth import probability_codes
+from tests.model.budget.reference_growth import probability_codes
 
 
 def row_of(tokens: Sequence[int], logits: Sequence[float]) -> list[int]:

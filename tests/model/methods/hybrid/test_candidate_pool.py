@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
+from model.budget.best_first import ANY_TOKEN, Guesses
 from model.engine.budget import CostCurve, DraftBudget
 from model.engine.read_out import state_sketch
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance, verify
-from model.methods.growth.best_first import ANY_TOKEN, Guesses
 from model.methods.hybrid import candidate_pool, tables
 from model.methods.hybrid.candidate_pool import CandidatePool
 from model.methods.hybrid.drafter import HybridConfig

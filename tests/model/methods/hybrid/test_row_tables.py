@@ -15,7 +15,7 @@ from tests.model.methods.hybrid.misfits import misfits
 from tests.model.methods.hybrid.reference_tables import ReferenceRowTables as RowTables
 from tests.model.methods.hybrid.reference_tables import row_of
 
-# Two equal logits: a probability of a half each, bucket 4 of `model.methods.growth.best_first.CENTRES`.
+# Two equal logits: a probability of a half each, bucket 4 of `model.budget.best_first.CENTRES`.
 CODE = 4
 
 

@@ -16,13 +16,13 @@ from itertools import islice, pairwise, takewhile
 import numpy as np
 import torch
 
+from model.budget.acceptance import AcceptanceRates
+from model.budget.best_first import CENTRES
 from model.engine.budget import DraftBudget
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
-from model.methods.growth.acceptance import AcceptanceRates
-from model.methods.growth.best_first import CENTRES
 from model.methods.recycling.auto_tree import NUM_LEVELS, TRUST
-from tests.model.methods.growth.reference_growth import (
+from tests.model.budget.reference_growth import (
     Growth,
     Guess,
     codes_of,

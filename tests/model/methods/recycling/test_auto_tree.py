@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from model.budget.best_first import CENTRES
 from model.engine.budget import CostCurve, DraftBudget
 from model.engine.tree import DraftTree
 from model.engine.verification import verify
-from model.methods.growth.best_first import CENTRES
 from model.methods.recycling.auto_tree import AutoTree
 from tests.model.methods.recycling.reference_auto_tree import (
     AFTER_TOKEN,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from model.budget.tree_template import TreeTemplate
 from model.engine.budget import DraftBudget
-from model.methods.growth.tree_template import TreeTemplate
 from model.methods.recycling.drafter import RecyclingConfig, load_template, template_names
 
 PUBLISHED = Path(__file__).resolve().parents[5] / "shared/published/tree_2.2.2.json"

@@ -15,10 +15,10 @@ from model.engine.budget import DraftBudget
 from model.engine.drafter import VerifiedStep
 from model.engine.loop import generate
 from model.engine.verification import verify
-from model.methods.registry import drafter_class
+from model.methods import drafter_class
 from model.methods.samd.drafter import FALLBACKS, SamdConfig, SamdDrafter
+from tests.model.budget.test_chain_acceptance import CHEAP, DEAR
 from tests.model.decoded import drafter_for, random_ids, referee, target_of
-from tests.model.methods.growth.test_chain_acceptance import CHEAP, DEAR
 from tests.model.methods.samd.test_static_automaton import built
 
 CPU = torch.device("cpu")

@@ -13,17 +13,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from model.budget.acceptance import FIRST_WAIT
 from model.budget.cost_model import CostModel
 from model.engine.budget import DraftBudget
 from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.target import TargetModel
-from model.methods.growth.acceptance import FIRST_WAIT
 from model.methods.sps import drafter as sps_module
 from model.methods.sps.drafter import SpsConfig, SpsDrafter
+from tests.model.budget.test_chain_acceptance import CHEAP, DEAR
 from tests.model.decoded import draft_folder, drafter_for, random_ids, referee, target_of
 from tests.model.families.family import VOCAB, Family
-from tests.model.methods.growth.test_chain_acceptance import CHEAP, DEAR
 
 LLAMA = "Llama, grouped heads"
 PROMPT = random_ids(20, seed=1)

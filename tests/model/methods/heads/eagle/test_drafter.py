@@ -19,13 +19,13 @@ from model.engine.loop import generate
 from model.engine.rules import SamplingRule, sampling_processors
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
+from model.methods import drafter_class
 from model.methods.heads.eagle.drafter import (
     Eagle2Config,
     Eagle3Config,
     EagleConfig,
     NetworkDrafter,
 )
-from model.methods.registry import drafter_class
 from tests.model.decoded import random_ids, referee, target_of
 from tests.model.families.family import VOCAB, Family
 from tests.model.methods.heads.eagle.tiny_heads import (

@@ -1,11 +1,11 @@
 """Drafts that do not pay are tried again, ever less often.
 
-Run: pytest tests/model/methods/growth/test_backoff.py
+Run: pytest tests/model/budget/test_backoff.py
 """
 
 from __future__ import annotations
 
-from model.methods.growth.acceptance import FIRST_WAIT, LONGEST_WAIT, Backoff
+from model.budget.acceptance import FIRST_WAIT, LONGEST_WAIT, Backoff
 
 
 def waits(backoff: Backoff, count: int) -> list[int]:

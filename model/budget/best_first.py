@@ -15,10 +15,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from ...engine.budget import MARGIN, DraftBudget
-from ...engine.drafter import Drafter
-from ...engine.tree import DraftTree
-from ...machine.cpp import BuildError, built, declare_functions
+from ..engine.budget import MARGIN, DraftBudget
+from ..engine.drafter import Drafter
+from ..engine.tree import DraftTree
+from ..machine.cpp import BuildError, built, declare_functions
 
 ANY_TOKEN = -1  # of a node: whatever its token is
 # Probabilities are stored as codes: 0 for no row yet, b + 1 for a probability in bucket b.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from ...engine.budget import MAX_DRAFT, DraftBudget
-from ...engine.tree import TreeTopology
+from ..engine.budget import MAX_DRAFT, DraftBudget
+from ..engine.tree import TreeTopology
 
 # A valid file, even with the most paths, is far smaller.
 MAX_BYTES = 16 * 2**20

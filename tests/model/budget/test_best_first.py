@@ -1,6 +1,6 @@
 """Trees grow by probability, and rates are learned.
 
-Run: pytest tests/model/methods/growth/test_best_first.py
+Run: pytest tests/model/budget/test_best_first.py
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from itertools import islice
 import pytest
 import torch
 
+from model.budget.acceptance import AcceptanceRates
+from model.budget.best_first import CENTRES
 from model.engine.verification import verify
-from model.methods.growth.acceptance import AcceptanceRates
-from model.methods.growth.best_first import CENTRES
-from tests.model.methods.growth.reference_growth import Growth, Guess, probability_codes
+from tests.model.budget.reference_growth import Growth, Guess, probability_codes
 
 CPU = torch.device("cpu")
 Path = tuple[int, ...]

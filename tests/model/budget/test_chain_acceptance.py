@@ -1,12 +1,12 @@
 """Chains are drafted as far as they pay.
 
-Run: pytest tests/model/methods/growth/test_chain_acceptance.py
+Run: pytest tests/model/budget/test_chain_acceptance.py
 """
 
 from __future__ import annotations
 
+from model.budget.acceptance import ChainAcceptance
 from model.engine.budget import CostCurve
-from model.methods.growth.acceptance import ChainAcceptance
 
 CHEAP = CostCurve((1, 2, 5, 9), (1.0, 1.1, 1.15, 1.2))
 DEAR = CostCurve((1, 2, 5, 9), (1.0, 3.0, 6.0, 10.0))

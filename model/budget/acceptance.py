@@ -9,7 +9,7 @@ from operator import mul
 import numpy as np
 import torch
 
-from ...engine.budget import CostCurve
+from ..engine.budget import CostCurve
 from .memory import check_tensor
 
 # Most observations that a rate is averaged over.

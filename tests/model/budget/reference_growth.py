@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
+from model.budget.acceptance import AcceptanceRates
+from model.budget.best_first import MINUS_EDGES
 from model.engine.tree import DraftTree
 from model.engine.verification import Acceptance
-from model.methods.growth.acceptance import AcceptanceRates
-from model.methods.growth.best_first import MINUS_EDGES
 
 Context = TypeVar("Context")
 

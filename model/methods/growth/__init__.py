@@ -1,1 +1,0 @@
-"""Tree growth shared by several methods: best-first growth, learned acceptance, backoff."""
