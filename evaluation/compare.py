@@ -23,7 +23,7 @@ from evaluation.inference.config import (
     RunConfig,
 )
 from evaluation.inference.entrants import entrants_of
-from evaluation.inference.interleaved import compare_methods
+from evaluation.inference.run import compare_methods
 from evaluation.questions.questions import question_file_of
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.model_options import ModelOptions

@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 
 from evaluation.answers.answer_file import read_answers
-from evaluation.answers.log import AnswerLog
+from evaluation.inference.client import EndpointConfig
 from evaluation.inference.config import (
     AnswerOptions,
     DecodingOptions,
     QuestionOptions,
     RunConfig,
 )
-from evaluation.inference.endpoint.config import EndpointConfig
-from evaluation.inference.endpoint.plan import EndpointPlan, prepare_endpoint
-from evaluation.inference.loop import Finished, record, report
-from evaluation.inference.plan import asked_questions, model_answers
+from evaluation.inference.plan import Entrant, Plan
+from evaluation.inference.prepare import model_answers, prepare_served, questions_asked
+from evaluation.inference.run import answer, conditions_in_names, report
+from evaluation.inference.servers import Server
 from evaluation.reporting.serving_table import serving_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.options import add_options, config_of
@@ -84,29 +83,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     with user_errors():
         run = RunConfig.of(given)
     folder = Path(out or model_answers(run.questions))
-    logs: dict[int, AnswerLog] = {}
+    entrant = Entrant(config.base_url, Server(config.base_url), config)
+    plans: dict[int, Plan] = {}
     for size in sizes:
-        facts = [f"temp-{run.sampling.temperature}", str(run.sampling.max_new_tokens)]
-        file = folder / f"{'-'.join([name, *facts, *([f'batch-{size}'] * (size > 1))])}.jsonl"
         sized = replace(run, answers=replace(run.answers, batch_size=size))
-        question_file, questions = asked_questions(sized)
-        plan = prepare_endpoint(config, sized, questions, question_file, file)
-        with closing(plan.log):
-            _answer(plan)
-            plan.log.finish()
-        logs[size] = plan.log
-    rows = {f"{config.base_url}, {size} at a time": read_answers(logs[size].file) for size in sizes}
+        file = folder / f"{'-'.join([name, *conditions_in_names(sized)])}.jsonl"
+        plans[size] = prepare_served(questions_asked(sized), entrant, sized, file)
+        answer([[plans[size]]])
+    rows = {
+        f"{config.base_url}, {size} at a time": read_answers(plan.log.file)
+        for size, plan in plans.items()
+    }
     table = serving_table(rows)
     print("\n\n".join([table.caption, table.markdown, *table.notes]))
-    return report(list(logs.values()))
-
-
-def _answer(plan: EndpointPlan) -> None:
-    if plan.is_answered:
-        return
-    _, rows = plan.ready(in_parts=False)
-    num_done = len(plan.questions) - len(plan.log.remaining(plan.questions))
-    record(((plan.log, Finished(row, {})) for row in rows), len(plan.questions), num_done)
+    return report([plan.log for plan in plans.values()])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Lossless decoding means the same tokens, so this check stands behind every speed
 
 In half precision two almost equal logits may change places. With `--model-path` the model is loaded
 and every first differing token is judged a tie or a BUG (`checking/tie_or_bug.py`); ties alone are no error.
-A server's answers are judged likewise by the model that it serves (`checking/served.py`), or with `--judge-url`
+A server's answers are judged likewise by the model that it serves (`checking/rerun.py`), or with `--judge-url`
 by a server's log-probabilities (`checking/logprobs.py`).
 
 Run:
@@ -25,7 +25,7 @@ from evaluation.answers.answer_file import read_answers
 from evaluation.answers.differences import Comparison, Difference, compare_answers
 from evaluation.answers.record import RunRecord
 from evaluation.answers.row import AnswerRow
-from evaluation.inference.endpoint.config import EndpointConfig
+from evaluation.inference.client import EndpointConfig
 from evaluation.reporting.tables import json_line
 from evaluation.scoring.equality import verdict_path, write_verdict
 from model.commands.command_line import OptionParser, UserError, run_command
@@ -151,7 +151,7 @@ def _file_judge(
             f"{advice}"
         )
     if is_served:
-        from evaluation.checking.served import ServedReplay
+        from evaluation.checking.rerun import ServedReplay
 
         model = config_of(ModelOptions, {**vars(options), "dtype": dtype})
         return ServedReplay(paths, rows, model, options.question_file)

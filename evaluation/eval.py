@@ -1,13 +1,13 @@
 """Spec-Bench's entry points, `run_eval` and `reorg_answer_file`, for code written against them.
 
-Both go through the loop of all inference commands (`inference/loop.py`).
+Both go through the loop of all inference commands (`inference/answering.py`).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,17 @@ import torch
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.provenance import git_commit
 from evaluation.answers.row import AnswerRow, Turn
-from evaluation.inference.loop import Finished, answer_questions, record
-from evaluation.inference.question import Answerer
+from evaluation.inference.answering import (
+    Answerer,
+    Asking,
+    Finished,
+    Prompt,
+    record,
+    rows_of,
+    warm_up,
+)
 from evaluation.questions.conversation import check_system, choose_conversation
-from evaluation.questions.questions import load_questions
+from evaluation.questions.questions import Question, load_questions
 from model.commands.files import file_hash, write_whole
 from model.machine.packages import versions
 
@@ -49,13 +56,13 @@ class _ForwardFunction(Answerer):
     max_new_tokens: int
     kwargs: Mapping[str, Any]
 
-    def seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
     @torch.inference_mode()
-    def answer(self, prompt_ids: list[int]) -> Turn:
+    def answer(self, prompt: Prompt) -> Turn:
         from transformers import BatchEncoding
 
+        prompt_ids = prompt.token_ids
+        if prompt.seed is not None:
+            torch.manual_seed(prompt.seed)
         ids = torch.tensor([prompt_ids], device=self.model.device)
         inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
         start = time.perf_counter()
@@ -117,13 +124,27 @@ def run_eval(
     log.begin()
     answerer = _ForwardFunction(forward_func, model.eval(), tokenizer, max_new_tokens, kwargs)
     try:
-        code = answer_questions(
-            answerer, conversation, questions, log, model_id=model_id, num_choices=num_choices
-        )
+        answer_questions(answerer, Asking(conversation, model_id, num_choices), questions, log)
         log.finish()
     finally:
         log.close()
-    return code
+    return log.num_failed
+
+
+def answer_questions(
+    answerer: Answerer,
+    asking: Asking,
+    questions: Sequence[Question],
+    log: AnswerLog,
+    num_warmup: int = 3,
+) -> None:
+    """Answer the questions that the log lacks; one that fails is recorded with its cause, and the run goes on."""
+    remaining = log.remaining(questions)
+    if remaining:
+        warm_up(answerer, asking, remaining[0], num_warmup)
+    rows = rows_of(answerer, asking, remaining)
+    finished = ((log, Finished(row, answerer.memory())) for row in rows)
+    record(finished, len(questions), len(questions) - len(remaining))
 
 
 def reorg_answer_file(answer_file: str) -> None:

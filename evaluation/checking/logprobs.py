@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from evaluation.answers.differences import Difference
-from evaluation.answers.row import AnswerRow
-from evaluation.checking.rerun import TurnKey
-from evaluation.checking.served import questions_of
-from evaluation.checking.tie_or_bug import BUG, TIE, judge_tokens
-from evaluation.inference.endpoint.answers import asked_messages
-from evaluation.inference.endpoint.client import Client, EndpointError
-from evaluation.inference.endpoint.config import EndpointConfig
+from evaluation.checking.rerun import (
+    FileJudge,
+    Paths,
+    Rows,
+    TurnKey,
+    check_shared,
+    questions_of,
+)
+from evaluation.checking.tie_or_bug import BUG, TIE, Verdict, judge_tokens
+from evaluation.inference.client import Client, EndpointConfig, EndpointError
+from evaluation.inference.servers import asked_messages
 from model.commands.command_line import UserError
 
 # Two logits of 16 to 32 that bfloat16 rounds up and down: neighbours there are 0.125 apart.
@@ -30,45 +33,29 @@ LONGEST_SHOWN = 30
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobJudgement:
-    """The judgement of a first difference by a server's log-probabilities."""
+class LogprobJudgement(Verdict):
+    """The verdict by a server's log-probabilities."""
 
-    verdict: str  # "tie", "BUG" or "not judged"
     cause: str
     tokens: tuple[str, str] = ("", "")
     gaps: tuple[float, float] = (0.0, 0.0)  # below the likeliest token's log-probability
-
-    @property
-    def is_tie(self) -> bool:
-        """Whether rounding alone decided."""
-        return self.verdict == TIE
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.cause}"
 
 
-class LogprobReplay:
+class LogprobReplay(FileJudge):
     """Two answer files with a server that judges them.
-
-    Args:
-        paths: the two answer files.
-        rows: their rows.
-        config: the server.
-        question_file: the questions; None takes the sidecar's benchmark.
 
     Raises:
         UserError: if the server cannot be reached, or as `questions_of`.
     """
 
     def __init__(
-        self,
-        paths: tuple[Path, Path],
-        rows: tuple[Sequence[AnswerRow], Sequence[AnswerRow]],
-        config: EndpointConfig,
-        question_file: str | None,
+        self, paths: Paths, rows: Rows, config: EndpointConfig, question_file: str | None
     ) -> None:
-        self._questions, self._record = questions_of(paths, question_file)
-        self._rows = tuple({row.question_id: row for row in side} for side in rows)
+        self._record = check_shared(paths)
+        super().__init__(rows, questions_of(self._record, question_file))
         self._client = Client(config)
 
     def can_judge(self, difference: Difference) -> bool:
@@ -87,12 +74,9 @@ class LogprobReplay:
             raise UserError(str(error)) from error
 
     def _verdict(self, place: TurnKey) -> LogprobJudgement:
-        question_id, choice_index, turn = place
-        question = self._questions[question_id]
-        first, second = (
-            self._rows[side][question_id].choices[choice_index].turns for side in (0, 1)
-        )
-        said = asked_messages(question, turn, first)
+        turn = place[2]
+        first, second = (self._choice(side, place).turns for side in (0, 1))
+        said = asked_messages(self._questions[place[0]], turn, first)
         return judge_logprobs(self._asked(said), (first[turn], second[turn]))
 
     def _asked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,11 @@
-"""Judge the differences between two answer files: the model is loaded, and the texts are replayed.
+"""Judge the differences between two answer files: a model is loaded, and the texts are replayed.
 
 The sidecars say how each file was made: benchmark, template, dtype, method and its options. Prompts
 are rebuilt from them, and must have the length that the answers recorded.
+
+Of a server's answers the prompts are those of the tokenizer's chat template, and the model is the one that all say
+they run. Tokens are those of the files. Where a server sent none, its text is tokenised again, and of all tokens
+that continue the text in the same way the likeliest counts.
 """
 
 from __future__ import annotations
@@ -9,19 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from evaluation.answers.differences import Difference
 from evaluation.answers.provenance import check_weights
 from evaluation.answers.record import UNKNOWN, RunRecord, Use, keys
-from evaluation.answers.row import AnswerRow
-from evaluation.checking.tie_or_bug import Judge, Judgement
-from evaluation.questions.conversation import (
-    Conversation,
-    Message,
-    asked_ids,
-    choose_conversation,
-)
+from evaluation.answers.row import AnswerRow, Choice
+from evaluation.checking.tie_or_bug import Judge, Judgement, Verdict
+from evaluation.questions.conversation import Message, asked_ids, choose_conversation
 from evaluation.questions.questions import Question, load_questions, question_file_of
 from evaluation.scoring.intervals import proportion_interval
 from model.commands.command_line import UserError, user_errors
@@ -30,20 +29,43 @@ from model.commands.loading import check_model, load_target
 from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions
 from model.engine.drafter import Drafter
+from model.engine.support import eos_ids_of
 from model.engine.target import TargetModel
 from model.methods import find_method
 
+# Conditions that two files must share of which a server wrote one.
+SHARED = ("question_file_sha256", "temperature", "repetition_penalty", "stop", "system_prompt")
+# Characters of the longest token that is looked for in a text.
+LONGEST_TOKEN = 24
 # Question, choice and turn.
-TurnKey = tuple[int | str, int, int]
+TurnKey: TypeAlias = tuple[int | str, int, int]
+# Of two answer files; the first is plain decoding's, or the one that counts as right.
+Paths: TypeAlias = tuple[Path, Path]
+Rows: TypeAlias = tuple[Sequence[AnswerRow], Sequence[AnswerRow]]
 
 
-class Replay:
-    """Two answer files, with all that is needed to judge their differences.
+class FileJudge:
+    """Judges where two answer files begin to differ."""
 
-    Args:
-        paths: the two answer files; the first is plain decoding's, or the one that counts as right.
-        options: the model that both were made with, and where it runs; the dtype is the sidecar's.
-        question_file: the questions; None takes the sidecar's benchmark.
+    def __init__(self, rows: Rows, questions: dict[int | str, Question]) -> None:
+        self._questions = questions
+        self._rows = tuple({row.question_id: row for row in side} for side in rows)
+
+    def can_judge(self, difference: Difference) -> bool:
+        """Whether two tokens stand against each other there."""
+        return difference.parts_at_tokens
+
+    def verdicts(self, places: Sequence[TurnKey]) -> Sequence[Verdict]:
+        """Judge the answers that differ at these places."""
+        raise NotImplementedError
+
+    def _choice(self, side: int, place: TurnKey) -> Choice:
+        question_id, choice_index, _ = place
+        return self._rows[side][question_id].choices[choice_index]
+
+
+class Replay(FileJudge):
+    """Two answer files of methods, with the model that both were made with; the dtype is the sidecar's.
 
     Raises:
         UserError: if a sidecar lacks a condition, the files are not of equal runs, were sampled, or the
@@ -51,11 +73,7 @@ class Replay:
     """
 
     def __init__(
-        self,
-        paths: tuple[Path, Path],
-        rows: tuple[Sequence[AnswerRow], Sequence[AnswerRow]],
-        options: ModelOptions,
-        question_file: str | None,
+        self, paths: Paths, rows: Rows, options: ModelOptions, question_file: str | None
     ) -> None:
         metas = (_meta(paths[0]), _meta(paths[1]))
         for key in keys(Use.EQUAL):
@@ -69,8 +87,7 @@ class Replay:
                 "model_path: these answers were sampled; allowed: greedy ones, whose first "
                 "difference can be judged by two logits"
             )
-        self._questions = _questions(metas[0], question_file)
-        self._rows = tuple({row.question_id: row for row in side} for side in rows)
+        super().__init__(rows, questions_of(metas[0], question_file))
         with user_errors():
             weights = metas[0].get("weights") or options.weights
             options = replace(options, dtype=metas[0]["dtype"], weights=weights)
@@ -79,15 +96,12 @@ class Replay:
         check_weights(
             options.model_path, model.hf_config, fingerprint, "the answers are", "give that model"
         )
-        self._conversation: Conversation = choose_conversation(
+        self._conversation = choose_conversation(
             metas[0]["conv_template"], options.model_path, model.tokenizer
         )
         self._target = load_target(options, model)
         self._judge = Judge(self._target, metas[0]["repetition_penalty"])
         self._drafters = (_drafter(metas[0], self._target), _drafter(metas[1], self._target))
-
-    def can_judge(self, difference: Difference) -> bool:
-        return difference.parts_at_tokens
 
     def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
         """Judge the answers that differ at these places, after measuring the noise."""
@@ -109,11 +123,10 @@ class Replay:
                 yield self._text(0, (question_id, 0, 0))
 
     def _text(self, side: int, place: TurnKey) -> tuple[list[int], list[int]]:
-        question_id, choice_index, turn = place
+        question_id, _, turn = place
         if question_id not in self._questions:
             raise UserError(f"question_file: has no question {question_id!r}; give the run's own")
-        question = self._questions[question_id]
-        choice = self._rows[side][question_id].choices[choice_index]
+        question, choice = self._questions[question_id], self._choice(side, place)
         texts = [self._conversation.text(ids) for ids in choice.token_ids[:turn]]
         history = [Message(*pair) for pair in zip(question.turns, texts, strict=False)]
         prompt_ids = asked_ids(self._conversation, question, turn, history)
@@ -126,23 +139,103 @@ class Replay:
         return prompt_ids, choice.token_ids[turn]
 
 
-class Verdict(Protocol):
-    """A judgement of a first difference, a dataclass that reads as a line."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def is_tie(self) -> bool: ...
+class _Text(NamedTuple):
+    token_ids: list[int]
+    others: list[int]  # that may stand for the first differing one
 
 
-class FileJudge(Protocol):
-    """Judges where two answer files begin to differ."""
+class ServedReplay(FileJudge):
+    """Two answer files of which a server wrote one or both, with the model that judges them.
+
+    The dtype of the model's options is the servers', as far as is known.
+
+    Raises:
+        UserError: if the files are not of equal questions, were sampled, or questions or model are missing.
+    """
+
+    def __init__(
+        self, paths: Paths, rows: Rows, options: ModelOptions, question_file: str | None
+    ) -> None:
+        record = check_shared(paths)
+        super().__init__(rows, questions_of(record, question_file))
+        model = check_model(options)
+        self._conversation = choose_conversation("tokenizer", options.model_path, model.tokenizer)
+        self._tokenizer = model.tokenizer
+        target = load_target(replace(options, kernels="off"), model)
+        self._eos_ids = sorted(eos_ids_of(target.model, model.tokenizer))
+        self._judge = Judge(target, record["repetition_penalty"])
 
     def can_judge(self, difference: Difference) -> bool:
-        """Whether two tokens stand against each other there."""
-        ...
+        """Whether two tokens stand against each other, or two texts."""
+        is_text = difference.unit == "character" and difference.cause == "texts differ"
+        return difference.parts_at_tokens or is_text
 
-    def verdicts(self, places: Sequence[TurnKey]) -> Sequence[Verdict]: ...
+    def verdicts(self, places: Sequence[TurnKey]) -> list[Judgement]:
+        """Judge the answers that differ at these places, after measuring the noise on texts of the first file."""
+        self._judge.measure_noise_on(self._plain_texts(places))
+        return [self._verdict(place) for place in places]
+
+    def _plain_texts(self, places: Sequence[TurnKey]) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield texts of the first file: those that differ, then others."""
+        others = [(key, 0, 0) for key, row in self._rows[0].items() if row.choices]
+        for place in dict.fromkeys((*places, *others)):
+            choice = self._choice(0, place)
+            ids = choice.token_ids or [self._tokens(text) for text in choice.turns]
+            if place[2] < len(ids) and ids[place[2]]:
+                yield self._prompt(place), ids[place[2]]
+
+    def _verdict(self, place: TurnKey) -> Judgement:
+        first, second = self._texts(place)
+        with user_errors():
+            return self._judge.judge_served(
+                self._prompt(place),
+                (first.token_ids, second.token_ids),
+                (first.others, second.others),
+            )
+
+    def _prompt(self, place: TurnKey) -> list[int]:
+        question_id, _, turn = place
+        question = self._questions[question_id]
+        said = self._choice(0, place).turns[:turn]
+        history = [Message(*pair) for pair in zip(question.turns, said, strict=False)]
+        prompt_ids = asked_ids(self._conversation, question, turn, history)
+        for side in (0, 1):
+            recorded = self._choice(side, place).prompt_length(turn)
+            if recorded not in (None, len(prompt_ids)):
+                raise UserError(
+                    f"model_path: question {question_id!r}, turn {turn}: the prompt has {len(prompt_ids)} tokens "
+                    f"by this model's chat template, the answers say {recorded}; give the served model"
+                )
+        return prompt_ids
+
+    def _texts(self, place: TurnKey) -> tuple[_Text, _Text]:
+        choices = [self._choice(side, place) for side in (0, 1)]
+        turn = place[2]
+        if all(turn < len(choice.token_ids) for choice in choices):
+            one, other = (_Text(choice.token_ids[turn], []) for choice in choices)
+            return one, other
+        texts = [choice.turns[turn] for choice in choices]
+        ids = [self._tokens(text) for text in texts]
+        pairs = enumerate(zip(*ids, strict=False))
+        shorter = min(map(len, ids))
+        position = next((place for place, (one, other) in pairs if one != other), shorter)
+        begin = len(self._tokenizer.decode(ids[0][:position]))
+        first, second = (
+            self._from_text(text, tokens, position, begin)
+            for text, tokens in zip(texts, ids, strict=True)
+        )
+        return first, second
+
+    def _from_text(self, text: str, token_ids: list[int], position: int, begin: int) -> _Text:
+        if position == len(token_ids):  # it ended here
+            return _Text([*token_ids, *self._eos_ids[:1]], self._eos_ids)
+        pieces = (text[begin : begin + size] for size in range(1, LONGEST_TOKEN))
+        found = [self._tokens(piece) for piece in dict.fromkeys(pieces) if piece]
+        return _Text(token_ids, [ids[0] for ids in found if len(ids) == 1])
+
+    def _tokens(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
+        return ids
 
 
 def judge(
@@ -191,6 +284,42 @@ def judged_text(judged: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def check_shared(paths: Paths) -> dict[str, Any]:
+    """Return the record of the first file with its defaults.
+
+    Raises:
+        UserError: if the files are not of equal questions, or were sampled.
+    """
+    records = [RunRecord.read(path).with_defaults() for path in paths]
+    for key in SHARED:
+        values = [record.get(key) for record in records]
+        is_missing = values[0] is None and key != "system_prompt"
+        if values[0] != values[1] or is_missing:
+            raise UserError(
+                f"{key}: got {values[0]!r} in {paths[0]}, {values[1]!r} in {paths[1]}; allowed: answers of "
+                "commands of this project to equal questions"
+            )
+    if records[0]["temperature"] > 0:
+        raise UserError("temperature: these answers were sampled; allowed: greedy ones")
+    bench = next((one["bench_name"] for one in records if one.get("bench_name")), "")
+    return records[0] | {"bench_name": bench}
+
+
+def questions_of(record: Mapping[str, Any], question_file: str | None) -> dict[int | str, Question]:
+    """Return the questions that a file with this record answers; None takes its benchmark's.
+
+    Raises:
+        UserError: if they are missing, or others.
+    """
+    file = question_file_of(record["bench_name"], question_file)
+    if file_hash(file) != record["question_file_sha256"]:
+        raise UserError(
+            f"question_file: {file} is not the one that was answered; give the run's own"
+        )
+    found = load_questions(file, system_prompt=record["system_prompt"])
+    return {question.question_id: question for question in found}
+
+
 def _meta(path: Path) -> Mapping[str, Any]:
     meta = RunRecord.read(path).with_defaults()
     missing = [key for key in keys(Use.NEEDED) if meta.get(key, UNKNOWN) == UNKNOWN]
@@ -200,19 +329,6 @@ def _meta(path: Path) -> Mapping[str, Any]:
             "inference command of this project"
         )
     return meta
-
-
-def _questions(meta: Mapping[str, Any], question_file: str | None) -> dict[int | str, Question]:
-    file = question_file_of(meta["bench_name"], question_file)
-    questions = {
-        question.question_id: question
-        for question in load_questions(file, system_prompt=meta["system_prompt"])
-    }
-    if file_hash(file) != meta["question_file_sha256"]:
-        raise UserError(
-            f"question_file: {file} is not the one that was answered; give the run's own"
-        )
-    return questions
 
 
 def _drafter(meta: Mapping[str, Any], target: TargetModel) -> Drafter:

@@ -69,10 +69,21 @@ def judge_tokens(
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """The judgement of a first difference, with the evidence; logits are the reference's."""
+class Verdict:
+    """The judgement of a first difference."""
 
-    verdict: str  # "tie" or "BUG"
+    verdict: str  # "tie", "BUG" or "not judged"
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether rounding alone decided."""
+        return self.verdict == TIE
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement(Verdict):
+    """The verdict by logits, with the evidence; they are the reference's."""
+
     position: int  # index of the first differing token in the answer
     tokens: tuple[int, int]
     logits: tuple[float, float]
@@ -80,11 +91,6 @@ class Judgement:
     bound: float  # how large a gap the errors at this position can explain
     noise: float  # plain decoding's, as measured so far
     worst_errors: tuple[float, float]  # largest error of each replay over the whole first text
-
-    @property
-    def is_tie(self) -> bool:
-        """Whether rounding alone decided."""
-        return self.verdict == TIE
 
     def __str__(self) -> str:
         first, second = self.logits

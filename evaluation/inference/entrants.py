@@ -7,18 +7,17 @@ such as http://127.0.0.1:8000 is an OpenAI-compatible server.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from evaluation.inference.client import EndpointConfig, is_address
 from evaluation.inference.command import parse
 from evaluation.inference.config import RunConfig
-from evaluation.inference.endpoint.config import EndpointConfig, EndpointMethod, is_address
 from evaluation.inference.llama_cpp import LLAMA_CPP
-from evaluation.inference.referees import ASSISTED, REFEREES, Referee
+from evaluation.inference.plan import Entrant
+from evaluation.inference.referees import ASSISTED, REFEREES
+from evaluation.inference.servers import Server
 from model.commands.command_line import OptionParser, UserError, user_errors
 from model.commands.model_options import DEMO_MODEL
 from model.commands.options import add_options, config_of
@@ -31,46 +30,19 @@ OTHERS = REFEREES | LLAMA_CPP
 DEMO_DRAFT = str(DEMO_MODEL.with_name("draft"))
 
 
-@dataclass(frozen=True, slots=True)
-class Entrant:
-    """A participant of a comparison: a method, server or referee with its options."""
-
-    words: str  # as it was named
-    method: Method | Referee | EndpointMethod
-    config: Any
-    # Whether it is the second run of the baseline: how far the two runs differ is the noise of the comparison.
-    is_again: bool = False
-
-    @property
-    def label(self) -> str:
-        """Its words as part of a file's name: "recycling-tree-version-2.2.2"."""
-        words = f"{self.words}-again" if self.is_again else self.words
-        return re.sub(r"[^\w.]+", "-", words).strip("-")
-
-    @property
-    def is_served(self) -> bool:
-        """Whether a server answers."""
-        return isinstance(self.method, EndpointMethod)
-
-
 def entrants_of(
     words: Sequence[str],
     model_path: str,
     draft_model: str | None = None,
     needs_baseline: bool = True,
 ) -> list[Entrant]:
-    """Return the entrants of a comparison, the baseline first.
+    """Return the entrants of these words, such as "recycling --start cold", the baseline first.
 
-    Args:
-        words: one text for each entrant, such as "recycling --start cold".
-        model_path: the target model.
-        draft_model: the draft model of entrants that need one and name none; the demo model has
-            one by default.
-        needs_baseline: whether the baseline must be among them; of servers alone it is the first.
+    Entrants that need a draft model and name none have `draft_model`; the demo model has one by default. The
+    baseline may be missing if it is not needed, or where all are servers.
 
     Raises:
-        UserError: if a method or an option is unknown or not allowed, an entrant is named twice, or
-            the draft model is missing or not needed.
+        UserError: if a method, an option or a draft model is unknown, missing or not allowed.
     """
     are_servers = all(is_address(one) for one in words)
     if needs_baseline and BASELINE not in words and not are_servers:
@@ -97,20 +69,11 @@ def entrants_of(
 
 
 def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = None) -> Entrant:
-    """Return the entrant of these words.
-
-    Args:
-        words: method and options.
-        draft_model: what it drafts with if it needs a model and names none.
-        heads: folder with heads of each method, where its words name none.
-
-    Raises:
-        UserError: if the method or an option is unknown or not allowed, or heads are missing.
-    """
+    """Return the entrant of these words; `heads` is a folder with heads of each method. Errors as `entrants_of`."""
     name, *options = _split(words)
     if is_address(name):
         config = _endpoint_config(name, options)
-        return Entrant(words, EndpointMethod(config.base_url), config)
+        return Entrant(words, Server(config.base_url), config)
     if name in OTHERS:
         if options:
             raise UserError(f"methods: got {words!r}; {name} takes no options")
@@ -134,11 +97,6 @@ def entrant_of(words: str, draft_model: str | None = None, heads: Path | None = 
             f"methods: got {words!r}; allowed: options of {method.name} itself, without a saved matrix"
         )
     return Entrant(words, method, config)
-
-
-def baseline_again(entrants: Sequence[Entrant]) -> Entrant:
-    """Return the baseline, which comes first, as a second entrant: it measures the noise of the comparison."""
-    return replace(entrants[0], is_again=True)
 
 
 def _endpoint_config(address: str, options: Sequence[str]) -> EndpointConfig:

@@ -22,10 +22,11 @@ import torch
 
 from evaluation.answers.record import SERVED
 from evaluation.answers.row import Turn
+from evaluation.inference.answering import Answerer, Prompt
 from evaluation.inference.config import RunConfig
 from evaluation.inference.llama_cpp_server import LlamaCppServer
-from evaluation.inference.question import Answerer
-from evaluation.inference.referees import Referee, room_of
+from evaluation.inference.plan import OtherProgram, Plan
+from evaluation.inference.referees import room_of
 from model.api.gguf import is_gguf
 from model.commands.command_line import UserError, user_errors
 from model.commands.loading import choose_device
@@ -49,21 +50,16 @@ class LlamaCppConfig(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaCpp(Referee):
+class LlamaCpp(OtherProgram):
     """llama.cpp on the GGUF file of the run, plain or with its n-gram speculation."""
 
     config_class: ClassVar[type] = LlamaCppConfig
-    needs_longest_text: ClassVar[bool] = True
 
     def config(self, draft_model: str | None) -> LlamaCppConfig:
         return LlamaCppConfig(BEST_NGRAM if self.name == NGRAM else None)
 
     def check(self, run: RunConfig) -> None:
-        """Refuse runs without the package or a GGUF file, and options that mean something else in llama.cpp.
-
-        Raises:
-            UserError: in such a case.
-        """
+        """Refuse runs without the package or a GGUF file, and options that mean something else in llama.cpp."""
         if find_spec(PACKAGE) is None:
             raise UserError(
                 f"methods: got {self.name}, which needs {PACKAGE}; pip install {PACKAGE}"
@@ -96,35 +92,27 @@ class LlamaCpp(Referee):
 
         return {SERVED: True, "dtype": None, "weights": None, PACKAGE: xllamacpp.__version__}
 
+    def answerer(self, plan: Plan, target: TargetModel | None) -> Answerer:
+        assert target is not None, "a comparison with it has the model in hands"
+        return LlamaCppAnswerer(plan, target)
 
-LLAMA_CPP: dict[str, Referee] = {name: LlamaCpp(name) for name in (PLAIN, NGRAM)}
+
+LLAMA_CPP: dict[str, OtherProgram] = {name: LlamaCpp(name) for name in (PLAIN, NGRAM)}
 
 
 class LlamaCppAnswerer(Answerer):
-    """llama.cpp with torch's number of threads, as an `Answerer`; greedy.
-
-    Args:
-        target: the same model in our hands, whose context it keeps to.
-        path: the GGUF file.
-        config: its speculation.
-        max_new_tokens: of a turn.
-        longest_text: tokens that a question can grow to.
+    """llama.cpp with torch's number of threads; greedy. It keeps to the context of the model in our hands.
 
     Raises:
         UserError: if llama.cpp cannot load the file.
     """
 
-    def __init__(
-        self,
-        target: TargetModel,
-        path: str,
-        config: LlamaCppConfig,
-        max_new_tokens: int,
-        longest_text: int,
-    ) -> None:
-        self._target, self._path, self._max_new_tokens = target, path, max_new_tokens
-        self._speculation = config.speculation
-        self._longest_text = min(longest_text, target.context_limit(1) or longest_text)
+    def __init__(self, plan: Plan, target: TargetModel) -> None:
+        self._target, self._path = target, plan.run.model.model_path
+        self._max_new_tokens = plan.run.sampling.max_new_tokens
+        self._speculation: str | None = plan.entrant.config.speculation
+        longest = plan.longest_text()
+        self._longest_text = min(longest, target.context_limit(1) or longest)
         self._server = self._started()
 
     def end_warmup(self) -> None:
@@ -133,7 +121,8 @@ class LlamaCppAnswerer(Answerer):
             self._server.close()  # one at a time is in memory
             self._server = self._started()
 
-    def answer(self, prompt_ids: list[int]) -> Turn:
+    def answer(self, prompt: Prompt) -> Turn:
+        prompt_ids = prompt.token_ids
         asked = {
             "prompt": prompt_ids,
             "n_predict": room_of(self._target, len(prompt_ids), self._max_new_tokens),

@@ -10,8 +10,8 @@ from functools import cached_property
 import torch
 
 from evaluation.answers.row import Turn
+from evaluation.inference.answering import Failure, Prompt
 from evaluation.inference.config import DecodingOptions
-from evaluation.inference.question import BatchAnswerer, Failure, Prompt
 from evaluation.inference.turns import token_rule, turn_of
 from model.budget.batch import batch_budget
 from model.commands.command_line import UserError
@@ -36,7 +36,7 @@ class _UnderWay:
         return turn_of(self.steps, self.num_prompt, clock - self.start, self.cpu_time, share_time)
 
 
-class MethodBatch(BatchAnswerer):
+class MethodBatch:
     """A drafter on a target model, with a sibling that drafts in each slot: they learn together.
 
     Its clock stands while nothing is decoded, so that what a user waits for is the texts of the batch alone.

@@ -1,81 +1,277 @@
-"""One inference run: check everything, load, answer, report."""
+"""A run: the questions are answered by every entrant in turn, one after the other or as many as a batch holds.
+
+An inference command is a run of one entrant. In a comparison one loaded model serves all: wall-clock figures of
+separate processes drift with the machine, but here a slow minute slows all entrants, the baseline included, and
+ratios stay. Every entrant has its own memory, answer file and sidecar, as its inference command writes them.
+"""
 
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-import torch
+import shortuuid
 
+from evaluation.answers.log import AnswerLog
+from evaluation.answers.record import BASELINE, NOISE_FLOOR
+from evaluation.answers.row import AnswerRow
+from evaluation.inference.answering import Answerer, Finished, record, rows_of, warm_up
 from evaluation.inference.config import RunConfig
-from evaluation.inference.loop import answer_questions, record, report
-from evaluation.inference.method import load_answerer, print_notes
-from evaluation.inference.plan import Plan, check_asked, prepare
+from evaluation.inference.method import MethodAnswerer, held_bytes
+from evaluation.inference.plan import Asked, Entrant, Memory, OtherProgram, Plan
+from evaluation.inference.prepare import (
+    check_asked,
+    model_answers,
+    prepare,
+    prepare_served,
+    questions_asked,
+    settle_threads,
+)
 from model.commands.command_line import UserError
 from model.commands.files import check_output
+from model.commands.loading import CheckedModel, load_target
 from model.commands.matrix_file import write_memory
-from model.methods import Method
+from model.commands.model_options import ModelOptions
+from model.engine.target import TargetModel
+
+T = TypeVar("T")
+Load = Callable[[ModelOptions, CheckedModel], TargetModel]
+
+
+def in_turn(entrants: Sequence[T], num_parts: int) -> Iterator[tuple[int, T]]:
+    """Yield the index of every part of the questions with every entrant, in orders in which each follows each other
+    equally often.
+
+    The entrant before leaves its data in the processor's caches: under one fixed order the same
+    entrant would always profit. The orders are E. J. Williams's (Experimental designs balanced for the
+    estimation of residual effects of treatments, 1949).
+    """
+    count = len(entrants)
+    places = [0, *((1 + step // 2) * (1 if step % 2 == 0 else -1) for step in range(count - 1))]
+    for index in range(num_parts):
+        order = [entrants[(place + index) % count] for place in places]
+        is_reversed = count % 2 and (index // count) % 2
+        for entrant in reversed(order) if is_reversed else order:
+            yield index, entrant
 
 
 def answer_with_method(
-    method: Method, run: RunConfig, config: Any, load_matrix: str | None, save_matrix: str | None
+    entrant: Entrant, run: RunConfig, load_matrix: str | None, save_matrix: str | None
 ) -> int:
     """Answer a benchmark's questions with a method; return 1 if a question failed, else 0."""
     if save_matrix:
         check_output(save_matrix, "save_matrix")
     if save_matrix and run.uses_ray:
         raise UserError("save_matrix: got workers, which have a matrix each; leave one out")
-    plan = prepare(check_asked(run), method, run, config, load_matrix, save_matrix)
-    with closing(plan.log):
-        if save_matrix or not plan.is_answered:
-            memory = plan.memory()  # before the weights load: it may be missing
-            if run.uses_ray:
-                _answer_by_workers(plan, memory)
-            else:
-                _answer(plan, memory, save_matrix)
-        plan.log.finish()
+    plan = prepare(check_asked(run), entrant, run, load_matrix, save_matrix)
+    answer([[plan]], Path(save_matrix) if save_matrix else None)
     return report([plan.log], " (--overwrite runs all again)")
 
 
-def _answer_by_workers(plan: Plan, memory: dict[str, torch.Tensor] | None) -> None:
-    from evaluation.inference import workers
+def compare_methods(
+    entrants: Sequence[Entrant],
+    run: RunConfig,
+    folder: str | None = None,
+    name: str | None = None,
+    num_runs: int = 1,
+    load: Load | None = None,
+) -> int:
+    """Answer a benchmark's questions with all entrants in turn; the baseline answers twice.
 
-    setup, log = plan.setup, plan.log
-    if memory is not None and setup.run.worker_count > 1:
+    The answer files lie in `folder` (None: the benchmark's) and their names begin with `name` (None: the
+    model's). `load` returns the model on its device; who has it there already hands it in. Returns 1 if a
+    question failed, else 0.
+    """
+    entrants = [*entrants, replace(entrants[0], is_again=True)]
+    for entrant in entrants:
+        if isinstance(entrant.method, OtherProgram):
+            entrant.method.check(run)
+    has_model = not all(entrant.is_served for entrant in entrants)
+    if not has_model and run.questions.prompt_tokens:
+        raise UserError(
+            f"prompt_tokens: got {run.questions.prompt_tokens} with servers only, whose tokenizer is not known"
+        )
+    asked = check_asked(run) if has_model else questions_asked(run)
+    folder = str(folder or model_answers(run.questions))
+    name = name or (Path(run.model.model_path).resolve().name if has_model else "served")
+    together = {
+        "interleaved_with": [entrant.label for entrant in entrants],
+        "interleaved_run": shortuuid.uuid(),
+    }
+    runs: list[list[Plan]] = []
+    with ExitStack() as logs:
+        for number in range(1, num_runs + 1):
+            suffix = "" if num_runs == 1 else f"-run-{number}"
+            runs.append([])
+            for entrant in entrants:
+                role = NOISE_FLOOR if entrant.is_again else None
+                if entrant.is_served and entrant is entrants[0]:
+                    role = BASELINE
+                about = together | ({"role": role} if role else {})
+                parts = [f"{folder}/{name}", entrant.label]
+                if asked.model and not entrant.is_served:
+                    parts.append(str(asked.model.dtype).removeprefix("torch."))
+                file = Path("-".join((*parts, *conditions_in_names(run))) + f"{suffix}.jsonl")
+                plan = _plan(asked, entrant, run, file, about)
+                logs.callback(plan.log.close)
+                runs[-1].append(plan)
+        answer(runs, load=load)
+    return report([plan.log for plans in runs for plan in plans])
+
+
+def conditions_in_names(run: RunConfig) -> list[str]:
+    """Return the conditions that names of answer files tell."""
+    size = run.answers.batch_size
+    batch = [f"batch-{size}"] * (size > 1)
+    return [f"temp-{run.sampling.temperature}", str(run.sampling.max_new_tokens), *batch]
+
+
+def _plan(
+    asked: Asked, entrant: Entrant, run: RunConfig, file: Path, about: Mapping[str, Any]
+) -> Plan:
+    if entrant.is_served:
+        return prepare_served(asked, entrant, run, file, about)
+    model_id = file.name.removesuffix(".jsonl")
+    answers = replace(run.answers, model_id=model_id, answer_file=str(file))
+    if isinstance(entrant.method, OtherProgram):
+        about = {**about, **entrant.method.circumstances()}
+    return prepare(asked, entrant, replace(run, answers=answers), circumstances=about)
+
+
+def answer(
+    runs: Sequence[Sequence[Plan]], save_matrix: Path | None = None, load: Load | None = None
+) -> None:
+    """Answer what the logs lack, run by run, and finish them.
+
+    `load` is as of `compare_methods`. The memory of an inference command's method is saved to `save_matrix`.
+    """
+    plans = list(chain.from_iterable(runs))
+    with ExitStack() as logs:
+        for plan in plans:
+            logs.callback(plan.log.close)
+        if save_matrix or any(plan.remaining for plan in plans):
+            _answer(runs, save_matrix, load or load_target)
+        for plan in plans:
+            plan.log.finish()
+
+
+def report(logs: Sequence[AnswerLog], advice: str = "") -> int:
+    """Print a line for each log; return 1 if a question failed, else 0."""
+    for log in logs:
+        failed = f"; {log.num_failed} failed, with their cause{advice}" if log.num_failed else ""
+        print(f"{log.num_rows} answers in {log.file}{failed}")
+    return int(any(log.num_failed for log in logs))
+
+
+def _answer(runs: Sequence[Sequence[Plan]], save_matrix: Path | None, load: Load) -> None:
+    """Load the model, if one decodes with it, and answer the questions that the logs lack."""
+    plans = list(chain.from_iterable(runs))
+    for of_run in runs:
+        _warn_of_earlier_answers(of_run)
+    # Before the weights load: one may be missing.
+    memories = [plan.memory() if save_matrix or plan.remaining else None for plan in plans]
+    (first, *_), num_rows = plans, sum(len(plan.asked.questions) for plan in plans)
+    num_done = num_rows - sum(len(plan.remaining) for plan in plans)
+    if first.run.uses_ray:
+        from evaluation.inference import workers
+
+        with workers.cluster(first):
+            first.log.begin()
+            rows = workers.answer_by_workers(first, first.remaining, memories[0])
+            record(((first.log, row) for row in rows), num_rows, num_done)
+        return
+    target = None
+    if first.asked.model is not None:
+        target = load(first.run.model, first.asked.model)
+        local = [plan for plan in plans if not plan.entrant.is_served]
+        settle_threads(local, target)
+        for plan in local:  # a referee uses no kernels of ours
+            plan.log.note(lacks_kernels=target.lacks_kernels)
+            if not isinstance(plan.entrant.method, OtherProgram):
+                plan.log.note(kernel_names=target.kernel_names)
+    left = iter(memories)
+    for of_run in runs:
+        given = zip(of_run, left, strict=False)
+        entries = [
+            _ready(plan, target, memory, is_alone=len(of_run) == 1)
+            for plan, memory in given
+            if save_matrix or plan.remaining
+        ]
+        num_left = sum(len(plan.remaining) for plan in of_run)
+        record(_rows(entries), num_rows, num_done)
+        num_done += num_left
+        for plan, answerer, _ in entries:
+            if isinstance(answerer, MethodAnswerer):
+                plan.log.note(held_bytes=held_bytes(answerer.drafter, apart_from=answerer.target))
+                if save_matrix:
+                    write_memory(answerer.drafter, save_matrix, plan.model.tokenizer)
+
+
+def _warn_of_earlier_answers(plans: Sequence[Plan]) -> None:
+    """Warn if some entrants have more answers than others: these were not measured in turn."""
+    done = [len(plan.log.done) for plan in plans]
+    most = min(done) + plans[0].run.answers.batch_size
+    if max(done) > most:
+        ahead = [
+            plan.log.file.stem for plan, count in zip(plans, done, strict=True) if count > most
+        ]
         print(
-            "--state-order single: the matrix goes from question to question, so that one worker "
-            "answers all",
+            f"WARNING: answers of {', '.join(ahead)} exist already, and were not measured in turn with "
+            "those to come; --overwrite measures all of them again",
             file=sys.stderr,
         )
-    remaining = log.remaining(plan.questions)
-    with workers.cluster(setup):
-        log.begin()
-        finished = workers.answer_by_workers(setup, remaining, memory)
-        of_log = ((log, row) for row in finished)
-        record(of_log, len(plan.questions), len(plan.questions) - len(remaining))
 
 
-def _answer(plan: Plan, memory: dict[str, torch.Tensor] | None, save_matrix: str | None) -> None:
-    setup = plan.setup
-    answerer = load_answerer(setup)
-    drafter = answerer.drafter
-    plan.settle_threads(answerer.target)
-    plan.note_kernels(answerer.target)
-    print_notes(answerer.notes())
+class _Entry(NamedTuple):
+    """An entrant that is ready, and its rows to come."""
+
+    plan: Plan
+    answerer: Answerer
+    rows: Iterator[AnswerRow]
+
+
+def answerer_of(plan: Plan, target: TargetModel | None) -> Answerer:
+    """Return who answers, on the loaded model where there is one; a `UserError` if they do not fit each other."""
+    if isinstance(plan.entrant.method, OtherProgram):
+        return plan.entrant.method.answerer(plan, target)
+    assert target is not None, "a method needs a model"
+    return MethodAnswerer(plan, target)
+
+
+def _ready(plan: Plan, target: TargetModel | None, memory: Memory | None, is_alone: bool) -> _Entry:
+    """Return an entrant after warm-up, with the memory of its earlier answers; its file is begun."""
+    answerer, asking, remaining = answerer_of(plan, target), plan.asking, plan.remaining
+    if isinstance(answerer, MethodAnswerer):
+        for note in answerer.notes():
+            print(note, file=sys.stderr)
+    if remaining:
+        warm_up(answerer, asking, remaining[0], plan.run.answers.warmup)
+    if memory and isinstance(answerer, MethodAnswerer):
+        answerer.drafter.load_memory(memory)
     plan.log.begin()
-    answer_questions(
-        answerer,
-        setup.conversation,
-        plan.questions,
-        plan.log,
-        model_id=setup.model_id,
-        num_choices=setup.run.answers.num_choices,
-        seed=setup.run.sampling.seed,
-        num_warmup=setup.run.answers.warmup,
-        restore=lambda: drafter.load_memory(memory) if memory else None,
-    )
-    plan.log.note(held_bytes=answerer.held_bytes())
-    if save_matrix:
-        write_memory(drafter, Path(save_matrix), setup.model.tokenizer)
+    # A server rests while others answer: what it was asked in its turn has ended then.
+    rests = plan.entrant.is_served and not is_alone
+    size = plan.run.answers.batch_size if rests else max(1, len(remaining))
+    parts = (remaining[begin : begin + size] for begin in range(0, len(remaining), size))
+    rows = chain.from_iterable(rows_of(answerer, asking, part) for part in parts)
+    return _Entry(plan, answerer, rows)
+
+
+def _rows(entries: Sequence[_Entry]) -> Iterator[tuple[AnswerLog, Finished]]:
+    """Yield every missing row of a run with its log.
+
+    An entrant answers as many questions in turn as it has under way; where its batch then stands still, the texts
+    that have not ended go on in its next turn. A server's have ended by then.
+    """
+    if not entries:  # all answers are there
+        return
+    questions, size = entries[0].plan.asked.questions, entries[0].plan.run.answers.batch_size
+    parts = [questions[begin : begin + size] for begin in range(0, len(questions), size)]
+    for index, (plan, answerer, rows) in in_turn(entries, len(parts)):
+        for row in islice(rows, len(plan.log.remaining(parts[index]))):
+            yield plan.log, Finished(row, answerer.memory())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,19 +26,18 @@ import torch
 from ray.exceptions import RayError
 
 from evaluation.answers.row import AnswerRow
-from evaluation.inference.loop import Finished
-from evaluation.inference.method import MethodAnswerer, Setup, load_answerer, print_notes
-from evaluation.inference.rows import warm_up
+from evaluation.inference.answering import Finished, rows_of, warm_up
+from evaluation.inference.method import MethodAnswerer
+from evaluation.inference.plan import Memory, Plan
 from evaluation.questions.questions import Question
 from model.commands.command_line import UserError, first_line, show_notes
+from model.commands.loading import load_target
 from model.kernels.sdpa import turn_off_cudnn
 
 # A question whose worker dies may itself be the cause.
 MAX_RETRIES = 2
 # Time limit for the first connection to a cluster.
 CONNECT_SECONDS = 10.0
-
-Memory = dict[str, torch.Tensor]
 
 
 class Loaded(NamedTuple):
@@ -54,18 +54,18 @@ class Worker:
         self._number = number
         self._num_seen = 0
 
-    def load(self, setup: Setup, threads: int, question: Question) -> Loaded:
+    def load(self, plan: Plan, threads: int, question: Question) -> Loaded:
         show_notes()
         torch.set_num_threads(threads)
-        turn_off_cudnn(setup.model.device)
+        turn_off_cudnn(plan.model.device)
         try:
-            self._answerer: MethodAnswerer = load_answerer(setup)
+            self._answerer = MethodAnswerer(plan, load_target(plan.run.model, plan.model))
         except UserError as error:
             return Loaded(str(error), [])
-        self._setup = setup
-        warm_up(self._answerer, setup.conversation, question, setup.run.answers.warmup)
-        if setup.start_memory:
-            self._answerer.drafter.load_memory(setup.start_memory)
+        self._asking = plan.asking
+        warm_up(self._answerer, self._asking, question, plan.run.answers.warmup)
+        if plan.start_memory:
+            self._answerer.drafter.load_memory(plan.start_memory)
         return Loaded(None, self._answerer.notes())
 
     def answer(self, question: Question, memory: Memory | None) -> Finished:
@@ -73,10 +73,11 @@ class Worker:
 
         `memory` is that after the questions before, empty before the first; None: the worker's own goes on.
         """
-        answerer, setup = self._answerer, self._setup
+        answerer = self._answerer
         if memory:
             answerer.drafter.load_memory(memory)
-        row = setup.ask(answerer, question).plus(worker=self._number)
+        (row,) = rows_of(answerer, self._asking, [question])
+        row = row.plus(worker=self._number)
         if answerer.drafter.is_hot and memory is None:
             row = row.plus(questions_before=self._num_seen)
         self._num_seen += 1
@@ -95,10 +96,10 @@ class _Pool:
     """The workers, the questions that wait for one, and those being answered."""
 
     def __init__(
-        self, setup: Setup, questions: Sequence[Question], memory: Memory | None, threads: int
+        self, plan: Plan, questions: Sequence[Question], memory: Memory | None, threads: int
     ) -> None:
-        self._setup = ray.put(setup)
-        self._model_id = setup.model_id
+        self._plan = ray.put(plan)
+        self._model_id = plan.model_id
         self._threads = threads
         self._waiting = deque(_Task(question) for question in questions)
         self._first = questions[0]
@@ -106,13 +107,13 @@ class _Pool:
         self._under_way: dict[Any, tuple[Any, _Task | None]] = {}
         self._num_started = 0
         self._num_lost_loading = 0
-        num_gpus = setup.run.model.num_gpus_per_model if setup.model.device.type == "cuda" else 0
+        num_gpus = plan.run.model.num_gpus_per_model if plan.model.device.type == "cuda" else 0
         self._actor = ray.remote(num_cpus=threads, num_gpus=num_gpus)(Worker)
 
     def start_worker(self) -> None:
         self._num_started += 1
         worker: Any = self._actor.remote(self._num_started)
-        loading = worker.load.remote(self._setup, self._threads, self._first)
+        loading = worker.load.remote(self._plan, self._threads, self._first)
         self._under_way[loading] = (worker, None)
 
     def finished(self) -> Iterator[Finished]:
@@ -143,7 +144,8 @@ class _Pool:
             raise UserError(result.mistake)
         self._num_lost_loading = 0
         if self._num_started == 1:
-            print_notes(result.notes)
+            for note in result.notes:
+                print(note, file=sys.stderr)
 
     def _lost(self, worker: Any, task: _Task | None, cause: str) -> Iterator[Finished]:
         """Replace a dead worker; its question goes to another worker, or fails after the last retry."""
@@ -164,12 +166,12 @@ class _Pool:
 
 
 def answer_by_workers(
-    setup: Setup, questions: Sequence[Question], memory: Memory | None
+    plan: Plan, questions: Sequence[Question], memory: Memory | None
 ) -> Iterator[Finished]:
     """Yield the rows of the questions, each once, in the order in which they are finished.
 
     Args:
-        setup: the run; its `worker_count` says how many workers there are.
+        plan: the run; its `worker_count` says how many workers there are.
         questions: one or more.
         memory: None: each worker has its own. Else one worker answers the questions in order,
             beginning with this memory, and every row comes with the memory after it.
@@ -177,35 +179,41 @@ def answer_by_workers(
     Raises:
         UserError: if the model cannot be loaded.
     """
-    pool = _Pool(setup, questions, memory, _threads(setup))
-    for _ in range(1 if memory is not None else min(setup.run.worker_count, len(questions))):
+    if memory is not None and plan.run.worker_count > 1:
+        print(
+            "--state-order single: the matrix goes from question to question, so that one worker "
+            "answers all",
+            file=sys.stderr,
+        )
+    pool = _Pool(plan, questions, memory, _threads(plan))
+    for _ in range(1 if memory is not None else min(plan.run.worker_count, len(questions))):
         pool.start_worker()
     yield from pool.finished()
 
 
 @contextmanager
-def cluster(setup: Setup) -> Iterator[None]:
+def cluster(plan: Plan) -> Iterator[None]:
     """Start Ray on this machine, or connect to the given cluster, while questions are answered.
 
     Raises:
         UserError: if the cluster cannot be reached or is too small.
     """
-    _connect(setup)
+    _connect(plan)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _threads(setup: Setup) -> int:
-    return torch.get_num_threads() if setup.model.device.type == "cpu" else 1
+def _threads(plan: Plan) -> int:
+    return torch.get_num_threads() if plan.model.device.type == "cpu" else 1
 
 
-def _connect(setup: Setup) -> None:
-    run = setup.run
-    num_cpus = run.worker_count * _threads(setup)
+def _connect(plan: Plan) -> None:
+    run = plan.run
+    num_cpus = run.worker_count * _threads(plan)
     needed = {"CPU": num_cpus}
-    if setup.model.device.type == "cuda":
+    if plan.model.device.type == "cuda":
         needed["GPU"] = run.workers.num_gpus_total
     # "local" also where an environment variable names a cluster.
     address = run.workers.ray_address or "local"

@@ -20,9 +20,10 @@ from evaluation.answers.answer_file import read_answers
 from evaluation.answers.row import AnswerRow
 from evaluation.checking.tie_or_bug import Judge, Judgement
 from evaluation.inference.config import AnswerOptions, DecodingOptions, QuestionOptions, RunConfig
-from evaluation.inference.entrants import Entrant, entrants_of
-from evaluation.inference.interleaved import compare_methods
+from evaluation.inference.entrants import entrants_of
+from evaluation.inference.plan import Entrant
 from evaluation.inference.referees import Referee
+from evaluation.inference.run import compare_methods
 from evaluation.questions.questions import load_questions, question_file_of
 from model.commands.command_line import UserError
 from model.commands.matrix_file import make_drafter

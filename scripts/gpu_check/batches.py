@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation.inference.entrants import entrant_of
-from evaluation.inference.referee_batches import left_padded
+from evaluation.inference.referees import left_padded
 from model.budget.batch import batch_budget
 from model.commands.matrix_file import make_drafter
 from model.engine.batch import Batch

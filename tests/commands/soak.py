@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from model.methods.sps.draft_model import check_draft_model
 
+from evaluation.inference.answering import Answerer, Prompt
 from evaluation.inference.config import QuestionOptions, RunConfig
-from evaluation.inference.entrants import Entrant, entrants_of
-from evaluation.inference.method import Setup, eos_ids, method_answerer, stop_of
-from evaluation.inference.plan import Asked, check_asked
-from evaluation.inference.question import Answerer
-from evaluation.inference.referees import Referee, RefereeAnswerer, generate_settings
+from evaluation.inference.entrants import entrants_of
+from evaluation.inference.plan import Asked, Entrant, OtherProgram, Plan
+from evaluation.inference.prepare import check_asked
+from evaluation.inference.run import answerer_of
 from evaluation.reporting.tables import markdown_table
 from model.commands.command_line import OptionParser, UserError, run_command, user_errors
 from model.commands.loading import CheckedModel, load_target
@@ -34,10 +35,8 @@ from model.commands.matrix_file import make_drafter
 from model.commands.model_options import ModelOptions
 from model.commands.options import add_options
 from model.engine.support import context_limit
-from model.engine.target import TargetModel
 from model.machine.timing import progress
 from model.methods import Method
-from model.methods.sps.drafter import check_draft_model
 
 MODEL = ("model_path", "dtype", "device", "threads", "allow_pickle")
 # Options that are those of a run.
@@ -56,7 +55,7 @@ class Block(NamedTuple):
     tokens_per_second: float  # end to end
 
 
-def soak(answerer: Answerer, prompts: Sequence[list[int]], total: int, size: int) -> list[Block]:
+def soak(answerer: Answerer, prompts: Sequence[Prompt], total: int, size: int) -> list[Block]:
     """Answer `total` prompts, going round, in blocks of `size`."""
     blocks, source = [], cycle(prompts)
     with progress(total=total, unit="question") as bar:
@@ -119,7 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = {}
     for entrant in entrants:
         found[entrant.words] = blocks = soak(
-            answerer_of(entrant, run, asked, target), prompts, args.num_questions, args.block
+            answerer_of(Plan(entrant, run, asked, entrant.label, None), target),
+            prompts,
+            args.num_questions,
+            args.block,
         )
         body = [
             [
@@ -137,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(map(is_flat, found.values())) else 1
 
 
-def first_prompts(asked: Asked) -> list[list[int]]:
+def first_prompts(asked: Asked) -> list[Prompt]:
     """Return the prompts of the questions' first turns.
 
     Raises:
@@ -145,8 +147,9 @@ def first_prompts(asked: Asked) -> list[list[int]]:
     """
     prompts = []
     for question in asked.questions:
-        prompts.append(asked.conversation.prompt_ids([], question.turns[0]))
-        length = len(prompts[-1])
+        ids = asked.conversation.prompt_ids([], question.turns[0])
+        prompts.append(Prompt(ids, 0, question, 0, 0, ()))
+        length = len(ids)
         limit = context_limit(asked.model.hf_config.get_text_config(decoder=True), length)
         if not 1 <= length < (limit or math.inf):
             raise UserError(
@@ -163,7 +166,7 @@ def check_entrant(entrant: Entrant, run: RunConfig, model: CheckedModel) -> None
     Raises:
         UserError: with the reason.
     """
-    if isinstance(entrant.method, Referee):
+    if isinstance(entrant.method, OtherProgram):
         entrant.method.check(run)
     draft_model = getattr(entrant.config, "draft_model", None)
     if model.vocab_size is None:
@@ -179,18 +182,6 @@ def check_entrant(entrant: Entrant, run: RunConfig, model: CheckedModel) -> None
             cpu = torch.device("cpu")
             drafter = make_drafter(entrant.method, entrant.config, model.vocab_size, cpu, {})
             drafter.check_config(model.hf_config.get_text_config(decoder=True))
-
-
-def answerer_of(entrant: Entrant, run: RunConfig, asked: Asked, target: TargetModel) -> Answerer:
-    """Return an entrant on the loaded model."""
-    setup = Setup(
-        entrant.method, run, entrant.config, asked.model, asked.conversation, {}, entrant.label
-    )
-    if isinstance(entrant.method, Referee):
-        limit = run.sampling.max_new_tokens
-        settings = generate_settings(run.sampling, stop_of(setup))
-        return RefereeAnswerer(target, entrant.config, limit, eos_ids(setup, target), settings)
-    return method_answerer(setup, target)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
 from evaluation.inference import command as cli
-from evaluation.inference import method as method_answerer
+from evaluation.inference import run as running
 from model.commands.command_line import run_command
 from model.methods import drafter_class
 from tests.model.decoded import datastore_file, heads_folder
@@ -85,7 +85,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_target(*_: object) -> None:
         pytest.fail("the weights were about to load")
 
-    monkeypatch.setattr(method_answerer, "load_target", load_target)
+    monkeypatch.setattr(running, "load_target", load_target)
 
 
 def error_line(method: str, options: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from evaluation import sampling_check
-from evaluation.checking.sampling import (
+from evaluation.sampling_check import (
     SETTINGS,
     VOCAB_SIZE,
     Sampler,
     Setting,
+    main,
     p_value,
     total_variation,
 )
-from evaluation.sampling_check import main
 from model.commands.command_line import UserError
 from model.engine.rules import Processor, SamplingRule
 from model.methods import METHODS

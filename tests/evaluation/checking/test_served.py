@@ -16,7 +16,7 @@ import torch
 from evaluation import endpoint
 from evaluation.answers.differences import compare_answers
 from evaluation.answers.row import AnswerRow
-from evaluation.checking import served as served_module
+from evaluation.checking import rerun as rerun_module
 from evaluation.checking.logprobs import NOT_JUDGED, judge_logprobs
 from evaluation.checking.tie_or_bug import BUG, NOISE_QUANTILE, TIE, Judge, judge_tokens
 from evaluation.equal import main
@@ -206,7 +206,7 @@ def test_a_difference_within_the_noise_is_a_server_s_tie(
 
         noise = 99.0
 
-    monkeypatch.setattr(served_module, "Judge", NoisyJudge)
+    monkeypatch.setattr(rerun_module, "Judge", NoisyJudge)
     rows = read_rows(answers / "a.jsonl")
     rows[-1]["choices"][0]["token_ids"][-1][2] = 5
     write_rows(answers / "b.jsonl", rows)

@@ -19,7 +19,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import evaluation.inference.run  # noqa: F401 - every part of the run needs it
+from evaluation.answers.row import Turn
 from evaluation.inference import command
+from evaluation.inference.answering import Prompt
 from evaluation.inference.method import MethodAnswerer
 
 LOADING, ANSWERING = 0, 1
@@ -57,14 +59,14 @@ def _count_calls(kill: Kill | None) -> None:
     Counting is slow: a run that is to be killed while it answers loads without it.
     """
     phase = LOADING
-    begin = MethodAnswerer.begin_question
+    answer = MethodAnswerer.answer
 
-    def begin_question(self: MethodAnswerer) -> None:
+    def first_answer(self: MethodAnswerer, prompt: Prompt) -> Turn:
         nonlocal phase
         if phase == LOADING:
             phase = ANSWERING
             sys.setprofile(count)
-        begin(self)
+        return answer(self, prompt)
 
     def count(_: FrameType, event: str, __: Any) -> None:
         if event in ("call", "c_call"):
@@ -72,7 +74,7 @@ def _count_calls(kill: Kill | None) -> None:
             if kill and (phase, NUM_CALLS[phase]) == kill[:2]:
                 os.kill(os.getpid(), kill.signal_number)
 
-    MethodAnswerer.begin_question = begin_question  # type: ignore[method-assign]
+    MethodAnswerer.answer = first_answer  # type: ignore[method-assign]
     if kill is None or kill.phase == LOADING:
         sys.setprofile(count)
 

@@ -15,7 +15,7 @@ from evaluation import compare
 from evaluation.answers.defects import row_flaws
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
-from evaluation.inference import interleaved
+from evaluation.inference import run as running
 from model.commands.command_line import UserError
 from tests.evaluation.conftest import cut_after, read_meta, read_rows, run, token_ids
 
@@ -94,7 +94,7 @@ def test_what_batches_cannot_do_is_refused_before_the_weights_load(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interleaved, "load_target", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(running, "load_target", lambda *_: pytest.fail("it was loaded"))
     given = [*few, "--out", str(tmp_path), *more.split(), "--batch-size", size]
     with pytest.raises(UserError, match=says):
         compare.main([*given, "--methods", "vanilla", method])

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import compare
-from evaluation.inference import interleaved
+from evaluation.inference import run as running
 from evaluation.inference.config import DecodingOptions
 from evaluation.inference.turns import token_rule
 from evaluation.questions.conversation import choose_conversation
@@ -169,7 +169,7 @@ def test_what_cannot_be_honoured_is_refused(
 def test_referees_refuse_what_transformers_does_not_do(
     methods: str, words: str, says: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interleaved, "load_target", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(running, "load_target", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(UserError, match=says):
         compare.main([*asked, *words.split(), "--methods", "vanilla", methods])
 

@@ -15,9 +15,9 @@ import pytest
 from evaluation import compare, endpoint
 from evaluation.answers.answer_file import read_answers, read_lines
 from evaluation.answers.defects import find_defects
-from evaluation.inference.endpoint import client as client_module
-from evaluation.inference.endpoint.answers import ShareClock
-from evaluation.inference.endpoint.counters import read_counters
+from evaluation.inference import client as client_module
+from evaluation.inference.client import read_counters
+from evaluation.inference.servers import ShareClock
 from evaluation.questions.questions import load_questions, question_file_of
 from evaluation.reporting.leaderboard_tables import group_tables, pairs_table
 from evaluation.scoring.comparable import group_answers, load_answers

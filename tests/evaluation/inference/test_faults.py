@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from evaluation.inference import method as method_answerer
-from evaluation.inference.low_memory import LEAN_DEPTH, LeanDrafter
+from evaluation.inference.method import LEAN_DEPTH, LeanDrafter
 from model.budget.cost_model import CostModel
 from model.budget.paced import CostAwareDrafter
 from model.engine.target import TargetModel
@@ -256,20 +256,20 @@ def test_logits_that_are_no_numbers_are_an_error_and_never_a_text(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    forward, begin = TargetModel.run, method_answerer.MethodAnswerer.begin_question
+    forward, answer = TargetModel.run, method_answerer.MethodAnswerer.answer
     num_begun = 0
 
-    def counted(self: Any) -> None:
+    def counted(self: Any, prompt: Any) -> Any:
         nonlocal num_begun
-        num_begun += 1
-        begin(self)
+        num_begun += prompt.begins_question
+        return answer(self, prompt)
 
     def broken(self: Any, *given: Any, **named: Any) -> torch.Tensor:
         logits = forward(self, *given, **named)
         return logits * value if num_begun == 2 else logits
 
     monkeypatch.setattr(TargetModel, "run", broken)
-    monkeypatch.setattr(method_answerer.MethodAnswerer, "begin_question", counted)
+    monkeypatch.setattr(method_answerer.MethodAnswerer, "answer", counted)
     file = tmp_path / "run.jsonl"
     assert run(method, options, file, "--question-end", 3) == 1
     rows = read_rows(file)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from evaluation import compare
-from evaluation.inference.held_bytes import held_bytes
+from evaluation.inference.method import held_bytes
 from tests.evaluation.conftest import read_meta, run
 
 

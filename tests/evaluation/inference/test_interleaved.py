@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,16 +20,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from evaluation import compare
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
-from evaluation.inference import interleaved
-from evaluation.inference.config import DecodingOptions
+from evaluation.inference import run as running
+from evaluation.inference.answering import Prompt
+from evaluation.inference.config import DecodingOptions, RunConfig
 from evaluation.inference.entrants import entrant_of, entrants_of
-from evaluation.inference.interleaved import in_turn
-from evaluation.inference.method import MethodAnswerer
-from evaluation.inference.referees import RefereeAnswerer
+from evaluation.inference.run import answerer_of, in_turn
 from evaluation.questions import questions
-from evaluation.questions.questions import DATA_FOLDER
+from evaluation.questions.questions import DATA_FOLDER, Question
 from model.commands.command_line import UserError
-from model.commands.matrix_file import make_drafter
 from model.commands.model_options import DEMO_MODEL
 from model.engine.target import TargetModel
 from tests.evaluation.conftest import QUESTIONS, figures, read_meta, read_rows, run, write_rows
@@ -146,7 +145,7 @@ def test_a_finished_comparison_needs_no_model(
     uncut: dict[str, Path], options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {file: file.read_bytes() for file in uncut.values()}
-    monkeypatch.setattr(interleaved, "load_target", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(running, "load_target", lambda *_: pytest.fail("it was loaded"))
     assert compared(options, uncut["vanilla"].parent) == 0
     assert before == {file: file.read_bytes() for file in uncut.values()}
 
@@ -279,13 +278,25 @@ def test_a_referee_ends_with_the_models_context_as_our_methods_do(name: str) -> 
     )
     target = TargetModel(LlamaForCausalLM(config).eval())
     prompt = list(range(1, 29))
-    sampling = DecodingOptions(max_new_tokens=16)
-    config, vanilla = entrant_of(name).config, entrant_of("vanilla")
-    drafter = make_drafter(vanilla.method, vanilla.config, 64, target.device, {})
-    ours = MethodAnswerer(target, drafter, sampling, frozenset()).answer(prompt).token_ids
-    theirs = RefereeAnswerer(target, config, 16, frozenset()).answer(prompt).token_ids
-    assert len(ours) == 4
-    assert theirs == ours
+    ours, theirs = (
+        answerer_of(plan_of(words), target).answer(
+            Prompt(prompt, None, Question(1, "", ()), 0, 0, ())
+        )
+        for words in ("vanilla", name)
+    )
+    assert len(ours.token_ids) == 4
+    assert theirs.token_ids == ours.token_ids
+
+
+def plan_of(words: str) -> Any:
+    """Return what an answerer reads of a plan: 16 new tokens, and nothing else that ends a text."""
+    return SimpleNamespace(
+        entrant=entrant_of(words),
+        run=RunConfig(sampling=DecodingOptions(max_new_tokens=16)),
+        start_memory={},
+        eos_ids=lambda _: frozenset(),
+        stop_criterion=lambda: None,
+    )
 
 
 def test_words_become_options() -> None:
@@ -319,7 +330,7 @@ def test_words_become_options() -> None:
 def test_options_that_cannot_be_are_refused_before_the_weights_load(
     more: tuple[str, ...], says: str, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interleaved, "load_target", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(running, "load_target", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(UserError, match=says):
         compare.main([*options, *more])
 

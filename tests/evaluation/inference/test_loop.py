@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation.answers.log import AnswerLog
 from evaluation.answers.row import AnswerRow
 from evaluation.eval import Answerer, Turn, answer_questions, reorg_answer_file, run_eval
+from evaluation.inference.answering import Asking, Prompt
 from evaluation.questions.conversation import Message
 from evaluation.questions.questions import DATA_FOLDER, Question
 from model.commands.command_line import UserError
@@ -44,22 +44,16 @@ class Spy(Answerer):
         self.calls: list[str] = []
         self._fails_on = fails_on
 
-    def seed(self, seed: int) -> None:
-        self.calls.append(f"seed {seed}")
-
-    def begin_question(self) -> None:
-        self.calls.append("begin")
-
-    def answer(self, prompt_ids: list[int]) -> Turn:
-        prompt = "".join(map(chr, prompt_ids))
-        self.calls.append(f"answer {prompt}")
-        if prompt == self._fails_on:
+    def answer(self, prompt: Prompt) -> Turn:
+        if prompt.begins_question:
+            self.calls.append("lean" if prompt.is_lean else "begin")
+        if prompt.seed is not None:
+            self.calls.append(f"seed {prompt.seed}")
+        text = "".join(map(chr, prompt.token_ids))
+        self.calls.append(f"answer {text}")
+        if text == self._fails_on:
             raise RuntimeError("no idea\nand more")
         return Turn([7, 8, 9], [2, 1], 0.5)
-
-    def lean(self) -> AbstractContextManager[None]:
-        self.calls.append("lean")
-        return nullcontext()
 
     def end_warmup(self) -> None:
         self.calls.append("end of warm-up")
@@ -81,14 +75,15 @@ class Letters:
         return f"{len(token_ids)} tokens"
 
 
-def answer(spy: Spy, file: Path, **options: Any) -> int:
+def answer(spy: Spy, file: Path, num_warmup: int = 3, **asking: int) -> int:
     """Answer the questions above with a spy; return how many failed."""
     log = AnswerLog(file, {"model_id": "spy"})
     log.begin()
     try:
-        return answer_questions(spy, Letters(), QUESTIONS, log, model_id="spy", **options)
+        answer_questions(spy, Asking(Letters(), "spy", **asking), QUESTIONS, log, num_warmup)
     finally:
         log.close()
+    return log.num_failed
 
 
 def test_rows_have_the_keys_of_spec_bench_and_every_turn(tmp_path: Path) -> None:
@@ -155,18 +150,11 @@ def test_each_choice_has_its_own_seed_and_no_turns_of_another(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("num_warmup", [0, 2])
-def test_warm_up_passes_come_first_and_are_forgotten_before_memory_is_restored(
-    num_warmup: int, tmp_path: Path
-) -> None:
+def test_warm_up_passes_come_first_and_are_forgotten(num_warmup: int, tmp_path: Path) -> None:
     spy = Spy()
-    answer(
-        spy,
-        tmp_path / "a.jsonl",
-        num_warmup=num_warmup,
-        restore=lambda: spy.calls.append("restore"),
-    )
+    answer(spy, tmp_path / "a.jsonl", num_warmup=num_warmup)
     question = ["begin", "seed 0", "answer one", "answer one>3 tokens|two"]
-    expected = [*question * num_warmup, "end of warm-up", "restore", *question]
+    expected = [*question * num_warmup, "end of warm-up", *question]
     assert spy.calls[: len(expected)] == expected
     assert len(read_rows(tmp_path / "a.jsonl")) == 3, "warm-up passes should not be recorded"
 

@@ -70,10 +70,10 @@ def light_setup(num_workers: int) -> Any:
 def test_a_worker_on_a_gpu_loads_its_model_with_cudnn_attention_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def load(_: object) -> None:
+    def load(*_: object) -> None:
         raise UserError(f"cuDNN: {torch.backends.cuda.cudnn_sdp_enabled()}")
 
-    monkeypatch.setattr(workers, "load_answerer", load)
+    monkeypatch.setattr(workers, "load_target", load)
     setup = light_setup(1)
     question = Question(1, "qa", ("hm",))
     said = []

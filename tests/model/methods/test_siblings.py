@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from evaluation.inference.low_memory import LeanDrafter
+from evaluation.inference.method import LeanDrafter
 from model.budget.paced import CostAwareDrafter, PacedDrafter
 from model.engine.budget import DraftBudget
 from model.engine.drafter import Drafter

@@ -1,4 +1,4 @@
-"""One request to an OpenAI-compatible server, streamed and timed.
+"""An OpenAI-compatible server: where it is, and one request to it, streamed and timed.
 
 Works with vLLM, SGLang, llama.cpp and `model.serve`. Token ids are asked for as vLLM gives them
 (`return_token_ids`); a server that refuses the key is asked without it.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +17,61 @@ from types import ModuleType
 from typing import Any
 
 from evaluation.inference.config import DecodingOptions
-from evaluation.inference.endpoint.config import EndpointConfig
-from evaluation.inference.endpoint.counters import read_counters
 from model.commands.command_line import UserError, first_line
+from model.options import Options, option
 
+SCHEMES = ("http://", "https://")
 TOKEN_IDS = "return_token_ids"
 # Bytes of an error's text that are shown.
 LONGEST_CAUSE = 300
+# A sample of /metrics in Prometheus' text form: name, labels in braces or none, value.
+SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})? ([-+.\deE]+)")
+# What vLLM counts there, by the names of its per-request metrics.
+COUNTERS = {
+    "vllm:spec_decode_num_drafts_total": "num_spec_steps",
+    "vllm:spec_decode_num_draft_tokens_total": "num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens_total": "num_accepted_draft_tokens",
+}
 Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointConfig(Options):
+    """Where a server is, and what is asked of it."""
+
+    base_url: str = option(
+        "", "address of an OpenAI-compatible server, such as http://127.0.0.1:8000", metavar="URL"
+    )
+    served_model: str | None = option(
+        None, "name of the model there (default: the one that /v1/models lists)"
+    )
+    api_key_env: str | None = option(
+        None, "environment variable that holds the API key (default: no key)"
+    )
+    timeout: int = option(600, "seconds that the server may be silent", least=1)
+
+    def _check(self) -> None:
+        if not self.base_url.startswith(SCHEMES):
+            raise ValueError(
+                f"base_url: got {self.base_url!r}; allowed: an address such as http://127.0.0.1:8000"
+            )
+        object.__setattr__(self, "base_url", self.base_url.rstrip("/").removesuffix("/v1"))
+
+    @property
+    def api_key(self) -> str | None:
+        """The key; a `UserError` if the variable is not set."""
+        if self.api_key_env is None:
+            return None
+        if not (key := os.environ.get(self.api_key_env)):
+            raise UserError(
+                f"api_key_env: got {self.api_key_env}, which is not set; export it, or leave the option out"
+            )
+        return key
+
+
+def is_address(words: str) -> bool:
+    """Whether an entrant's words name a server."""
+    return words.startswith(SCHEMES)
 
 
 class EndpointError(Exception):
@@ -236,3 +285,12 @@ def _calls(delta: Mapping[str, Any]) -> Iterator[tuple[int, str, str]]:
         function = call.get("function") or {}
         index = call.get("index", place)
         yield index, function.get("name") or "", function.get("arguments") or ""
+
+
+def read_counters(text: str) -> dict[str, int]:
+    """Return the counters of drafting in a page of /metrics, summed over labels; empty if it has none."""
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        if (sample := SAMPLE.match(line)) and (name := COUNTERS.get(sample[1])):
+            found[name] = found.get(name, 0) + int(float(sample[2]))
+    return found if len(found) == len(COUNTERS) else {}

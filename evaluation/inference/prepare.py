@@ -1,0 +1,300 @@
+"""Plans: runs that are checked before the weights load, with their answer files locked.
+
+Loading takes long: a mistake in the question file, device, model config, tokenizer, template, matrix
+or answer file is reported before it. The checks read in order: `check_asked`, then `prepare` for each entrant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from evaluation.answers.log import AnswerLog
+from evaluation.answers.provenance import git_commit, model_fingerprint
+from evaluation.answers.record import SERVED, RunRecord, recorded_options, sidecar_path
+from evaluation.inference.client import Client
+from evaluation.inference.config import QuestionOptions, RunConfig
+from evaluation.inference.method_batch import check_batch_size
+from evaluation.inference.plan import Asked, Entrant, Memory, Plan
+from evaluation.questions.conversation import (
+    asked_ids,
+    check_messages,
+    check_system,
+    choose_conversation,
+)
+from evaluation.questions.questions import DATA_FOLDER, load_questions, question_file_of
+from model.budget.threads import use_fastest_threads
+from model.commands.command_line import UserError, user_errors
+from model.commands.files import file_hash, refuse_outputs
+from model.commands.loading import CheckedModel, check_model, choose_device, refuse_gpus
+from model.commands.matrix_file import make_drafter, read_memory
+from model.commands.model_options import ModelOptions
+from model.engine.target import TargetModel
+from model.kernels.sdpa import sdpa_backends
+from model.machine.hardware import device_name
+from model.machine.packages import versions
+from model.methods import Method
+from model.options import chosen
+
+# Options of a run that a server decides itself, or that ask for nothing there.
+NOT_SENT = ("kernels", "weights")
+
+
+def questions_asked(run: RunConfig) -> Asked:
+    """Return the questions of a run in their order, without a model.
+
+    Raises:
+        UserError: if there are none.
+    """
+    asked = run.questions
+    question_file = question_file_of(asked.bench_name, asked.question_file)
+    selected = load_questions(
+        question_file,
+        asked.question_begin,
+        asked.question_end,
+        asked.num_questions,
+        run.answers.system_prompt,
+        asked.category_map,
+    )
+    questions = asked.part_of(asked.in_order(selected))
+    if not questions:
+        raise UserError(
+            f"shard: got {asked.shard}, which has none of the questions; give fewer shards"
+        )
+    return Asked(question_file, questions)
+
+
+def check_asked(run: RunConfig) -> Asked:
+    """Load the questions and check the model before the weights load."""
+    asked, options = questions_asked(run), run.model
+    model = check_run_model(run)
+    conversation = choose_conversation(
+        run.answers.conv_template, options.model_path, model.tokenizer
+    )
+    check_system(conversation, asked.questions, options.model_path)
+    check_messages(conversation, asked.questions)
+    questions = asked.questions
+    if run.questions.prompt_tokens:
+        questions = [
+            one
+            for one in questions
+            if run.questions.has_length(len(asked_ids(conversation, one, 0, [])))
+        ]
+        if not questions:
+            raise UserError(
+                f"prompt_tokens: got {run.questions.prompt_tokens}, which none of {len(asked.questions)} questions "
+                "has"
+            )
+    return Asked(asked.question_file, questions, model, conversation)
+
+
+def check_run_model(run: RunConfig) -> CheckedModel:
+    """Check a run's model, device and workers before the weights load."""
+    workers, device = run.workers, choose_device(run.model)
+    if device.type == "cpu" and workers.num_gpus_total > 1:
+        refuse_gpus("num_gpus_total", workers.num_gpus_total)
+    if device.type != "cpu" and workers.num_workers:
+        raise UserError(
+            f"num_workers: got {workers.num_workers} on {device}; allowed: with --device cpu; "
+            "on GPUs give --num-gpus-total"
+        )
+    if run.uses_ray and find_spec("ray") is None:
+        raise UserError("workers need Ray, which is not installed; pip install 'ray>=2.40'")
+    if run.uses_ray and device.index is not None:
+        raise UserError(
+            f"device: got {device} with workers, but Ray chooses each worker's device; give --device {device.type}"
+        )
+    return check_model(run.model, workers.num_workers, workers.ray_address is not None)
+
+
+def prepare(
+    asked: Asked,
+    entrant: Entrant,
+    run: RunConfig,
+    load_matrix: str | None = None,
+    save_matrix: str | None = None,
+    circumstances: Mapping[str, Any] = MappingProxyType({}),
+) -> Plan:
+    """Check the run of a method or referee before the weights load, and lock its answer file.
+
+    The memory begins with `load_matrix` and is saved to `save_matrix`; `circumstances` is further
+    content of the sidecar.
+    """
+    method, model = entrant.method, asked.model
+    assert model is not None and asked.conversation is not None, "a method needs a model"
+    memory = read_memory(load_matrix, model.tokenizer)
+    is_hot = False
+    if isinstance(method, Method) and model.vocab_size:
+        is_hot = _check_drafter(entrant, run, model, memory, save_matrix is not None)
+    name = Path(run.model.model_path).resolve().name
+    model_id = run.answers.model_id or f"{name}-{_run_name(entrant, run, model.dtype)}"
+    given = run.answers.answer_file
+    answer_file = Path(given).expanduser() if given else _default_file(run.questions, model_id)
+    saved, loaded = ([Path(file)] if file else [] for file in (save_matrix, load_matrix))
+    # A run may load a matrix and save it into the same file.
+    read = [asked.question_file, *(loaded if loaded != saved else [])]
+    refuse_outputs([answer_file, sidecar_path(answer_file), *saved], read)
+    is_fixed = run.uses_ray or model.device.type != "cpu"
+    resumed = answer_file if not run.answers.overwrite and answer_file.exists() else None
+    threads = _known_threads(run.model.threads, is_fixed, resumed)
+    sidecar = {
+        "method": method.name,
+        "options": dataclasses.asdict(entrant.config),
+        "model_id": model_id,
+        **recorded_options(run.options()),
+        "model_fingerprint": model_fingerprint(run.model.model_path, model.hf_config),
+        "conv_template": asked.conversation.name,
+        "question_file_sha256": file_hash(asked.question_file),
+        "question_file_name": asked.question_file.name,
+        "load_matrix": load_matrix,
+        "shard": run.questions.shard,
+        "num_workers": run.worker_count if run.uses_ray else None,
+        "state_order": run.workers.state_order if run.uses_ray else None,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": model.weights,
+        "device": device_name(model.device),
+        "sdpa_backends": sdpa_backends(model.device),
+        "graphs": run.model.graphs if _takes_graphs(run.model, model.device) else None,
+        **_circumstances(),
+        **circumstances,
+    }
+    if threads:
+        sidecar["threads"] = threads
+    log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
+    return Plan(entrant, run, asked, model_id, log, memory, is_hot, threads)
+
+
+def prepare_served(
+    asked: Asked,
+    entrant: Entrant,
+    run: RunConfig,
+    answer_file: Path,
+    circumstances: Mapping[str, Any] = MappingProxyType({}),
+) -> Plan:
+    """Reach a server, and lock its answer file; `circumstances` is further content of the sidecar.
+
+    Raises:
+        UserError: if the server cannot be reached, or the file cannot be written.
+    """
+    client = Client(entrant.config)
+    refuse_outputs([answer_file], [asked.question_file])
+    options = recorded_options(run.options())
+    sidecar = {
+        "method": entrant.config.base_url,
+        "options": {"served_model": client.model},
+        "model_id": answer_file.stem,
+        **{key: value for key, value in options.items() if key not in NOT_SENT},
+        "model_path": client.model,
+        SERVED: True,
+        "question_file_sha256": file_hash(asked.question_file),
+        "question_file_name": asked.question_file.name,
+        "shard": run.questions.shard,
+        "load_matrix": None,
+        "state_order": None,
+        **_circumstances(),
+        **circumstances,
+    }
+    log = AnswerLog(answer_file, sidecar, run.answers.overwrite)
+    return Plan(entrant, run, asked, answer_file.stem, log, client=client)
+
+
+def _circumstances() -> dict[str, Any]:
+    return {
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "argv": sys.argv[1:],
+        "start_time": time.time(),
+        "end_time": None,
+    }
+
+
+def _check_drafter(
+    entrant: Entrant, run: RunConfig, model: CheckedModel, memory: Memory, is_saved: bool
+) -> bool:
+    """Check options, memory and model by making a drafter; return whether it keeps memory across questions."""
+    # The run's device: a draft model loaded here is kept; workers load their own.
+    device = torch.device("cpu") if run.uses_ray else model.device
+    method, vocab_size = entrant.method, model.vocab_size
+    assert isinstance(method, Method) and vocab_size is not None
+    drafter = make_drafter(method, entrant.config, vocab_size, device, memory)
+    with user_errors():
+        drafter.check_config(model.hf_config.get_text_config(decoder=True))
+    has_graphs = _takes_graphs(run.model, model.device) and run.model.graphs == "auto"
+    if has_graphs and drafter.needs.probes:
+        raise UserError(
+            f"graphs: got auto with {method.name} on {model.device}, whose masks CUDA graphs do not read; give "
+            "--graphs off"
+        )
+    if is_saved and not drafter.memory():
+        raise UserError(
+            f"save_matrix: {method.name} keeps nothing across prompts with these options; leave it out"
+        )
+    check_batch_size(run.answers.batch_size, drafter)
+    return drafter.is_hot
+
+
+def model_answers(questions: QuestionOptions) -> Path:
+    return DATA_FOLDER / questions.bench_name / "model_answer"
+
+
+def _default_file(questions: QuestionOptions, model_id: str) -> Path:
+    if not DATA_FOLDER.is_dir():  # as where the package is installed
+        raise UserError(f"answer_file: got none, and there is no folder {DATA_FOLDER}; give one")
+    shard = "-shard-" + questions.shard.replace("/", "-of-") if questions.shard else ""
+    return model_answers(questions) / f"{model_id}{shard}.jsonl"
+
+
+def _known_threads(given: int | None, is_fixed: bool, resumed: Path | None) -> int | None:
+    """Return the run's CPU threads, None if the loaded model decides them.
+
+    A resumed run goes on with the threads of its first answers.
+    """
+    found = RunRecord.read(resumed).threads if resumed and given is None else None
+    if found:
+        torch.set_num_threads(found)
+        return found
+    current = torch.get_num_threads()
+    return current if given or is_fixed or current == 1 else None
+
+
+def settle_threads(plans: Sequence[Plan], target: TargetModel) -> None:
+    """Let the loaded model decide the CPU threads if nothing else has.
+
+    Raises:
+        UserError: if earlier answers have different ones.
+    """
+    known = sorted({plan.threads for plan in plans if plan.threads})
+    if len(known) > 1:
+        raise UserError(
+            f"threads: earlier answers were made with {' and '.join(map(str, known))} threads; give --overwrite"
+        )
+    if not known:
+        print(f"{use_fastest_threads(target)}; --threads sets it", file=sys.stderr)
+    for plan in plans:
+        plan.threads = torch.get_num_threads()
+        plan.log.note(threads=plan.threads)
+
+
+def _takes_graphs(options: ModelOptions, device: torch.device) -> bool:
+    """Whether the option `graphs` has an effect."""
+    return device.type == "cuda" and options.num_gpus_per_model == 1
+
+
+def _run_name(entrant: Entrant, run: RunConfig, dtype: torch.dtype) -> str:
+    """Return the run's name among those of its model: method, changed options, dtype, temperature."""
+    changed = [
+        f"{name.replace('_', '-')}-{Path(str(value)).name.removesuffix('.json')}"
+        for name, value in chosen(entrant.config).items()
+    ]
+    changed += [f"batch-{run.answers.batch_size}"] * (run.answers.batch_size > 1)
+    changed += [f"shuffle-{run.questions.shuffle}"] * (run.questions.shuffle is not None)
+    facts = [str(dtype).removeprefix("torch."), f"temp-{run.sampling.temperature}"]
+    return "-".join([entrant.method.name, *changed, *facts])
