@@ -18,6 +18,7 @@ from model.commands.command_line import UserError
 from model.engine.batch import Batch
 from model.engine.drafter import Drafter
 from model.engine.packing import why_not_packed
+from model.engine.request import Request
 from model.engine.step import StepRecord
 from model.engine.target import TargetModel
 
@@ -78,15 +79,9 @@ class MethodBatch:
     def ask(self, slot: int, prompt: Prompt) -> None:
         if prompt.seed is not None:
             self._generators[slot].manual_seed(prompt.seed)
-        self._batch.add(
-            slot,
-            self._drafters[slot],
-            prompt.token_ids,
-            max_new_tokens=self._max_new_tokens,
-            eos_ids=self._eos_ids,
-            rule=self._rules[slot],
-            stop=self._stop,
-        )
+        limit, rule = self._max_new_tokens, self._rules[slot]
+        request = Request(prompt.token_ids, limit, self._eos_ids, rule, self._stop)
+        self._batch.add(slot, self._drafters[slot], request)
         self._under_way[slot] = _UnderWay(len(prompt.token_ids), self._clock)
 
     def ended(self) -> list[tuple[int, Turn | Failure]]:

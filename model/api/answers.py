@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from ..engine.request import Request
 from ..engine.rules import STATEFUL
 from ..engine.step import StepRecord
 from ..machine.timing import progress
@@ -16,7 +17,6 @@ from ..options import integer
 from .batch_in_turn import BatchInTurn
 from .output import GenerateOutput
 from .prompts import Prompt
-from .text_request import TextRequest
 
 # Most new tokens of every text, or of each.
 Limits: TypeAlias = int | Sequence[int] | torch.Tensor | np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ class Answers:
         self,
         batch: BatchInTurn,
         prompts: Iterator[tuple[Prompt, int]],
-        request_of: Callable[[int, Prompt, int], TextRequest],
+        request_of: Callable[[int, Prompt, int], Request],
         output_of: Callable[[Sequence[int], list[StepRecord]], GenerateOutput],
         return_exceptions: bool,
     ) -> None:

@@ -1,6 +1,6 @@
 """Texts from a checked model and a drafter: whole, in pieces, or many at a time.
 
-It wraps `model.engine.loop.decode`, takes and returns text, and keeps two things from prompt to
+It wraps `model.engine.loop`, takes and returns text, and keeps two things from prompt to
 prompt: the method's memory and the KV cache of the last text. `model.api.decoder` makes model and drafter.
 
 Shapes: P tokens of the prompt, n new tokens.
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import (
     Callable,
-    Collection,
     Generator,
     Iterable,
     Iterator,
@@ -25,10 +24,11 @@ import torch
 
 from ..budget.batch import BatchBudget, batch_budget
 from ..engine.drafter import Drafter
-from ..engine.loop import decode
+from ..engine.loop import steps_of
 from ..engine.packing import why_not_packed
 from ..engine.prefix_cache import PrefixCache
-from ..engine.rules import Processor, TokenRule, token_rule
+from ..engine.request import Request
+from ..engine.rules import Processor, token_rule
 from ..engine.self_test import prove_changes
 from ..engine.step import StepRecord
 from ..engine.support import eos_ids_of
@@ -40,7 +40,6 @@ from .foreign_arguments import OF_MANY, refuse_foreign
 from .output import GenerateOutput, StreamPiece
 from .prompts import Prompt, prompt_ids_of
 from .stop_strings import ends_text, stop_criterion
-from .text_request import TextRequest
 from .text_stream import TextStream
 from .turns import Turns
 
@@ -235,15 +234,13 @@ class BaseDecoder:
         stop, eos_ids = self._stop(stop_strings), self.eos_ids
         self._warn_once()
 
-        def request_of(index: int, prompt: Prompt, limit: int) -> TextRequest:
+        def request_of(index: int, prompt: Prompt, limit: int) -> Request:
             own_seed = None if first_seed is None else first_seed + index
             rule = token_rule(
                 self.target.device, temperature, top_k, top_p, own_seed, logits_processors
             )
             prompt_ids = prompt_ids_of(prompt, self.tokenizer)
-            request = TextRequest(prompt_ids, limit, eos_ids, rule, stop)
-            request.check(self.target)
-            return request
+            return Request(prompt_ids, limit, eos_ids, rule, stop).checked(self.target)
 
         limited = with_limits(prompts, max_new_tokens)
         batch = self.batch(batch_size, shares_memory)
@@ -277,14 +274,10 @@ class BaseDecoder:
         """Return a prompt's tokens and the steps of its answer; `of_rule`: arguments of `token_rule`."""
         prompt_ids = prompt_ids_of(prompt, self.tokenizer)
         self._warn_once()
-        steps = self.steps(
-            prompt_ids,
-            max_new_tokens=max_new_tokens,
-            eos_ids=self.eos_ids,
-            rule=token_rule(self.target.device, *of_rule),
-            stop=self._stop(stop_strings),
+        rule, stop = token_rule(self.target.device, *of_rule), self._stop(stop_strings)
+        return prompt_ids, self.steps_of(
+            Request(prompt_ids, max_new_tokens, self.eos_ids, rule, stop)
         )
-        return prompt_ids, steps
 
     def _warn_once(self) -> None:
         """Name the checkpoint's settings that texts of this decoder do without."""
@@ -292,34 +285,28 @@ class BaseDecoder:
             self._has_warned = True
             warn_of_settings(self.target.model)
 
-    def steps(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        eos_ids: Collection[int] = (),
-        rule: TokenRule | None = None,
-        stop: Callable[[Sequence[int]], bool] | None = None,
-    ) -> Generator[StepRecord, None, None]:
-        """Return the steps of `decode` (same arguments), with this decoder's memory and cache.
+    def steps(self, prompt_ids: Sequence[int], **options: Any) -> Generator[StepRecord, None, None]:
+        """Return the steps of a text, with this decoder's memory and cache; `options` are those of a `Request`.
+
+        Errors as `steps_of`.
+        """
+        return self.steps_of(Request(prompt_ids, **options))
+
+    def steps_of(self, request: Request) -> Generator[StepRecord, None, None]:
+        """Return the steps of a text, with this decoder's memory and cache.
 
         The first step waits for the text under way. Its place is free again when the last step is
         returned, or when the iteration is closed or collected.
         A method with a cold start uses neither memory nor cache: it must read a prompt to learn from it.
 
         Raises:
-            ValueError: as `decode`; if the model was changed so that it cannot be used, or a token
-                is not in its vocabulary. At once.
+            ValueError: as `Request.checked`; if the model was changed so that it cannot be used. At once.
             RuntimeError: at a step, if it is another text's turn (`model.api.turns`).
         """
         self.target.check_unchanged()
         prove_changes(self.target)
-        request = TextRequest(prompt_ids, max_new_tokens, eos_ids, rule, stop)
-        request.check(self.target)
-        running = decode(
-            self.target, self.drafter, prefix_cache=self._prefix_cache, **request._asdict()
-        )
-        return self._in_turn(running)
+        request = request.checked(self.target)
+        return self._in_turn(steps_of(self.target, self.drafter, request, self._prefix_cache))
 
     def _in_turn(self, running: Iterator[StepRecord]) -> Generator[StepRecord, None, None]:
         """Yield the steps of a text when it has the turn."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from ..engine.batch import Batch, Event, NodeBudget
 from ..engine.drafter import Drafter
+from ..engine.request import Request
 from ..engine.self_test import prove_changes
 from ..engine.target import TargetModel
-from .text_request import TextRequest
 from .turns import Turns
 
 
@@ -58,7 +58,7 @@ class BatchInTurn:
         """Whether another text may be added."""
         return self._batch.has_room
 
-    def add(self, key: Any, request: TextRequest) -> None:
+    def add(self, key: Any, request: Request) -> None:
         """Add a text; the first one waits for the decoder's text under way.
 
         Raises:
@@ -72,7 +72,7 @@ class BatchInTurn:
         try:
             with self._turns.stepping(self._turn):
                 drafter = self._next_drafter()
-                self._batch.add(key, drafter, **request._asdict())
+                self._batch.add(key, drafter, request)
             self._used[key] = drafter
         finally:
             self._end_turn_if_empty()

@@ -36,6 +36,7 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from ..engine.request import Request
 from ..engine.step import StepRecord
 from ..engine.support import refuse_unverifiable
 from .decoder import SpeculativeDecoder, TokenRecycling
@@ -47,7 +48,6 @@ from .prepared import Record, padding_token, row_requests
 from .prepared_call import PreparedCall
 from .stop_strings import stop_criterion
 from .streamers import Streamer, TokenStream, ended_on_error
-from .text_request import TextRequest
 
 logger = logging.getLogger(__name__)
 
@@ -230,14 +230,14 @@ class Speculative:
     def _decode_one(
         self,
         decoder: SpeculativeDecoder,
-        request: TextRequest,
+        request: Request,
         call: PreparedCall,
         stream: TokenStream,
     ) -> list[StepRecord]:
         """Decode a text, hand it to a stream, and return its steps."""
         steps = []
         # An error below would leave the decoder with an open text.
-        with closing(decoder.steps(**request._asdict())) as running:
+        with closing(decoder.steps_of(request)) as running:
             stream.begin(call.input_ids)
             for step in running:
                 steps.append(step)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..engine.packing import why_not_packed
+from ..engine.request import Request
 from ..engine.target import TargetModel
 from .generate_arguments import UnsupportedCallError
 from .prepared_call import PreparedCall
-from .text_request import TextRequest
 
 
-def refuse_past_context(target: TargetModel, requests: Sequence[TextRequest]) -> None:
+def refuse_past_context(target: TargetModel, requests: Sequence[Request]) -> None:
     """Refuse texts that may grow longer than the model's context, where they would end.
 
     Raises:

@@ -10,19 +10,18 @@ from contextlib import closing
 
 import torch
 
+from ..engine.request import Request
 from ..engine.step import StepRecord
 from .base_decoder import BaseDecoder
-from .text_request import TextRequest
 
 
-def decode_rows(decoder: BaseDecoder, requests: Sequence[TextRequest]) -> list[list[StepRecord]]:
+def decode_rows(decoder: BaseDecoder, requests: Sequence[Request]) -> list[list[StepRecord]]:
     """Decode texts side by side; return the steps of each.
 
     Raises:
         Exception: what the first text that fails raises; the others are given up.
     """
-    for request in requests:
-        request.check(decoder.target)
+    requests = [request.checked(decoder.target) for request in requests]
     steps: list[list[StepRecord]] = [[] for _ in requests]
     with closing(decoder.batch(len(requests))) as batch:
         for row, request in enumerate(requests):

@@ -16,10 +16,10 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from ..engine.request import Request
 from ..engine.rules import GreedyRule, SamplingRule, TokenRule, as_in_transformers
 from .prepared_call import PreparedCall
 from .rows import of_row
-from .text_request import TextRequest
 
 
 class Record:
@@ -127,7 +127,7 @@ def padding_token(call: PreparedCall) -> int | None:
     return int(ends[0].flatten()[0]) if ends else None
 
 
-def row_requests(call: PreparedCall, record: Record) -> list[TextRequest]:
+def row_requests(call: PreparedCall, record: Record) -> list[Request]:
     """Return what a call asks for in each of B rows, whose padding processors and criteria see too."""
     limit, ends = max_length(call.criteria) - call.input_ids.shape[1], eos_ids(call.criteria)
     asked = criteria_to_ask(call.criteria)
@@ -136,5 +136,5 @@ def row_requests(call: PreparedCall, record: Record) -> list[TextRequest]:
         padding, processors = row[:num_padding], of_row(call.processors, index)
         rule = token_rule(processors, call.config, padding[None], record)
         stop = stop_of(asked, padding.tolist(), row.device, record)
-        requests.append(TextRequest(row[num_padding:].tolist(), limit, ends, rule, stop))
+        requests.append(Request(row[num_padding:].tolist(), limit, ends, rule, stop))
     return requests

@@ -3,33 +3,33 @@
 Every step proposes a draft for each text, verifies all drafts in one pass, in the layout of the device
 (`model.engine.passes.shared`), and concludes each text by itself. A text that ends leaves at once, so that another
 may take its place. Prompts are read between the passes, as many tokens a step that the other texts wait no longer
-than for one chunk. Texts of a model that cannot share a pass (`model.engine.packing`) are decoded in turn: the same
-answers, and no gain.
+than for one chunk. Texts of a model that cannot share a pass (`model.engine.packing`) are decoded in turn, each by
+the step of the single loop (`model.engine.loop`): the same answers, and no gain.
 """
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from ..options import integer
-from .cache import TreeCache
 from .drafter import Drafter
+from .loop import step_of
 from .packing import why_not_packed
-from .passes.packed import PackedPasses
 from .passes.shared import SharedPass, SharedPasses
 from .request import Request
-from .rules import TokenRule
 from .step import Laps, StepRecord
 from .target import PREFILL_CHUNK, TargetModel
 from .text import Text, rows_for
 from .tree import DraftTree
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class Event(NamedTuple):
@@ -48,31 +48,19 @@ class Event(NamedTuple):
 
 
 class NodeBudget(Protocol):
-    """Divides the drafted nodes of a step among its texts."""
+    """Divides the drafted nodes of a step among its texts; its methods are described in `model.budget.batch`."""
 
-    def is_resting(self, num_texts: int) -> bool:
-        """Whether the next step of this many texts is of roots alone."""
-        ...
+    def is_resting(self, num_texts: int) -> bool: ...
 
-    def offered(self, num_texts: int) -> tuple[int, float]:
-        """Return the most drafted nodes that a text may offer, and the least probability of one."""
-        ...
+    def offered(self, num_texts: int) -> tuple[int, float]: ...
 
-    def share(self, offers: Sequence[Sequence[float]], num_texts: int, context: float) -> list[int]:
-        """Return how many of its offered nodes each text takes.
-
-        Args:
-            offers: for each text that offers the acceptance probabilities of its nodes, falling.
-            num_texts: texts of the step.
-            context: cached tokens of a text, on average.
-        """
-        ...
+    def share(
+        self, offers: Sequence[Sequence[float]], num_texts: int, context: float
+    ) -> list[int]: ...
 
     def learn(
         self, num_texts: int, num_nodes: int, num_tokens: int, context: float, nanoseconds: int
-    ) -> None:
-        """Learn from a step: its nodes, roots included, and the tokens of all texts."""
-        ...
+    ) -> None: ...
 
 
 class _Place:
@@ -90,7 +78,7 @@ class Batch:
     Args:
         target: the model.
         size: most texts.
-        budget: divides the nodes of a step among the texts; None: each drafter proposes for itself.
+        budget: divides the nodes of a step among texts that share passes; None: each drafter proposes for itself.
 
     Raises:
         ValueError: if the size is not allowed.
@@ -99,19 +87,19 @@ class Batch:
     def __init__(self, target: TargetModel, size: int, budget: NodeBudget | None = None) -> None:
         self.target = target
         self.size = integer("batch_size", size, least=1)
-        self._budget = budget
         self._places: dict[Any, _Place] = {}
         reason = why_not_packed(target) if size > 1 else ""
-        self._shares_passes = size > 1 and not reason
-        self._passes: SharedPasses = PackedPasses(target)  # each text by itself
-        if self._shares_passes:
-            self._passes = target.shared_passes(size)
         if reason:
             logger.warning(
                 "model type %s: texts of a batch are decoded one after another, since %s",
                 target.config.model_type,
                 reason,
             )
+        is_shared = size > 1 and not reason
+        self._passes = (
+            target.shared_passes(size) if is_shared else None
+        )  # None: each text has its own
+        self._budget = budget if is_shared else None
 
     def __len__(self) -> int:
         return len(self._places)
@@ -122,63 +110,46 @@ class Batch:
         return len(self) < self.size
 
     @torch.inference_mode()
-    def add(
-        self,
-        key: Any,
-        drafter: Drafter,
-        prompt_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        eos_ids: Collection[int] = (),
-        rule: TokenRule | None = None,
-        stop: Callable[[Sequence[int]], bool] | None = None,
-        cache: TreeCache | None = None,
-    ) -> None:
+    def add(self, key: Any, drafter: Drafter, request: Request) -> None:
         """Add a text, whose prompt is read in the steps to come.
 
         Args:
             key: names the text in events; one that is free.
             drafter: drafts for this text alone, such as a `Drafter.sibling`; made ready for the model here.
-            prompt_ids: as of `decode`, as are the others.
-            max_new_tokens: limit. Tokens past it, which a published code decodes unseen, are not decoded.
-            eos_ids: token ids that end the text.
-            rule: how each token is chosen.
-            stop: whether the text ends.
-            cache: as of `Text`.
+            request: what is asked for. Tokens past the limit, which a published code decodes unseen, are left out.
 
         Raises:
-            ValueError: as `decode`.
+            ValueError: as `Request.checked`.
         """
         assert self.has_room and key not in self._places
-        request = Request.of(
-            self.target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun=0
-        )
+        request = request.checked(self.target)
         prepared = drafter.for_target(self.target)
         if self._budget is None:  # else nodes are chosen among those of all texts
             drafter = prepared
-        cache = self._passes.new_cache(rows_for(prompt_ids, request, drafter), cache)
+        prompt_ids, cache = request.prompt_ids, None
+        if self._passes is not None:
+            cache = self._passes.new_cache(rows_for(prompt_ids, request, drafter))
         self._places[key] = _Place(Text(self.target, drafter, prompt_ids, request, cache))
 
     def remove(self, key: Any) -> None:
         """Remove a text that has not ended; its rows are freed."""
-        self._passes.release(self._places.pop(key).text.cache)
+        place = self._places.pop(key)
+        if self._passes is not None:
+            self._passes.release(place.text.cache)
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """Read the next chunks of prompts, decode a step of every text whose prompt is read; return the results."""
-        events = self._step()
+        events = self._read_prompts()
+        ready = {key: place.text for key, place in self._places.items() if place.reading is None}
+        if self._passes is not None:
+            records = self._decoded(ready, self._passes, events) if ready else {}
+        else:
+            records = _each(ready, lambda key, text: step_of(text), events)
+        events += [Event(key, record) for key, record in records.items()]
         for event in events:
             self._note(event)
             _free_frames(event.error)
-        return events
-
-    def _step(self) -> list[Event]:
-        events = self._read_prompts()
-        ready = {key: place.text for key, place in self._places.items() if place.reading is None}
-        groups = [ready] if self._shares_passes else [{key: text} for key, text in ready.items()]
-        for texts in groups:
-            if texts:
-                events += self._decoded(texts)
         return events
 
     def _note(self, event: Event) -> None:
@@ -208,38 +179,39 @@ class Batch:
             place.prefill_ns += laps.end("prefill")
         return failed
 
-    def _decoded(self, texts: dict[Any, Text]) -> list[Event]:
-        """Decode a step of these texts."""
-        laps, events, num_prepared = Laps(), list[Event](), self.target.shapes.num_prepared
+    def _decoded(
+        self, texts: dict[Any, Text], passes: SharedPasses, events: list[Event]
+    ) -> dict[Any, StepRecord]:
+        """Decode a step of these texts in one pass; a text that fails has an event instead."""
+        laps, num_prepared = Laps(), self.target.shapes.num_prepared
         context = sum(text.cache.length for text in texts.values()) / len(texts)
         trees = self._proposed(texts, context, events)
         laps.end("draft")
         if not trees:
-            return events
+            return {}
         chosen = {key: texts[key] for key in trees}
-        done, hidden = self._pass(list(chosen.values()), list(trees.values()))
+        done, hidden = _pass(passes, list(chosen.values()), list(trees.values()))
         laps.end("forward")
         reads = done.read(
             max(text.num_read for text in chosen.values()),
             any(text.needs.sketches for text in chosen.values()),
         )
         laps.end("verify")
-        records = {}
-        parts = zip(chosen.items(), trees.values(), done.logits, hidden, reads, strict=True)
-        for (key, text), tree, logits, rows, read in parts:
-            try:
-                records[key] = text.conclude(tree, logits, rows, laps, lambda *_, found=read: found)
-            except Exception as error:  # of this text's rule, criterion or drafter
-                events.append(Event(key, error=error))
+        parts = dict(zip(trees, zip(done.logits, hidden, reads, strict=True), strict=True))
+
+        def concluded(key: Any, text: Text) -> StepRecord:
+            logits, rows, read = parts[key]
+            return text.conclude(trees[key], logits, rows, laps, lambda *_: read)
+
+        records = _each(chosen, concluded, events)
         for record in records.values():
             record.set_times(laps, len(trees))
         is_usual = len(records) == len(trees) and self.target.shapes.num_prepared == num_prepared
         if self._budget is not None and is_usual:
             num_nodes = sum(tree.topology.num_nodes for tree in trees.values())
             num_tokens = sum(len(record.tokens) for record in records.values())
-            taken = sum(laps.parts())
-            self._budget.learn(len(trees), num_nodes, num_tokens, context, taken)
-        return events + [Event(key, record) for key, record in records.items()]
+            self._budget.learn(len(trees), num_nodes, num_tokens, context, sum(laps.parts()))
+        return records
 
     def _proposed(
         self, texts: dict[Any, Text], context: float, events: list[Event]
@@ -247,46 +219,48 @@ class Batch:
         """Return the drafts of all texts; a text whose drafter fails has an event instead."""
         budget = self._budget
         if budget is None:
-            return self._each(texts, lambda key, text: text.propose(), events)
+            return _each(texts, lambda key, text: text.propose(), events)
         if budget.is_resting(len(texts)):
             return {key: text.rest() for key, text in texts.items()}
         limits = budget.offered(len(texts))
-        offers = self._each(texts, lambda key, text: text.offer(*limits), events)
-        known = [key for key, gains in offers.items() if gains is not None]
-        shares = budget.share([offers[key] for key in known], len(offers), context)
+        offers = _each(texts, lambda key, text: text.offer(*limits), events)
+        known = {key: gains for key, gains in offers.items() if gains is not None}
+        shares = budget.share(list(known.values()), len(offers), context)
         counts = dict(zip(known, shares, strict=True))
 
         def taken(key: Any, text: Text) -> DraftTree:
             return text.take(counts[key]) if key in counts else text.propose()
 
-        return self._each({key: texts[key] for key in offers}, taken, events)
+        return _each({key: texts[key] for key in offers}, taken, events)
 
-    def _each(
-        self, texts: dict[Any, Text], function: Callable[[Any, Text], Any], events: list[Event]
-    ) -> dict[Any, Any]:
-        """Return the function's result for each text; for one that raises there is an event instead."""
-        found = {}
-        for key, text in texts.items():
-            try:
-                found[key] = function(key, text)
-            except Exception as error:  # of this text's drafter
-                events.append(Event(key, error=error))
-        return found
 
-    def _pass(
-        self, texts: Sequence[Text], trees: Sequence[DraftTree]
-    ) -> tuple[SharedPass, Sequence[torch.Tensor | None]]:
-        """Run a pass over the trees of these texts; return it, and the hidden states of each if they are wanted."""
-        is_plain = self._passes.is_plain(len(texts))
-        for text, tree in zip(texts, trees, strict=True):
-            text.before_pass(tree, is_plain)
-        caches, hidden = [text.cache for text in texts], texts[0].hidden
-        if hidden is None:
-            return self._passes.forward(trees, caches), [None] * len(texts)
-        sizes = [tree.topology.num_nodes for tree in trees]
-        with hidden.captured():
-            done = self._passes.forward(trees, caches)
-            return done, hidden.take(sum(sizes)).split(sizes)
+def _each(
+    texts: dict[Any, Text], function: Callable[[Any, Text], Result], events: list[Event]
+) -> dict[Any, Result]:
+    """Return the function's result for each text; for one that raises there is an event instead."""
+    found = {}
+    for key, text in texts.items():
+        try:
+            found[key] = function(key, text)
+        except Exception as error:  # of this text's drafter, rule or criterion
+            events.append(Event(key, error=error))
+    return found
+
+
+def _pass(
+    passes: SharedPasses, texts: Sequence[Text], trees: Sequence[DraftTree]
+) -> tuple[SharedPass, Sequence[torch.Tensor | None]]:
+    """Run a pass over the trees of these texts; return it, and the hidden states of each if they are wanted."""
+    is_plain = passes.is_plain(len(texts))
+    for text, tree in zip(texts, trees, strict=True):
+        text.before_pass(tree, is_plain)
+    caches, hidden = [text.cache for text in texts], texts[0].hidden
+    if hidden is None:
+        return passes.forward(trees, caches), [None] * len(texts)
+    sizes = [tree.topology.num_nodes for tree in trees]
+    with hidden.captured():
+        done = passes.forward(trees, caches)
+        return done, hidden.take(sum(sizes)).split(sizes)
 
 
 def _free_frames(error: BaseException | None) -> None:

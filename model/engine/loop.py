@@ -1,12 +1,12 @@
 """The loop: propose a tree, verify it in one forward pass, keep the accepted rows, learn from it.
 
-The inference commands, the library and the tests all use this one generator. Vanilla is the empty
-draft through the same loop. A step's parts are those of a text (`model.engine.text`).
+The inference commands, the library and the tests all use this one loop. Vanilla is the empty draft through it. A
+step's parts are those of a text (`model.engine.text`); texts that share passes are stepped by `model.engine.batch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ import torch
 from .drafter import Drafter
 from .prefix_cache import PrefixCache
 from .request import Request
-from .rules import TokenRule
 from .step import Generation, Laps, StepRecord
 from .target import TargetModel
 from .text import Text, rows_for
@@ -31,40 +30,42 @@ def generate(
     return generation
 
 
-@torch.inference_mode()
 def decode(
     target: TargetModel,
     drafter: Drafter,
     prompt_ids: Sequence[int],
     *,
-    max_new_tokens: int,
-    eos_ids: Collection[int] = (),
-    rule: TokenRule | None = None,
-    stop: Callable[[Sequence[int]], bool] | None = None,
+    prefix_cache: PrefixCache | None = None,
+    **options: Any,
+) -> Iterator[StepRecord]:
+    """Yield the steps of decoding a prompt; `options` are those of a `Request`, errors as `steps_of`."""
+    return steps_of(target, drafter, Request(prompt_ids, **options), prefix_cache)
+
+
+@torch.inference_mode()
+def steps_of(
+    target: TargetModel,
+    drafter: Drafter,
+    request: Request,
     prefix_cache: PrefixCache | None = None,
 ) -> Iterator[StepRecord]:
-    """Yield the steps of decoding `prompt_ids`.
+    """Yield the steps of a text.
 
     Args:
         target: the model.
         drafter: the method.
-        prompt_ids: token ids of the prompt, at least one.
-        max_new_tokens: limit; exact for every method.
-        eos_ids: token ids that end the text; the one that ends it is emitted.
-        rule: None for greedy decoding, else how each token is chosen.
-        stop: asked after every new token, with the text so far, whether it ends the text.
+        request: what is asked for.
         prefix_cache: holds the last text's rows, reused for a common beginning; then holds this text's.
 
     Raises:
-        ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
+        ValueError: as `Request.checked`.
     """
-    overrun = drafter.needs.overrun
-    request = Request.of(target, prompt_ids, max_new_tokens, eos_ids, rule, stop, overrun)
+    request = request.checked(target, drafter.needs.overrun)
     drafter = drafter.for_target(target)
     if drafter.needs.hidden_layers:
         prefix_cache = None  # rows that are not read again show no hidden states
     laps = Laps()
-    cache = None
+    cache, prompt_ids = None, request.prompt_ids
     if prefix_cache is not None:
         cache = prefix_cache.open(target, prompt_ids, rows_for(prompt_ids, request, drafter))
     text = Text(target, drafter, prompt_ids, request, cache)
@@ -75,7 +76,7 @@ def decode(
     target.synchronize()
     prefill_ns = laps.end("prefill")
     while text.stop_reason is None:
-        record = _step(text)
+        record = step_of(text)
         if prefix_cache is not None:
             prefix_cache.store(text.cache, text.tokens)
         if visible := text.visible(record):
@@ -83,7 +84,8 @@ def decode(
             yield visible
 
 
-def _step(text: Text) -> StepRecord:
+def step_of(text: Text) -> StepRecord:
+    """Decode a step of a text whose prompt is read, in a pass of its own."""
     laps = Laps()
     if text.runs_on_device:
         record = text.run_on_device(laps)

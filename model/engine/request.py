@@ -1,4 +1,4 @@
-"""Requests: how tokens are chosen, how long an answer may get, and why it ended."""
+"""Requests: the text that is asked for, how long it may get, and why it ended."""
 
 from __future__ import annotations
 
@@ -15,63 +15,64 @@ from .verification import Acceptance
 
 
 class Request(NamedTuple):
-    """A checked request. Limits are in tokens.
+    """A text that is asked for, on its way from a caller to its last step. Limits are in tokens.
 
     Attributes:
-        context: prompt and answer together.
+        prompt_ids: token ids of the prompt, at least one.
+        max_new_tokens: limit; exact for every method.
+        eos_ids: token ids that end the text; the one that ends it is emitted.
+        rule: None for greedy decoding, else how each token is chosen.
+        stop: asked after every new token, with the text so far, whether it ends the text.
+        context: prompt and answer together. This and what follows is found by `checked`.
         num_visible: new tokens that are emitted.
         num_total: new tokens until the loop ends; more than `num_visible` when a published code
             that runs past the limit is reproduced.
         name: the limit that comes first, "length" or "context".
-        eos_ids: token ids that end the text.
-        rule: None for greedy decoding, else how each token is chosen.
-        stop: asked after every new token whether it ends the text.
     """
 
-    context: int
-    num_visible: int
-    num_total: int
-    name: str
-    eos_ids: Collection[int]
-    rule: TokenRule | None
-    stop: Callable[[Sequence[int]], bool] | None
+    prompt_ids: Sequence[int]
+    max_new_tokens: int
+    eos_ids: Collection[int] = ()
+    rule: TokenRule | None = None
+    stop: Callable[[Sequence[int]], bool] | None = None
+    context: int = 0
+    num_visible: int = 0
+    num_total: int = 0
+    name: str = ""
 
-    @classmethod
-    def of(
-        cls,
-        target: TargetModel,
-        prompt_ids: Sequence[int],
-        max_new_tokens: int,
-        eos_ids: Collection[int],
-        rule: TokenRule | None,
-        stop: Callable[[Sequence[int]], bool] | None,
-        overrun: int,
-    ) -> Request:
-        """Check the arguments of `decode`. Greedy decoding goes `overrun` tokens past the limit, unseen.
+    def checked(self, target: TargetModel, overrun: int = 0) -> Request:
+        """Return the request with its limits. Greedy decoding goes `overrun` tokens past the limit, unseen.
 
         Raises:
-            ValueError: if the prompt is empty or leaves no room in the context, or max_new_tokens < 1.
+            ValueError: if the prompt is empty, holds a token that the model does not have or leaves no
+                room in the context, or if max_new_tokens < 1.
         """
-        limit = integer("max_new_tokens", max_new_tokens, least=1)
-        if not prompt_ids:
+        limit = integer("max_new_tokens", self.max_new_tokens, least=1)
+        length, num_tokens = len(self.prompt_ids), target.num_tokens
+        if not length:
             raise ValueError("prompt: got no token; allowed: at least one")
-        context = target.context_limit(len(prompt_ids))
+        if outside := [token for token in self.prompt_ids if not 0 <= token < num_tokens]:
+            raise ValueError(f"prompt: got token {outside[0]}; allowed: 0 to {num_tokens - 1}")
+        context = target.context_limit(length)
         if context is None:
-            context = len(prompt_ids) + limit + MAX_DRAFT
-        room = context - len(prompt_ids)
+            context = length + limit + MAX_DRAFT
+        room = context - length
         if room < 1:
             raise ValueError(
-                f"prompt: got {len(prompt_ids)} tokens; allowed: fewer than the model's context of "
+                f"prompt: got {length} tokens; allowed: fewer than the model's context of "
                 f"{context}; shorten the prompt"
             )
         num_visible = min(limit, room)
-        if rule is not None or stop is not None:
+        if not self.is_greedy:
             # Unseen steps would draw from the generator of the next answer, and ask the user's
             # criteria about tokens that are never emitted.
             overrun = 0
-        name = "length" if num_visible == limit else "context"
-        num_total = min(num_visible + overrun, room)
-        return cls(context, num_visible, num_total, name, eos_ids, rule, stop)
+        return self._replace(
+            context=context,
+            num_visible=num_visible,
+            num_total=min(num_visible + overrun, room),
+            name="length" if num_visible == limit else "context",
+        )
 
     @property
     def is_greedy(self) -> bool:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..api.text_request import TextRequest
 from ..api.text_stream import TextStream
+from ..engine.request import Request
 from ..engine.step import StepRecord
 from .acceptance import Acceptance, StepCounts
 
@@ -88,7 +88,7 @@ class Job:
         asked, begun, first, last: `time.monotonic` of its arrival, its admission, its first and last piece.
     """
 
-    request: TextRequest
+    request: Request
     send: Callable[[Piece | Exception], None]
     tokenizer: Any
     stop: Sequence[str] = ()

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..api.decoder import SpeculativeDecoder
 from ..api.prompts import prompt_ids_of
-from ..api.text_request import TextRequest
+from ..engine.request import Request
 from ..engine.rules import token_rule
 from .decoding import DecodingThread, QueueFullError
 from .jobs import Job, Logprobs, Piece
@@ -140,7 +140,7 @@ class Service:
             raise Refusal(str(error), 503) from error
         return Answering(job, arrived, kind(asked, job, self._name), self.options.request_seconds)
 
-    def _text_request(self, asked: TextFields) -> tuple[TextRequest, Logprobs | None]:
+    def _text_request(self, asked: TextFields) -> tuple[Request, Logprobs | None]:
         limits = self.options
         limit = asked.limit or limits.max_new_tokens
         if limit > limits.max_new_tokens:
@@ -163,8 +163,7 @@ class Service:
                 [logprobs] if logprobs else [],
             )
             eos_ids = frozenset[int]() if asked.ignore_eos else self._eos_ids
-            request = TextRequest(prompt_ids, limit, eos_ids, rule)
-            request.check(self._decoder.target)
+            request = Request(prompt_ids, limit, eos_ids, rule).checked(self._decoder.target)
         except ValueError as error:
             raise Refusal(str(error)) from error
         return request, logprobs

@@ -19,6 +19,7 @@ from model.commands.matrix_file import make_drafter
 from model.engine.batch import Batch
 from model.engine.drafter import Drafter
 from model.engine.packing import why_not_packed
+from model.engine.request import Request
 from model.engine.target import TargetModel
 from model.methods import Method
 from scripts.gpu_check.bench import GRAPHS, Bench, Found, cell
@@ -111,7 +112,7 @@ def _batch(
     while waiting or len(batch):
         while waiting and batch.has_room:
             key, prompt = waiting.popleft()
-            batch.add(key, drafter.sibling(), prompt, max_new_tokens=num_tokens)
+            batch.add(key, drafter.sibling(), Request(prompt, num_tokens))
         for event in batch.step():
             if event.error is not None:
                 raise event.error

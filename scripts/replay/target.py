@@ -12,6 +12,7 @@ Shapes: N nodes, V vocabulary, K likeliest tokens kept, S sketches.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -71,6 +72,7 @@ class ReplayTarget:
         self.device = torch.device("cpu")
         self.dtype: torch.dtype = getattr(torch, source.dtype)
         self.vocab_size = source.vocab_size
+        self.num_tokens = sys.maxsize  # the prompts were read when they were recorded
         self.chain_only = source.chain_only
         self.shapes = ANY_SHAPE
         self.turn: RecordedTurn | None = None  # that is replayed; it knows the limit of its context

@@ -14,6 +14,7 @@ from model.compiled.graphs import GraphedTarget, graphed
 from model.engine.batch import Batch, NodeBudget
 from model.engine.loop import generate
 from model.engine.packing import why_not_packed
+from model.engine.request import Request
 from model.engine.target import TargetModel
 from model.methods import drafter_class
 from tests.model.decoded import drafter_for, random_ids
@@ -63,13 +64,8 @@ def decoded(
         is_joined = False
         while waiting and batch.has_room:
             is_joined, index = True, waiting.pop(0)
-            batch.add(
-                index,
-                drafter_of(target, setting),
-                prompt_of(PROMPTS[index]),
-                max_new_tokens=LIMITS[index],
-                eos_ids={END},
-            )
+            request = Request(prompt_of(PROMPTS[index]), LIMITS[index], {END})
+            batch.add(index, drafter_of(target, setting), request)
         num_prepared = target.shapes.num_prepared
         accounts.clear()
         for event in batch.step():
@@ -170,7 +166,7 @@ def test_near_ties_of_a_batch_are_decided_as_in_the_single_loop() -> None:
     with mock.patch.object(target, "reference", wraps=target.reference) as reference:
         batch, found = Batch(target, 2), [list[int]() for _ in prompts]
         for key, prompt in enumerate(prompts):
-            batch.add(key, drafter_for("recycling", target), prompt, **options)
+            batch.add(key, drafter_for("recycling", target), Request(prompt, **options))
         while len(batch):
             for event in batch.step():
                 assert event.record, event.error
@@ -187,7 +183,7 @@ def test_a_longer_text_comes_in_and_graphs_are_captured_anew(expected: list[list
 
     def add(index: int, limit: int) -> None:
         drafter = Setting("recycling").drafter(target)
-        batch.add(index, drafter, prompt_of(PROMPTS[index]), max_new_tokens=limit, eos_ids={END})
+        batch.add(index, drafter, Request(prompt_of(PROMPTS[index]), limit, {END}))
 
     add(0, LIMITS[0])
     add(2, LIMITS[2])

@@ -11,6 +11,7 @@ from model.compiled.graphs import GraphedTarget, graphed
 from model.engine.batch import Batch
 from model.engine.loop import generate
 from model.engine.packing import why_not_packed
+from model.engine.request import Request
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from tests.model.decoded import drafter_for, known, random_ids
@@ -51,7 +52,7 @@ def batch_of_two(target: TargetModel) -> list[list[int]]:
     batch, found = Batch(target, 2), [list[int](), list[int]()]
     for key in range(2):
         drafter = drafter_for("hybrid", target, **SMALL_TREES)
-        batch.add(key, drafter, PROMPT, max_new_tokens=NUM_TOKENS)
+        batch.add(key, drafter, Request(PROMPT, NUM_TOKENS))
     while len(batch):
         for event in batch.step():
             assert event.record, event.error

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from model.engine.batch import Batch
+from model.engine.request import Request
 from model.engine.self_test import self_test
 from model.engine.target import TargetModel
 from tests.simulated_device.demo import (
@@ -67,8 +68,8 @@ def test_texts_share_passes_on_two_gpus(
     with gpu:
         batch = Batch(spread, 2)
         for key in range(2):
-            options = {"max_new_tokens": NUM_TOKENS, "eos_ids": {END}}
-            batch.add(key, setting.drafter(spread), prompt_of(FIRST_TEXT), **options)
+            request = Request(prompt_of(FIRST_TEXT), NUM_TOKENS, {END})
+            batch.add(key, setting.drafter(spread), request)
         while len(batch):
             events = batch.step()
             assert [event.record and event.record.num_texts for event in events] == [2, 2]

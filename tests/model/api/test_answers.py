@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from model import GenerateOutput, SpeculativeDecoder, TokenRecycling
-from model.api.text_request import TextRequest
+from model.engine.request import Request
 from tests.model.api.test_decoder import decoder_for, demo
 from tests.pairs import pairs
 
@@ -463,13 +463,13 @@ def test_a_text_that_is_removed_leaves_its_place_and_the_turn() -> None:
     expected = decoder.generate(PROMPTS[0], max_new_tokens=12).token_ids
     batch = decoder.batch(2)
     for key, prompt in enumerate(PROMPTS[:2]):
-        batch.add(key, TextRequest(demo()[1](prompt).input_ids, 12))
+        batch.add(key, Request(demo()[1](prompt).input_ids, 12))
     found = [event.record for event in batch.step() if event.key == 0]
     batch.remove(1)
     assert len(batch) == 1 and batch.has_room
     while len(batch):
         found += [event.record for event in batch.step()]
     assert [token for record in found if record for token in record.tokens] == expected
-    batch.add("more", TextRequest([5, 6], 3))
+    batch.add("more", Request([5, 6], 3))
     batch.remove("more")
     assert decoder.generate(PROMPTS[0], max_new_tokens=12).token_ids == expected, "its turn"

@@ -18,8 +18,10 @@ from model.budget.batch import BatchBudget
 from model.budget.cost_model import CostModel
 from model.engine.batch import Batch, Event
 from model.engine.cache import TreeCache
+from model.engine.drafter import Drafter
 from model.engine.loop import generate
 from model.engine.packing import why_not_packed
+from model.engine.request import Request
 from model.engine.rules import SamplingRule, TokenRule
 from model.engine.target import TargetModel
 from model.engine.tree import DraftTree
@@ -64,12 +66,17 @@ def run(
     while waiting or len(batch):
         while waiting and batch.has_room:
             key, arguments = waiting.pop(0)
-            batch.add(key, **arguments)
+            add(batch, key, **arguments)
         for event in batch.step():
             if event.error and not may_fail:
                 raise event.error
             events.setdefault(event.key, []).append(event)
     return events
+
+
+def add(batch: Batch, key: Any, drafter: Drafter, **asked: Any) -> None:
+    """Add a text whose drafter and request are given as one dict."""
+    batch.add(key, drafter, Request(**asked))
 
 
 def tokens_of(events: Sequence[Event]) -> list[int]:
@@ -199,12 +206,12 @@ def test_a_removed_text_makes_room_and_leaves_the_others_alone(target: TargetMod
     texts = texts_of(target, "recycling")
     expected = alone(target, "vanilla", texts)
     batch = Batch(target, 2)
-    batch.add("gone", **texts[1])
-    batch.add("stays", **texts[0])
+    add(batch, "gone", **texts[1])
+    add(batch, "stays", **texts[0])
     found = tokens_of([event for event in batch.step() if event.key == "stays"])
     batch.remove("gone")
     assert batch.has_room and len(batch) == 1
-    batch.add("later", **texts[2])
+    add(batch, "later", **texts[2])
     later = []
     while len(batch):
         for event in batch.step():
@@ -225,7 +232,7 @@ def test_what_cannot_be_decoded_is_refused_and_takes_no_place(
 ) -> None:
     batch = Batch(target, 2)
     with pytest.raises(ValueError, match=message):
-        batch.add(0, **(texts_of(target, "vanilla")[0] | change))
+        add(batch, 0, **(texts_of(target, "vanilla")[0] | change))
     assert len(batch) == 0
 
 
@@ -238,8 +245,8 @@ def test_others_go_on_between_the_chunks_of_a_long_prompt(
     texts = texts_of(target, "recycling")
     expected = alone(target, "vanilla", texts)
     batch = Batch(target, 2)
-    batch.add("short", **texts[0])
-    batch.add("long", **texts[5])
+    add(batch, "short", **texts[0])
+    add(batch, "long", **texts[5])
     steps: list[list[str]] = []
     found: dict[str, list[int]] = {}
     while len(batch):
@@ -255,7 +262,7 @@ def test_shares_of_time_add_up_to_the_steps(target: TargetModel) -> None:
     """A step's time is counted once, however many texts share it."""
     batch, total, shares = Batch(target, 3), 0, 0.0
     for key, text in enumerate(texts_of(target, "recycling")[:3]):
-        batch.add(key, **text)
+        add(batch, key, **text)
     while len(batch):
         records = [event.record for event in batch.step() if event.record]
         assert len({record.step_ns for record in records}) == 1

@@ -18,6 +18,7 @@ import torch
 from model.engine.batch import Batch
 from model.engine.loop import generate
 from model.engine.packing import why_not_packed
+from model.engine.request import Request
 from model.engine.self_test import Probe, self_test, verified_logits
 from model.engine.support import new_cache
 from model.engine.target import TargetModel, UnsupportedModelError
@@ -95,7 +96,7 @@ def batch_tokens(target: TargetModel, prompts: Sequence[tuple[list[int], int]]) 
     batch = Batch(target, len(prompts))
     found: list[list[int]] = [[] for _ in prompts]
     for key, (prompt, limit) in enumerate(prompts):
-        batch.add(key, drafter_for("pld", target), prompt, max_new_tokens=limit)
+        batch.add(key, drafter_for("pld", target), Request(prompt, limit))
     while len(batch):
         for event in batch.step():
             assert event.record, event.error

@@ -106,7 +106,7 @@ def interleaved(
         if waiting and num_steps % 2 == 0:
             drafter, prompt = waiting.pop(0)
             on_start(drafter)
-            request = Request.of(target, prompt, LENGTH, (), None, None, drafter.needs.overrun)
+            request = Request(prompt, LENGTH).checked(target, drafter.needs.overrun)
             texts.append(Text(target, drafter, prompt, request))
             found.append(Generation())
             for _ in texts[-1].read_prompt():

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 
-from model.api.text_request import TextRequest
+from model.engine.request import Request
 from model.engine.step import StepRecord
 from model.engine.tree import DraftTree
 from model.serve.decoding import DecodingThread
@@ -29,7 +29,7 @@ LETTERS = SimpleNamespace(
 
 
 def job_with(stop: list[str], **more: Any) -> Job:
-    return Job(TextRequest([1], 99), lambda item: None, LETTERS, stop, **more)
+    return Job(Request([1], 99), lambda item: None, LETTERS, stop, **more)
 
 
 def shown(text: str, stop: list[str], sizes: list[int]) -> tuple[list[str], int, str | None]:
@@ -76,7 +76,7 @@ def test_a_request_that_takes_too_long_ends_alone() -> None:
     thread = DecodingThread(decoder_for("vanilla", *demo()), "demo", batch_size=2, max_queue=2)
     found: dict[str, list[Any]] = {"late": [], "good": []}
     for name, deadline in (("late", 0.0), ("good", float("inf"))):
-        request = TextRequest([5, 6, 7], 2)
+        request = Request([5, 6, 7], 2)
         thread.submit(Job(request, found[name].append, demo()[1], deadline=deadline))
     thread.start()
     while not (found["good"] and found["good"][-1].finish_reason):
